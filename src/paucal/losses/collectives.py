@@ -1,0 +1,37 @@
+"""What a loss needs to know about the other processes; on a single process every call is a no-op."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """Return the number of this process, 0 where `torch.distributed` was not initialised."""
+    return dist.get_rank() if _is_distributed() else 0
+
+
+def world_size() -> int:
+    """Return the number of processes, 1 where `torch.distributed` was not initialised."""
+    return dist.get_world_size() if _is_distributed() else 1
+
+
+@torch.no_grad()
+def all_reduce_mean(tensor: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes, detached from the graph; the argument is left as it is.
+
+    Every process must call it, with the same shape. Sum and division rather than an averaging reduction: the
+    CPU backend of torch has no such reduction.
+
+    Example:
+        >>> all_reduce_mean(torch.tensor([1.0, 3.0]))
+        tensor([1., 3.])
+    """
+    reduced = tensor.detach().clone()
+    if _is_distributed():
+        dist.all_reduce(reduced)
+        reduced /= dist.get_world_size()
+    return reduced

@@ -1,0 +1,57 @@
+"""What dense relative localization costs a head that never looks at the image."""
+
+import torch
+from torch import Tensor
+
+from paucal.losses.drloc import PAPER, DrLocReading
+from paucal.losses.drloc_targets import class_counts, pair_classes, pair_targets
+
+
+def drloc_chance_level(height: int, width: int, reading: DrLocReading = PAPER) -> float:
+    """Return the smallest expected loss over random pairs that a constant prediction can reach.
+
+    A run whose loss stays here has learned nothing about positions. The best constant is the median of the
+    targets in the L1 modes and their distribution in "ce". In "reg" it puts all mass on the first and the
+    last class: that makes the variance, by which the error is divided, as large as can be.
+
+    Example:
+        >>> round(drloc_chance_level(7, 7), 4), round(drloc_chance_level(7, 7, DrLocReading(mode="ce")), 4)
+        (0.1924, 4.8583)
+    """
+    axis_loss = {"l1": _l1, "signed": _l1, "ce": _cross_entropy, "reg": _variance_regression}[reading.mode]
+    total = axis_loss(height, reading) + axis_loss(width, reading)
+    averaged = reading.mode in ("l1", "signed") and reading.coordinates == "mean"
+    return (total / 2 if averaged else total).item()
+
+
+def _all_pairs(side: int) -> Tensor:
+    # Rows and columns are drawn independently, so one axis is a grid of a single column.
+    rows = torch.arange(side)
+    cells = torch.cartesian_prod(rows, rows)
+    return torch.stack((cells, torch.zeros_like(cells)), dim=-1)[None]
+
+
+def _l1(side: int, reading: DrLocReading) -> Tensor:
+    targets = pair_targets(_all_pairs(side), side, 1, target=reading.target, scale=reading.scale)
+    offsets = targets[0, :, 0].double()
+    return (offsets - offsets.median()).abs().mean()
+
+
+def _classes(side: int, reading: DrLocReading) -> Tensor:
+    return pair_classes(_all_pairs(side), side, 1, classes=reading.classes)[0, :, 0]
+
+
+def _cross_entropy(side: int, reading: DrLocReading) -> Tensor:
+    counts = _classes(side, reading).bincount().double()
+    return torch.distributions.Categorical(counts / counts.sum()).entropy()
+
+
+def _variance_regression(side: int, reading: DrLocReading, eps: float = 1e-8) -> Tensor:
+    classes = _classes(side, reading).double()
+    last = class_counts(side, side, reading.classes)[0] - 1
+    mean = torch.linspace(0, last, 10_001, dtype=torch.float64)
+    error = (classes[:, None] - mean).square().mean(0)
+    # The variance on {0, ..., last} is at most mean * (last - mean). The loss falls with the variance up to
+    # error / factor, which is out of reach unless the factor is far above its usual 0.001.
+    variance = torch.minimum(mean * (last - mean), error / max(reading.log_variance_factor, 1e-12)) + eps
+    return (error / variance + reading.log_variance_factor * variance.log()).min()

@@ -1,0 +1,179 @@
+"""The small dataclasses that every folder of paucal speaks.
+
+Shapes use B for images in a batch, V for views of an image, D for channels and H, W for grid or image sides.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Level = Literal["last", "stages", "blocks"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. Every schedule is a function of this and of nothing else.
+
+    Attributes:
+        step: optimizer steps completed so far.
+        total_steps: optimizer steps the run will make.
+        steps_per_epoch: optimizer steps in one pass over the training images.
+        micro_step: forward passes completed so far; differs from `step` under gradient accumulation.
+            It keys the randomness of the forward pass.
+    """
+
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+    micro_step: int = 0
+
+    @property
+    def epoch(self) -> int:
+        """Completed epochs, counted from 0."""
+        return self.step // self.steps_per_epoch
+
+
+@dataclass
+class Batch:
+    """One batch of training data, the same for every objective.
+
+    Attributes:
+        ids: (B,) int64, the index of each image in its image set.
+        views: one (B, C, H, W) tensor per crop; a single one for plain training.
+        labels: (B,) int64, or (B, K) float after mixing, or None where the objective needs none.
+        geometry: one (B, 2, 3) float tensor per view, or None. It maps a point of the view to the point of the
+            source image it shows, both in normalised coordinates in [-1, 1] as `(x, y, 1)` (x to the right, edges
+            of the image at -1 and 1, the convention of `torch.nn.functional.affine_grid`, align_corners=False).
+        label_maps: named tensors with B rows, or None: dense targets stored beside the images.
+    """
+
+    ids: Tensor
+    views: list[Tensor]
+    labels: Tensor | None = None
+    geometry: list[Tensor] | None = None
+    label_maps: dict[str, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """Return the batch on another device."""
+        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch in page-locked memory, from which copies to a GPU do not block."""
+        return self._map(lambda t: t.pin_memory())
+
+    def _map(self, move) -> "Batch":
+        return replace(
+            self,
+            ids=move(self.ids),
+            views=[move(view) for view in self.views],
+            labels=None if self.labels is None else move(self.labels),
+            geometry=None if self.geometry is None else [move(theta) for theta in self.geometry],
+            label_maps=None if self.label_maps is None else {k: move(v) for k, v in self.label_maps.items()},
+        )
+
+
+@dataclass(frozen=True)
+class FeatureRequest:
+    """What a reader wants from a backbone.
+
+    Attributes:
+        levels: "last" for the final grid, "stages" for one grid per stage, "blocks" for one per block.
+        norm: whether the last grid is read after the backbone's final norm (where it has one) or before it.
+    """
+
+    levels: Level = "last"
+    norm: bool = True
+
+
+@dataclass
+class Features:
+    """What a backbone gives from one forward pass.
+
+    Attributes:
+        grids: (B, D, H, W) maps, shallow to deep; class tokens and other prefix tokens are left out.
+        pooled: (B, D), the class token where the family has one, else the mean over the last grid.
+        logits: (B, K), or None where the backbone has no classifier.
+    """
+
+    grids: list[Tensor]
+    pooled: Tensor
+    logits: Tensor | None
+
+
+@dataclass
+class LossTerms:
+    """Named, unweighted losses and their weights; they are summed here and nowhere else.
+
+    Example:
+        >>> terms = LossTerms({"class": torch.tensor(2.0), "drloc": torch.tensor(0.4)}, {"drloc": 0.5})
+        >>> round(terms.total.item(), 3)
+        2.2
+    """
+
+    values: dict[str, Tensor]
+    weights: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> Tensor:
+        """The weighted sum, a scalar; a term without a weight counts once."""
+        return torch.stack([self.weights.get(k, 1.0) * v for k, v in self.values.items()]).sum()
+
+
+@dataclass(frozen=True)
+class Crops:
+    """A group of views made alike.
+
+    Attributes:
+        count: how many views of each image.
+        size: side in pixels, or (height, width); None for the size the run trains at.
+        scale: range of the share of the image's area that a crop covers; None for the run's own setting.
+    """
+
+    count: int = 1
+    size: int | tuple[int, int] | None = None
+    scale: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What an objective needs from the data.
+
+    Attributes:
+        views: the crop groups, in the order of `Batch.views`.
+        geometry: whether `Batch.geometry` is filled.
+        label_maps: whether `Batch.label_maps` is filled.
+        mixing: whether mixup and cutmix may be applied to the images before the objective sees them.
+        labels: whether the images must be labelled.
+        smallest_batch: images per process below which the objective is undefined.
+    """
+
+    views: Sequence[Crops] = (Crops(),)
+    geometry: bool = False
+    label_maps: bool = False
+    mixing: bool = True
+    labels: bool = True
+    smallest_batch: int = 1
+
+
+@dataclass(frozen=True)
+class GroupScale:
+    """Factors on the learning rate and the weight decay of a group of parameters."""
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+
+
+GroupScales = Mapping[str, GroupScale]
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: one sentence with the value, what was expected and what to do.
+
+    The command line prints it and exits with code 2; from Python it is an ordinary exception.
+    """
