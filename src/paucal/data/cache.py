@@ -1,0 +1,145 @@
+"""All images decoded once into one block of memory that the loader workers share."""
+
+import math
+import multiprocessing
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from paucal.data.images import ImageSet, Store
+from paucal.data.memory import available_memory
+from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
+
+MOST_BYTES = 4 << 30
+_SHARE_OF_FREE = 0.25
+_SAMPLE = 256
+_MARGIN = 1.5
+_CHANNELS = 3
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class CachedStore:
+    """Decoded images, one after the other in a flat tensor.
+
+    Args:
+        pixels: (total bytes,) uint8, in shared memory.
+        offsets: (N,) int64, where each image begins.
+        shapes: (N, 2) int64, heights and widths.
+    """
+
+    def __init__(self, pixels: Tensor, offsets: Tensor, shapes: Tensor) -> None:
+        self.pixels, self.offsets, self.shapes = pixels, offsets, shapes
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image as RGB, a copy."""
+        return Image.fromarray(self.view(index))
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width)."""
+        height, width = self.shapes[index].tolist()
+        return height, width
+
+    def check(self, index: int) -> None:
+        """Accept: what is cached was decoded."""
+
+    def view(self, index: int) -> NDArray[np.uint8]:
+        """Return the (H, W, 3) pixels themselves, not a copy."""
+        height, width = self.size(index)
+        start = int(self.offsets[index])
+        flat = self.pixels[start : start + height * width * _CHANNELS]
+        return flat.numpy().reshape(height, width, _CHANNELS)
+
+
+def cache_images(
+    image_set: ImageSet,
+    budget: int | None = None,
+    on_bad: OnBad = "refuse",
+    workers: int | None = None,
+    progress: ReportProgress | None = None,
+) -> tuple[ImageSet, list[str]]:
+    """Verify every image and, where all fit in memory, keep them decoded.
+
+    Whether they fit is estimated from the headers of a sample. A set that does not fit, or turns out not to,
+    is verified only and keeps its store.
+
+    Args:
+        image_set: the images.
+        budget: bytes that the decoded images may take, 0 for no cache; None for a quarter of the free memory,
+            at most 4 GiB.
+        on_bad: what to do with unreadable images, see `verify_images`.
+        workers: threads; None for one per processor core.
+        progress: called with (images done, images in all) from the calling thread.
+
+    Returns:
+        The set (with a `CachedStore` if it fits) without unreadable images, and the keys of those.
+
+    Raises:
+        UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
+    """
+    if budget is None:
+        budget = min(MOST_BYTES, int(_SHARE_OF_FREE * available_memory()))
+    capacity = _capacity(image_set, budget)
+    pixels = None if capacity is None else _allocate(capacity)
+    if pixels is None:
+        return verify_images(image_set, on_bad, workers, progress)
+    filler = _Filler(image_set.store, pixels)
+    try:
+        bad = for_each(len(image_set), filler, workers, progress)
+    except _FullError:
+        return verify_images(image_set, on_bad, workers, progress)
+    good, names = without_bad(image_set, bad, on_bad)
+    kept = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
+    tables = [torch.from_numpy(table[kept]).share_memory_() for table in (filler.offsets, filler.shapes)]
+    return replace(good, store=CachedStore(pixels, *tables)), names
+
+
+class _FullError(Exception):
+    """The decoded images take more memory than the sample promised."""
+
+
+class _Filler:
+    """Decodes images into the next free place of a block; called from several threads."""
+
+    def __init__(self, source: Store, pixels: Tensor) -> None:
+        self.offsets = np.zeros(len(source), dtype=np.int64)
+        self.shapes = np.zeros((len(source), 2), dtype=np.int64)
+        self._source, self._pixels, self._used, self._lock = source, pixels.numpy(), 0, threading.Lock()
+
+    def __call__(self, index: int) -> None:
+        image = np.asarray(self._source.read(index))
+        with self._lock:
+            start = self._used
+            self._used = end = start + image.size
+        if end > self._pixels.size:
+            raise _FullError
+        self._pixels[start:end] = image.reshape(-1)
+        self.offsets[index], self.shapes[index] = start, image.shape[:2]
+
+
+def _capacity(image_set: ImageSet, budget: int) -> int | None:
+    """Return the bytes to set aside, from a sample of headers, or None if the budget is too small."""
+    sample = image_set.sample_sizes(_SAMPLE)
+    estimate = float(sample.prod(axis=1).mean() * _CHANNELS * len(image_set)) if len(sample) else math.inf
+    # The margin covers an unlucky sample; memory that is set aside but not written to is not taken.
+    return min(budget, int(_MARGIN * estimate)) if estimate <= budget else None
+
+
+def _allocate(size: int) -> Tensor | None:
+    """Return shared memory, or private memory where forked workers will see it anyway, or None."""
+    # A full shared-memory file system kills the process that writes to it, so ask first. Containers often
+    # have only 64 MB of it; half is left to the batches that the workers send.
+    if not _SHARED_MEMORY.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY).free:
+        return torch.empty(size, dtype=torch.uint8).share_memory_()
+    methods = [multiprocessing.get_start_method(allow_none=True), *multiprocessing.get_all_start_methods()]
+    default = next(method for method in methods if method)
+    return torch.empty(size, dtype=torch.uint8) if default == "fork" else None

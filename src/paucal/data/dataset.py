@@ -1,0 +1,99 @@
+"""Views of images whose augmentation depends on the sample's key and on nothing else."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from paucal.data.images import ImageSet
+from paucal.data.randomness import seeded
+from paucal.data.transforms import ViewTransform
+from paucal.types import Batch
+
+LabelMaps = Callable[[int], dict[str, Tensor]]
+
+
+class SampleKey(NamedTuple):
+    """What identifies one draw of one image, and so its augmentation.
+
+    Attributes:
+        epoch: the pass over the training images.
+        index: position in the image set.
+        repeat: which of several draws in the same pass.
+    """
+
+    epoch: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] (nobody searches in a key)
+    repeat: int = 0
+
+
+class Sample(NamedTuple):
+    """One image as the network will see it; fields as in `types.Batch`, without their first axis."""
+
+    id: int
+    views: list[Tensor]
+    label: int | None
+    geometry: list[Tensor] | None
+    label_maps: dict[str, Tensor] | None
+
+
+class ViewDataset(Dataset[Sample]):
+    """Reads an image by its key and makes its views.
+
+    Args:
+        image_set: the images.
+        views: (transform, count) pairs: that many views are made with each transform, in this order.
+        seed: of the run. The randomness is seeded from (seed, epoch, index, repeat), so neither the number of
+            workers nor the samples before it change a sample.
+        labels: whether samples carry the set's labels.
+        geometry: whether samples carry the geometry that the transforms return.
+        label_maps: returns the dense targets of the image at a position.
+    """
+
+    def __init__(
+        self,
+        image_set: ImageSet,
+        views: Sequence[tuple[ViewTransform, int]],
+        seed: int,
+        labels: bool = True,
+        geometry: bool = False,
+        label_maps: LabelMaps | None = None,
+    ) -> None:
+        if labels and not image_set.labelled:
+            raise ValueError(f"labels were asked for, but {image_set.location} has images without one")
+        self.image_set, self.seed = image_set, seed
+        self._transforms = [transform for transform, count in views for _ in range(count)]
+        self._labels: NDArray[np.int64] | None = image_set.labels if labels else None
+        self._geometry, self._label_maps = geometry, label_maps
+
+    def __len__(self) -> int:
+        return len(self.image_set)
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """Return the sample; raises `UnreadableImage` if the image was damaged since it was verified."""
+        image = self.image_set.store.read(key.index)
+        with seeded(self.seed, *key):
+            pairs = [transform(image) for transform in self._transforms]
+        return Sample(
+            id=key.index,
+            views=[view for view, _ in pairs],
+            label=None if self._labels is None else int(self._labels[key.index]),
+            geometry=[theta for _, theta in pairs] if self._geometry else None,
+            label_maps=None if self._label_maps is None else self._label_maps(key.index),
+        )
+
+
+def collate(samples: list[Sample]) -> Batch:
+    """Stack samples into a batch; in a loader worker the images are stacked in shared memory."""
+    first = samples[0]
+    return Batch(
+        ids=torch.tensor([sample.id for sample in samples]),
+        views=default_collate([sample.views for sample in samples]),
+        labels=None if first.label is None else torch.tensor([sample.label for sample in samples]),
+        geometry=None if first.geometry is None else default_collate([sample.geometry for sample in samples]),
+        label_maps=None if first.label_maps is None else default_collate([sample.label_maps for sample in samples]),
+    )

@@ -1,0 +1,154 @@
+"""Encoded images to 8-bit RGB, with every failure turned into one kind of error that names the image.
+
+The files come from outside, so whatever a decoder raises is caught, and its warnings are kept quiet.
+"""
+
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from paucal.types import UserError
+
+ImageSource = bytes | Path
+
+_ORIENTATION_TAG = 0x0112
+# What undoes each value of the EXIF orientation tag (EXIF 2.3, table 6).
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class UnreadableImage(UserError):
+    """An image that cannot be decoded; the message names it and says why."""
+
+
+class _Silence:
+    """`warnings.catch_warnings` for several threads: the first one in silences, the last one out restores."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._catcher = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._depth == 0:
+                self._catcher = warnings.catch_warnings()
+                self._catcher.__enter__()
+                warnings.simplefilter("ignore")
+            self._depth += 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._catcher.__exit__(None, None, None)
+
+
+_SILENCE = _Silence()
+
+
+def decode_rgb(source: ImageSource, name: str) -> Image.Image:
+    """Decode an image to upright 8-bit RGB.
+
+    The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
+    looked up and 16-bit grey is scaled to 8 bits; Pillow's own conversion would clip it at 255.
+
+    Args:
+        source: the encoded bytes or the path of the file.
+        name: how the image is called in messages.
+
+    Raises:
+        UnreadableImage: the image cannot be decoded, has pixels without a known range (floats, 32-bit
+            integers beyond 65,535) or is larger than Pillow's limit against decompression bombs.
+    """
+    with _opened(source, name) as image:
+        image.load()
+        turn = _UPRIGHT.get(_orientation(image))
+        rgb = _to_rgb(image)
+        return rgb if turn is None else rgb.transpose(turn)
+
+
+def image_size(source: ImageSource, name: str) -> tuple[int, int]:
+    """Return the upright (height, width) from the header, without decoding the pixels.
+
+    Raises:
+        UnreadableImage: the header cannot be read.
+    """
+    with _opened(source, name) as image:
+        width, height = image.size
+        # Pillow turns TIFF sizes itself, and asking a PNG for its EXIF would decode the pixels.
+        turned = image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5
+        return (width, height) if turned else (height, width)
+
+
+def check_decodes(source: ImageSource, name: str) -> None:
+    """Read an image to its last byte as cheaply as its format allows (JPEG: at an eighth of its size).
+
+    Raises:
+        UnreadableImage: as in `decode_rgb`.
+    """
+    with _opened(source, name) as image:
+        if image.format == "JPEG":
+            image.draft(image.mode, (1, 1))
+        image.load()
+        _to_rgb(image)
+
+
+@contextmanager
+def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with _SILENCE, Image.open(file) as image:
+            yield image
+    except Image.DecompressionBombError:
+        raise UnreadableImage(
+            f"image {name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the limit against "
+            "decompression bombs; make it smaller"
+        ) from None
+    # Decoders raise nearly anything on damaged data: OSError, SyntaxError, ValueError, struct.error,
+    # IndexError.
+    except Exception as error:
+        raise UnreadableImage(f"image {name} cannot be decoded: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "it is empty or in no known image format"
+    return str(error) or type(error).__name__
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # damaged metadata does not make the pixels unusable
+        return 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise ValueError("its pixels are floats of unknown range (save it with 8 or 16 bits)")
+    if image.mode.startswith("I"):
+        return _from_16_bits(image).convert("RGB")
+    if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    pixels = np.asarray(image).astype(np.int64)
+    if pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError("its pixels are integers beyond 16 bits (save it with 8 or 16 bits)")
+    return Image.fromarray(((pixels * 255 + 32767) // 65535).astype(np.uint8))

@@ -1,0 +1,160 @@
+"""What a source of images is to the rest of paucal: keys, labels and a store of pixels by position."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.decode import UnreadableImage
+
+
+class Store(Protocol):
+    """Pixels by position. Stores are picklable, so that loader workers can be spawned."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Image.Image:
+        """Return the upright 8-bit RGB image; raises `UnreadableImage`."""
+        ...
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width) without decoding the pixels; raises `UnreadableImage`."""
+        ...
+
+    def check(self, index: int) -> None:
+        """Raise `UnreadableImage` if `read` would."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What a source knows about its images that a default setting should respect.
+
+    Attributes:
+        flip: whether a mirrored image means the same (not so for digits).
+        image_size: side in pixels that suits the images; None where the source does not know.
+        channels: channels of the stored images; None where unknown. Stores give RGB in any case.
+    """
+
+    flip: bool = True
+    image_size: int | None = None
+    channels: int | None = None
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with stable names, in a fixed order, and labels where there are any.
+
+    Attributes:
+        name: short name for people.
+        location: where the images were opened from.
+        classes: class names in label order; empty for an unlabelled set.
+        keys: the identity of each image, the same wherever the set is copied to: a relative path with forward
+            slashes, or `train.parquet#12` for a row.
+        labels: (N,) int64, -1 for unlabelled images.
+        declared: per image "train", "val" or "test" where the source has its own parts, else "".
+        store: reads the pixels.
+        hints: what the source knows about its images.
+        notes: sentences about what was left out or looks odd, for `paucal check` and the report.
+    """
+
+    name: str
+    location: str
+    classes: tuple[str, ...]
+    keys: list[str]
+    labels: NDArray[np.int64]
+    declared: list[str]
+    store: Store
+    hints: Hints = Hints()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.keys), len(self.labels), len(self.declared), len(self.store)}
+        if len(lengths) != 1:
+            raise ValueError(f"keys, labels, declared and store differ in length: {sorted(lengths)}")
+        if len(self.labels) and not -1 <= self.labels.min() <= self.labels.max() < max(len(self.classes), 1):
+            raise ValueError(f"labels are outside of [-1, {len(self.classes)})")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every image has a label."""
+        return bool(self.classes) and bool((self.labels >= 0).all())
+
+    def class_counts(self, indices: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Return the (K,) number of images per class, over `indices` or the whole set."""
+        labels = self.labels if indices is None else self.labels[np.asarray(indices, dtype=np.int64)]
+        return np.bincount(labels[labels >= 0], minlength=len(self.classes))
+
+    def sample_sizes(self, count: int = 256) -> NDArray[np.int64]:
+        """Return the (n, 2) heights and widths of up to `count` images spread over the set.
+
+        They come from the headers; images whose header cannot be read are left out, so n may be smaller.
+        """
+        sizes = []
+        for index in spread(len(self), count):
+            try:
+                sizes.append(self.store.size(int(index)))
+            except UnreadableImage:
+                continue
+        return np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
+
+    def with_classes(self, classes: tuple[str, ...]) -> "ImageSet":
+        """Return the set with its labels renumbered to the order of `classes`, which may hold more names.
+
+        Raises:
+            ValueError: a class of the set is not among `classes`.
+        """
+        if missing := set(self.classes) - set(classes):
+            raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
+        numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
+        return replace(self, classes=classes, labels=numbers[self.labels])  # the label -1 stays -1
+
+    def select(self, indices: NDArray[np.int64], note: str = "") -> "ImageSet":
+        """Return the set reduced to `indices`, in their order; classes stay as they are."""
+        return replace(
+            self,
+            keys=[self.keys[i] for i in indices],
+            labels=self.labels[indices],
+            declared=[self.declared[i] for i in indices],
+            store=Selection(self.store, indices),
+            notes=(*self.notes, note) if note else self.notes,
+        )
+
+
+class Selection:
+    """A store that shows some of the images of another one."""
+
+    def __init__(self, store: Store, indices: NDArray[np.int64]) -> None:
+        self._store, self._indices = store, np.asarray(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image at a position of the selection."""
+        return self._store.read(int(self._indices[index]))
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return its (height, width)."""
+        return self._store.size(int(self._indices[index]))
+
+    def check(self, index: int) -> None:
+        """Raise if it cannot be read."""
+        self._store.check(int(self._indices[index]))
+
+
+def spread(total: int, count: int) -> NDArray[np.int64]:
+    """Return up to `count` different positions, evenly spread over `range(total)`.
+
+    Example:
+        >>> spread(10, 4).tolist(), spread(3, 8).tolist()
+        ([0, 2, 5, 7], [0, 1, 2])
+    """
+    count = min(total, count)
+    return np.arange(count, dtype=np.int64) * total // max(count, 1)

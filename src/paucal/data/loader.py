@@ -1,0 +1,81 @@
+"""Data loaders: a resumable one for training, an exact one for evaluation."""
+
+import signal
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
+from paucal.data.images import ImageSet
+from paucal.data.sampler import StepSampler
+from paucal.data.transforms import ViewTransform
+
+
+class TrainLoader(DataLoader[Sample]):
+    """A loader whose position is the sampler's `start`, not a state of its own.
+
+    Lightning calls a loader resumable when it has the two methods below; since the offset is given when the
+    loader is built, there is nothing to store.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the trainer knows the step."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Ignore the state; see the class."""
+
+
+def make_train_loader(
+    dataset: ViewDataset, sampler: StepSampler, workers: int = 0, pin_memory: bool = False
+) -> TrainLoader:
+    """Return a loader of one `types.Batch` per forward pass, the same for any number of workers.
+
+    Its length is that of the whole run; iterating gives what is left after the sampler's `start`.
+    """
+    return TrainLoader(dataset, batch_sampler=sampler, **_settings(workers, pin_memory))
+
+
+def make_eval_loader(
+    image_set: ImageSet,
+    indices: NDArray[np.int64],
+    transform: ViewTransform,
+    batch_size: int,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    pin_memory: bool = False,
+) -> DataLoader[Sample]:
+    """Return a loader over images in order, every one once; process `rank` gets every `world`-th of them.
+
+    `Batch.labels` is None if one of the images has no label. Put results of several processes in order by
+    `Batch.ids`.
+    """
+    mine = np.asarray(indices, dtype=np.int64)[rank::world].tolist()
+    labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
+    dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
+    keys = [SampleKey(0, index) for index in mine]
+    batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
+    return DataLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory))
+
+
+def _settings(workers: int, pin_memory: bool) -> dict[str, Any]:
+    return {
+        "num_workers": workers,
+        "collate_fn": collate,
+        "pin_memory": pin_memory,
+        "persistent_workers": workers > 0,
+        "worker_init_fn": _prepare_worker,
+        # The loader draws a seed for its workers; from its own generator, so that the global one is left
+        # alone.
+        "generator": torch.Generator().manual_seed(0),
+    }
+
+
+def _prepare_worker(_: int) -> None:
+    """Keep workers from competing for cores, and leave Ctrl-C to the process that trains."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

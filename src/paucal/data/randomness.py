@@ -1,0 +1,58 @@
+"""Seeds derived from plain numbers, and a block of code whose randomness depends on them alone.
+
+No global random state is stored or carried through a run: whatever is random is a function of numbers such as
+(seed, epoch, image), so a resumed run and a run with another number of workers draw the same values.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_SEED_BITS = 63
+
+
+def derive_seed(*parts: int) -> int:
+    """Mix integers into one seed in [0, 2**63), the same on every machine and in every Python version.
+
+    Neighbouring inputs give unrelated seeds, and the position of a part counts.
+
+    Example:
+        >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
+        (True, False)
+    """
+    text = ",".join(str(int(part)) for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
+
+
+@contextmanager
+def seeded(*parts: int) -> Iterator[None]:
+    """Seed Python's, NumPy's legacy and torch's CPU generator from `parts`; restore all three afterwards.
+
+    timm's augmentations draw from the first two, torchvision's from the third. The generators of accelerators
+    are left alone. Entering and leaving costs less than 100 microseconds together.
+
+    Example:
+        >>> with seeded(3):
+        ...     first = torch.rand(2)
+        >>> with seeded(3):
+        ...     second = torch.rand(2)
+        >>> bool((first == second).all())
+        True
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.default_generator.get_state()
+    seed = derive_seed(*parts)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.default_generator.set_state(torch_state)

@@ -1,0 +1,97 @@
+"""The order of training samples as a function of the step, so that a run can start anywhere."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from paucal.data.dataset import SampleKey
+from paucal.data.randomness import derive_seed
+
+
+def steps_per_epoch(images: int, global_batch: int) -> int:
+    """Return the batches in one pass: the last incomplete one is dropped, but there is always one.
+
+    Example:
+        >>> steps_per_epoch(100, 32), steps_per_epoch(20, 32)
+        (3, 1)
+    """
+    return max(1, images // global_batch)
+
+
+@dataclass(frozen=True, eq=False)
+class StepSampler(Sampler[list[SampleKey]]):
+    """Yields the samples of every forward pass of a run, from any of them on.
+
+    An epoch is a permutation of the images that depends on (seed, epoch). A step takes the next `world` x
+    `batch_size` of it, and each process its own part of those, so two processes see together what one with
+    twice the batch size sees. Fewer images than that are repeated, with other augmentation, to fill the
+    batch.
+
+    Attributes:
+        indices: (n,) int64, positions of the training images.
+        batch_size: images per process and forward pass.
+        steps: forward passes of the whole run on each process.
+        seed: of the run.
+        start: forward passes already made.
+        rank: this process.
+        world: number of processes.
+        shuffle: False keeps the order of `indices` in every epoch.
+        repeats: how often an image is drawn in a row, each time augmented anew (repeated augmentation,
+            arXiv:1902.05509); an epoch then shows that many times fewer images in the same number of steps.
+        accumulate: forward passes per optimizer step; an epoch has whole steps.
+    """
+
+    indices: NDArray[np.int64]
+    batch_size: int
+    steps: int
+    seed: int
+    start: int = 0
+    rank: int = 0
+    world: int = 1
+    shuffle: bool = True
+    repeats: int = 1
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.indices) == 0 or min(self.batch_size, self.world, self.repeats, self.accumulate) < 1:
+            raise ValueError(
+                f"expected images and positive counts, got {len(self.indices)} images, batch size "
+                f"{self.batch_size}, {self.world} processes, {self.repeats} repeats"
+            )
+        if not (0 <= self.rank < self.world and 0 <= self.start <= self.steps):
+            raise ValueError(f"rank {self.rank} of {self.world} or start {self.start} of {self.steps} is out of range")
+
+    def __len__(self) -> int:
+        """Return the forward passes of the whole run, whatever `start` is."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        per_epoch = self.accumulate * steps_per_epoch(len(self.indices), self._global_batch * self.accumulate)
+        epoch, keys = -1, []
+        for step in range(self.start, self.steps):
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                keys = self.epoch_keys(epoch)
+            first = step % per_epoch * self._global_batch + self.rank * self.batch_size
+            yield keys[first : first + self.batch_size]
+
+    def epoch_keys(self, epoch: int) -> list[SampleKey]:
+        """Return the samples of an epoch over all processes, in order, at least one global batch of them."""
+        count = len(self.indices)
+        order = np.arange(count)
+        if self.shuffle:
+            order = np.random.default_rng(derive_seed(self.seed, epoch)).permutation(count)
+        # Draw number d shows image d // repeats; past the last image it begins again with higher repeat
+        # numbers.
+        draws = np.arange(max(count, self._global_batch * self.accumulate))
+        rounds, positions = np.divmod(draws // self.repeats, count)
+        repeats = rounds * self.repeats + draws % self.repeats
+        images = self.indices[order[positions]]
+        return [SampleKey(epoch, i, r) for i, r in zip(images.tolist(), repeats.tolist(), strict=True)]
+
+    @property
+    def _global_batch(self) -> int:
+        return self.batch_size * self.world

@@ -1,0 +1,88 @@
+"""One door to every source of images: the built-in digits, folders and Parquet files."""
+
+import difflib
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.digits import open_digits
+from paucal.data.folder import IMAGE_SUFFIXES, open_folder
+from paucal.data.images import ImageSet
+from paucal.data.parquet import find_parquet, open_parquet
+from paucal.data.stores import FileStore
+from paucal.types import UserError
+
+BUILT_IN = "digits"
+_PARQUET_SUFFIXES = (".parquet", ".pq")
+
+
+def open_images(location: str | Path = BUILT_IN, *, labelled: bool = True, label_column: str | None = None) -> ImageSet:
+    """Open images by location; the pixels are read later, one by one.
+
+    Args:
+        location: "digits" for the built-in data (`./digits` for a folder of that name), a folder of images, a
+            Parquet file in the Hugging Face layout or a folder of such files; one image file when not
+            `labelled`.
+        labelled: False takes the images alone, from any nesting of folders, for pre-training and prediction.
+        label_column: the column of a Parquet file that holds the class; None finds it.
+
+    Raises:
+        UserError: the location does not exist, holds no images, or is not laid out as described.
+
+    Example:
+        >>> images = open_images("digits")
+        >>> len(images), len(images.classes), images.store.read(0).size
+        (1797, 10, (8, 8))
+    """
+    if location == BUILT_IN:
+        return open_digits(labelled)
+    path = Path(location).expanduser()
+    if not path.exists():
+        raise UserError(f"{path} does not exist{_near_names(path)}")
+    if path.is_file():
+        images = _open_file(path, labelled, label_column)
+    else:
+        files = find_parquet(path)
+        images = open_parquet(path, files, labelled, label_column) if files else open_folder(path, labelled)
+    if labelled and len(images.classes) < 2:
+        only = "".join(images.classes)
+        raise UserError(
+            f"{path} has only one class ('{only}'); training a classifier needs at least two "
+            f"class folders{_deeper(path)}"
+        )
+    return images
+
+
+def _open_file(path: Path, labelled: bool, label_column: str | None) -> ImageSet:
+    if path.suffix.lower() in _PARQUET_SUFFIXES:
+        return open_parquet(path.parent, [path], labelled, label_column)
+    if path.suffix.lower() not in IMAGE_SUFFIXES:
+        raise UserError(f"{path} is neither a folder, nor a Parquet file, nor an image; give one of these")
+    if labelled:
+        raise UserError(f"{path} is a single image; give a folder with one folder per class")
+    return ImageSet(
+        name=path.name,
+        location=str(path.resolve()),
+        classes=(),
+        keys=[path.name],
+        labels=np.asarray([-1], dtype=np.int64),
+        declared=[""],
+        store=FileStore(path.resolve().parent, [path.name]),
+    )
+
+
+def _near_names(path: Path) -> str:
+    """Suggest what the user may have meant, from the names beside the missing one."""
+    if not path.parent.is_dir():
+        return f", nor does its folder {path.parent}; check the spelling"
+    names = [entry.name for entry in path.parent.iterdir()]
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(near)}?" if near else "; check the spelling"
+
+
+def _deeper(path: Path) -> str:
+    """Point to the folder below, where the classes seem to be one level further down."""
+    below = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    if len(below) == 1 and sum(entry.is_dir() for entry in below[0].iterdir()) > 1:
+        return f"; did you mean {below[0]}?"
+    return ""

@@ -1,0 +1,130 @@
+import io
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paucal.data.decode import UnreadableImage, check_decodes, decode_rgb, image_size
+from paucal.types import UserError
+
+
+def _encode(image: Image.Image, form: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def _array(source: bytes) -> np.ndarray:
+    return np.asarray(decode_rgb(source, "x"))
+
+
+def test_decode_rgb__scales_16_bit_grey_instead_of_clipping():
+    pixels = np.asarray([[0, 257, 32768, 65535]], dtype=np.uint16)
+    decoded = _array(_encode(Image.fromarray(pixels)))
+    assert decoded[0, :, 0].tolist() == [0, 1, 128, 255]
+    assert decoded.shape == (1, 4, 3)
+
+
+def test_decode_rgb__scales_16_bit_tiff():
+    pixels = np.asarray([[0, 65535]], dtype=np.uint16)
+    assert _array(_encode(Image.fromarray(pixels), "TIFF"))[0, :, 1].tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_decode_rgb__drops_alpha(mode):
+    image = Image.new("RGB", (2, 2), (90, 90, 90)).convert(mode)
+    image.putalpha(0)
+    assert (_array(_encode(image)) == 90).all()
+
+
+def test_decode_rgb__looks_up_palettes_quietly():
+    image = Image.new("P", (2, 1))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putdata([0, 1])
+    decoded = _array(_encode(image, transparency=b"\x00\xff"))
+    assert decoded.tolist() == [[[10, 20, 30], [200, 100, 50]]]
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_decode_rgb__applies_every_exif_orientation(form, orientation):
+    upright = Image.new("RGB", (24, 16), "black")
+    upright.paste("white", (0, 0, 12, 8))  # only the upper left quarter
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transposition that stores it turned
+    stored = upright if orientation == 1 else upright.transpose(Image.Transpose(undo[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    source = _encode(stored, form, exif=exif)
+    decoded = _array(source)
+    assert decoded.shape == (16, 24, 3)
+    corners = [int(decoded[y, x, 0]) > 128 for y, x in ((2, 2), (2, 21), (13, 2), (13, 21))]
+    assert corners == [True, False, False, False]
+    if form != "PNG":
+        assert image_size(source, "x") == (16, 24)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "PPM"])
+def test_decode_rgb__reads_common_formats(form):
+    assert (
+        np.abs(_array(_encode(Image.new("RGB", (3, 2), (200, 10, 90)), form)).astype(int)[0, 0] - [200, 10, 90]).max()
+        <= 4
+    )
+
+
+@pytest.mark.parametrize("read", [decode_rgb, image_size, check_decodes])
+def test_decode__names_what_is_not_an_image(read):
+    with pytest.raises(UnreadableImage, match=r"image cats/1\.jpg cannot be decoded.*no known image format"):
+        read(b"not an image", "cats/1.jpg")
+
+
+@pytest.mark.parametrize("read", [decode_rgb, check_decodes])
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_decode__refuses_truncated_files(read, form):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    source = _encode(noise, form)
+    with pytest.raises(UserError, match="image x cannot be decoded"):
+        read(source[: len(source) // 2], "x")
+
+
+def test_decode__names_a_missing_file(tmp_path: Path):
+    with pytest.raises(UnreadableImage, match=r"image gone\.png cannot be decoded.*No such file"):
+        decode_rgb(tmp_path / "gone.png", "gone.png")
+
+
+def test_decode__refuses_floats():
+    with pytest.raises(UnreadableImage, match="floats of unknown range"):
+        decode_rgb(_encode(Image.new("F", (2, 2), 0.5), "TIFF"), "x")
+
+
+def test_decode__refuses_integers_beyond_16_bits():
+    with pytest.raises(UnreadableImage, match="beyond 16 bits"):
+        decode_rgb(_encode(Image.new("I", (2, 2), 70000), "TIFF"), "x")
+
+
+def test_decode__turns_the_bomb_limit_into_a_user_error(monkeypatch):
+    source = _encode(Image.new("RGB", (20, 20)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(UnreadableImage, match="more than 200 pixels, the limit against decompression bombs"):
+        decode_rgb(source, "x")
+
+
+def test_decode__keeps_pillow_warnings_in(monkeypatch):
+    source = _encode(Image.new("RGB", (15, 10)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # 150 pixels: Pillow warns from the limit to twice it
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert decode_rgb(source, "x").size == (15, 10)
+    assert caught == []
+
+
+def test_decode__leaves_warning_filters_as_they_were_with_threads():
+    source, before = _encode(Image.new("RGB", (8, 8))), list(warnings.filters)
+    threads = [threading.Thread(target=lambda: [_array(source) for _ in range(50)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert warnings.filters == before

@@ -1,0 +1,188 @@
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from paucal.data import parquet_store
+from paucal.data.decode import UnreadableImage
+from paucal.data.sources import open_images
+from paucal.types import UserError
+
+SHARED = Path(__file__).parents[2] / "../shared/data"
+
+
+def _metadata(features: dict) -> dict[bytes, bytes]:
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
+NAMES = _metadata({"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["no", "yes"]}})
+
+
+def _value(images, index: int) -> int:
+    return int(np.asarray(images.store.read(index))[0, 0, 0])
+
+
+def test_open_parquet__one_file_with_class_names(make_parquet):
+    path = make_parquet("set.parquet", 5, {"label": [0, 1, 0, 1, 1]}, NAMES)
+    images = open_images(path)
+    assert images.classes == ("no", "yes")
+    assert images.labels.tolist() == [0, 1, 0, 1, 1]
+    assert images.keys == [f"set.parquet#{row}" for row in range(5)]
+    assert images.declared == [""] * 5
+    assert [_value(images, i) for i in (4, 0, 3, 1, 2)] == [
+        4,
+        0,
+        3,
+        1,
+        2,
+    ]  # over row groups of 2, in any order
+
+
+def test_open_parquet__parts_from_shard_names(make_parquet):
+    for number in range(2):
+        make_parquet(f"hub/data/train-0000{number}-of-00002-ab12.parquet", 3, {"label": [0, 1, 1]}, NAMES)
+    make_parquet("hub/data/validation-00000-of-00001.parquet", 2, {"label": [1, 0]}, NAMES)
+    path = make_parquet("hub/data/test.parquet", 2, {"label": [0, 1]}, NAMES).parents[1]
+    make_parquet("hub/data/unsupervised-00000-of-00001.parquet", 2, {"label": [0, 0]}, NAMES)
+    images = open_images(path)
+    assert sorted(images.declared) == ["test"] * 2 + ["train"] * 6 + ["val"] * 2
+    assert "data/train-00001-of-00002-ab12.parquet#2" in images.keys
+    assert "unsupervised-00000" in images.notes[0]
+
+
+def test_open_parquet__in_the_only_subfolder(make_parquet):
+    make_parquet("hub/plain_text/train.parquet", 2, {"label": [0, 1]})
+    path = make_parquet("hub/plain_text/test.parquet", 2, {"label": [0, 1]}).parents[1]
+    assert sorted(open_images(path).declared) == ["test", "test", "train", "train"]
+
+
+def test_open_parquet__plain_bytes_and_labels_without_names(make_parquet):
+    images = open_images(make_parquet("set.parquet", 4, {"labels": [7, 3, 7, 10]}, plain=True))
+    assert images.classes == ("3", "7", "10")  # in the order of the numbers, not of the text
+    assert images.labels.tolist() == [1, 0, 1, 2]
+    assert _value(images, 3) == 3
+
+
+def test_open_parquet__the_only_class_column(make_parquet):
+    features = {"kind": {"_type": "ClassLabel", "names": ["x", "y"]}, "weight": {"_type": "Value"}}
+    images = open_images(make_parquet("s.parquet", 2, {"weight": [5, 6], "kind": [1, 0]}, _metadata(features)))
+    assert images.classes == ("x", "y")
+    assert images.labels.tolist() == [1, 0]
+
+
+def test_open_parquet__a_named_label_column(make_parquet):
+    path = make_parquet("s.parquet", 2, {"fine": [1, 0], "coarse": ["b", "a"]})
+    assert open_images(path, label_column="coarse").classes == ("a", "b")
+    assert open_images(path, label_column="coarse").labels.tolist() == [1, 0]
+    assert open_images(path, label_column="fine").labels.tolist() == [1, 0]
+
+
+def test_open_parquet__leaves_out_rows_without_a_label(make_parquet):
+    images = open_images(make_parquet("s.parquet", 4, {"label": [0, -1, None, 1]}, NAMES))
+    assert images.keys == ["s.parquet#0", "s.parquet#3"]
+    assert _value(images, 1) == 3
+    assert "2 rows without a label" in images.notes[0]
+
+
+def test_open_parquet__unlabelled_needs_no_label_column(make_parquet):
+    images = open_images(make_parquet("s.parquet", 3, {}), labelled=False)
+    assert len(images) == 3
+    assert images.labels.tolist() == [-1, -1, -1]
+    assert _value(images, 2) == 2
+
+
+def test_parquet_store__keeps_a_bounded_number_of_groups(make_parquet, monkeypatch):
+    images = open_images(make_parquet("s.parquet", 8, {"label": [0, 1] * 4}))
+    monkeypatch.setattr(parquet_store, "_KEPT_BYTES", 1)
+    assert [_value(images, i) for i in (7, 0, 6, 1)] == [7, 0, 6, 1]
+    assert list(images.store._groups) == [(0, 0)]
+
+
+def test_parquet_store__is_pickled_without_what_it_has_read(make_parquet):
+    images = open_images(make_parquet("s.parquet", 4, {"label": [0, 1] * 2}))
+    size = len(pickle.dumps(images.store))
+    assert _value(images, 2) == 2
+    assert len(pickle.dumps(images.store)) == size
+    assert _value(pickle.loads(pickle.dumps(images)), 3) == 3
+
+
+def test_parquet_store__names_a_row_without_bytes(tmp_path):
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = pa.array([{"bytes": None, "path": "x.png"}, None], kind)
+    pq.write_table(pa.table({"image": rows, "label": [0, 1]}), tmp_path / "s.parquet")
+    images = open_images(tmp_path / "s.parquet")
+    for row in range(2):
+        with pytest.raises(UnreadableImage, match=rf"image s\.parquet#{row} has no bytes in the column 'image'"):
+            images.store.read(row)
+
+
+@pytest.mark.parametrize(
+    ("columns", "metadata", "message"),
+    [
+        (
+            {"text": ["a", "b"]},
+            None,
+            r"no label column; expected 'label' or 'labels' and found 'image' .*'text' \(string\)",
+        ),
+        (
+            {"label": [0.5, 1.0]},
+            None,
+            "column 'label' of .* holds double; expected one integer class per row",
+        ),
+        ({"label": [0, 5]}, NAMES, "has the label 5, but its metadata names only 2 classes"),
+        ({"label": [-1, -1]}, NAMES, "no rows with an image and a label"),
+        ({"label": [3, 3]}, None, r"only one class \('3'\)"),
+    ],
+)
+def test_open_parquet__says_what_is_wrong(make_parquet, columns, metadata, message):
+    with pytest.raises(UserError, match=message):
+        open_images(make_parquet("s.parquet", 2, columns, metadata))
+
+
+def test_open_parquet__names_the_columns_without_an_image(tmp_path):
+    pq.write_table(pa.table({"picture": [b"x"], "label": [1]}), tmp_path / "s.parquet")
+    with pytest.raises(UserError, match=r"no image column; expected 'image' .* found 'picture' \(binary\), 'label'"):
+        open_images(tmp_path / "s.parquet")
+
+
+def test_open_parquet__refuses_a_damaged_file(tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(UserError, match=r"train\.parquet cannot be read as a Parquet file"):
+        open_images(tmp_path)
+
+
+def test_open_parquet__refuses_shards_that_differ(make_parquet):
+    make_parquet("h/test.parquet", 2, {"label": [0, 1]})
+    path = make_parquet("h/train.parquet", 2, {"class": [0, 1]}).parent
+    with pytest.raises(UserError, match=r"train\.parquet has no column 'label' as the other files have"):
+        open_images(path)
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"info": null}', b'{"info": {"features": 3}}'])
+def test_open_parquet__survives_odd_metadata(make_parquet, text):
+    assert open_images(make_parquet("s.parquet", 2, {"label": [0, 1]}, {b"huggingface": text})).classes == (
+        "0",
+        "1",
+    )
+
+
+@pytest.mark.skipif(not (SHARED / "cifar10").is_dir(), reason="the shared CIFAR-10 copy is not there")
+def test_open_parquet__cifar10():
+    images = open_images(SHARED / "cifar10")
+    assert images.classes[:3] == ("airplane", "automobile", "bird")
+    assert (images.declared.count("train"), images.declared.count("test")) == (50_000, 10_000)
+    assert images.class_counts().tolist() == [6000] * 10
+    assert images.store.read(59_999).size == (32, 32)
+
+
+@pytest.mark.skipif(not (SHARED / "clothing").is_dir(), reason="the shared clothing set is not there")
+def test_open_parquet__clothing():
+    images = open_images(SHARED / "clothing")
+    assert len(images.classes) == 10
+    assert images.classes[-1] == "t-shirt"
+    assert [images.declared.count(part) for part in ("train", "val", "test")] == [3068, 341, 372]
+    assert set(images.sample_sizes(20).min(axis=1)) == {160}

@@ -1,0 +1,206 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paucal.data.sources import open_images
+from paucal.data.split_file import read_split, write_split
+from paucal.data.splits import make_split, take_few, take_fraction
+from paucal.types import UserError
+
+
+def _per_class(images, split, part) -> list[int]:
+    return images.class_counts(split.indices(part)).tolist()
+
+
+def test_make_split__cuts_each_class_by_its_share(make_set):
+    images = make_set([0] * 100 + [1] * 50 + [2] * 10)
+    split = make_split(images, seed=3)
+    assert _per_class(images, split, "val") == [10, 5, 1]
+    assert _per_class(images, split, "test") == [20, 10, 2]
+    assert _per_class(images, split, "train") == [70, 35, 7]
+    assert split.description == "val is 0.1 of all images and test is 0.2 of all images, cut per class (seed 3)"
+    assert split.counts() == {"train": 112, "val": 16, "test": 32, "unused": 0}
+
+
+def test_make_split__gives_every_part_of_a_tiny_class_an_image(make_set):
+    images = make_set([0] * 3 + [1] * 30)
+    split = make_split(images)
+    assert [_per_class(images, split, part)[0] for part in ("train", "val", "test")] == [1, 1, 1]
+    greedy = make_split(images, val_fraction=0.5, test_fraction=0.49)
+    assert min(_per_class(images, greedy, "train")) >= 1
+
+
+def test_make_split__depends_on_keys_and_seed_but_not_on_order(make_set):
+    labels = [0, 1] * 30
+    images = make_set(labels)
+    order = np.random.default_rng(0).permutation(60)
+    moved = replace(images, keys=[images.keys[i] for i in order], labels=images.labels[order])
+    split, other = make_split(images, seed=1), make_split(moved, seed=1)
+    assert {images.keys[i] for i in split.indices("test")} == {moved.keys[i] for i in other.indices("test")}
+    assert not np.array_equal(split.parts, make_split(images, seed=2).parts)
+
+
+def test_make_split__keeps_three_declared_parts(make_set):
+    declared = ["train", "test", "val", "train", "val"]
+    split = make_split(make_set([0, 0, 0, 1, 1], declared))
+    assert split.parts.tolist() == declared
+    assert "own folders" in split.description
+
+
+def test_make_split__cuts_val_from_train_beside_a_test_folder(make_set):
+    images = make_set([0, 1] * 20, ["train"] * 30 + ["test"] * 10)
+    split = make_split(images)
+    assert split.indices("test").tolist() == list(range(30, 40))
+    assert _per_class(images, split, "val") == [2, 2]  # round(1.5) is 2
+    assert "the data's own test folder" in split.description
+
+
+def test_make_split__reports_on_a_lone_val_folder(make_set):
+    images = make_set([0, 1] * 20, ["train"] * 30 + ["val"] * 10)
+    split = make_split(images)
+    assert split.indices("test").tolist() == list(range(30, 40))
+    assert len(split.indices("val")) == 4
+    assert "test is the data's own val folder" in split.description
+
+
+def test_make_split__treats_train_alone_as_no_parts(make_set):
+    split = make_split(make_set([0, 1] * 20, ["train"] * 40))
+    assert split.counts() == {"train": 28, "val": 4, "test": 8, "unused": 0}
+
+
+def test_make_split__without_labels_is_one_class():
+    split = make_split(open_images("digits", labelled=False), val_fraction=0.1, test_fraction=0)
+    assert split.counts() == {"train": 1617, "val": 180, "test": 0, "unused": 0}
+
+
+def test_make_split__zero_fractions_cut_nothing(make_set):
+    split = make_split(make_set([0, 1]), val_fraction=0, test_fraction=0)
+    assert split.parts.tolist() == ["train", "train"]
+    assert split.description == "train is all images"
+
+
+@pytest.mark.parametrize(
+    ("labels", "declared", "message"),
+    [
+        ([0, 0, 0, 1, 1], None, "class 'b' has 2 images to train on; expected at least 3"),
+        (
+            [0, 0, 1, 1],
+            ["train", "train", "train", "test"],
+            "class 'b' has 1 images to train on; expected at least 2",
+        ),
+        (
+            [0, 0, 0, 1],
+            ["train", "train", "val", "test"],
+            "class 'b' has 0 images to train on; expected at least 1",
+        ),
+        ([0, 1], ["test", "test"], r"has the parts \['test'\]; expected train with val or test"),
+        ([0, 1], ["val", "test"], r"has the parts \['test', 'val'\]"),
+    ],
+)
+def test_make_split__says_what_is_wrong(make_set, labels, declared, message):
+    with pytest.raises(UserError, match=message):
+        make_split(make_set(labels, declared))
+
+
+@pytest.mark.parametrize("fractions", [(-0.1, 0.2), (0.5, 0.5), (1.0, 0.0), (float("nan"), 0.1)])
+def test_make_split__refuses_fractions_that_leave_nothing(make_set, fractions):
+    with pytest.raises(UserError, match="leave no training images"):
+        make_split(make_set([0, 1] * 20), 0, *fractions)
+
+
+def test_take_fraction__is_stratified_and_nested(make_set):
+    images = make_set([0] * 100 + [1] * 20 + [2] * 10)
+    split = make_split(images, val_fraction=0, test_fraction=0.2)
+    previous: set[int] = set()
+    for fraction, expected in ((0.01, [1, 1, 1]), (0.25, [20, 4, 2]), (0.5, [40, 8, 4]), (1.0, [80, 16, 8])):
+        taken = take_fraction(split, images.labels, fraction, seed=5)
+        train = set(taken.indices("train").tolist())
+        assert _per_class(images, taken, "train") == expected
+        assert previous <= train
+        assert np.array_equal(taken.indices("test"), split.indices("test"))
+        assert len(taken.indices("unused")) + len(train) == len(split.indices("train"))
+        previous = train
+    assert "0.25 of the training images of each class" in take_fraction(split, images.labels, 0.25, 5).description
+
+
+def test_take_fraction__depends_on_the_seed(make_set):
+    split = make_split(images := make_set([0, 1] * 50))
+    first, second = (take_fraction(split, images.labels, 0.5, seed).parts for seed in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+def test_take_few__takes_all_of_a_small_class_and_says_so(make_set):
+    images = make_set([0] * 40 + [1] * 10)
+    split = make_split(images, val_fraction=0, test_fraction=0.2)
+    few = take_few(split, images.labels, 9, seed=0)
+    assert _per_class(images, few, "train") == [9, 8]
+    assert "all of them for the 1 classes that have fewer" in few.description
+    fewer = take_few(split, images.labels, 4, seed=0)
+    assert set(fewer.indices("train")) < set(few.indices("train"))
+    assert "fewer" not in fewer.description
+
+
+def test_take__refuses_senseless_numbers(make_set):
+    split = make_split(images := make_set([0, 1] * 10))
+    with pytest.raises(UserError, match=r"fraction of training images is 0; expected a number above 0"):
+        take_fraction(split, images.labels, 0, 0)
+    with pytest.raises(UserError, match="number of training images per class is 0"):
+        take_few(split, images.labels, 0, 0)
+
+
+def test_split_file__brings_back_the_split_in_any_order(make_set, tmp_path):
+    images = make_set([0, 1] * 10)
+    split = take_few(make_split(images), images.labels, 2, 0)
+    write_split(tmp_path / "split.csv", images, split)
+    assert (tmp_path / "split.csv").read_text().splitlines()[:2] == [
+        "key,label,class,split",
+        f"0000.png,0,a,{split.parts[0]}",
+    ]
+    order = np.arange(20)[::-1]
+    moved = replace(images, keys=[images.keys[i] for i in order], labels=images.labels[order])
+    again = read_split(tmp_path / "split.csv", moved)
+    assert again.parts.tolist() == split.parts[order].tolist()
+
+
+def test_split_file__keeps_odd_names(make_set, tmp_path):
+    images = make_set([0, 1], keys=['a,"b"\n.png', "caf\udce9.png"])
+    split = make_split(images, val_fraction=0, test_fraction=0)
+    write_split(tmp_path / "split.csv", images, split)
+    assert read_split(tmp_path / "split.csv", images).parts.tolist() == ["train", "train"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "key,label,class,split\n0000.png,0,a,train\n",
+            r"1 \(0001\.png\) of the images are not in the file and 0 of",
+        ),
+        (
+            "key,label,class,split\n0000.png,0,a,train\n0001.png,1,b,val\nz,1,b,val\n",
+            r"and 1 \(z\) of the file are not",
+        ),
+        (
+            "key,label,class,split\n0000.png,0,a,train\n0001.png,1,a,val\n",
+            r"has 0001\.png in class 'a', but .* in 'b'",
+        ),
+        (
+            "key,label,class,split\n0000.png,0,a,train\n0001.png,1,b,dev\n",
+            r"puts 0001\.png in 'dev'; expected one of",
+        ),
+        ("key,label,class,split\n0000.png\n", "puts 0000.png in 'None'"),
+        ("key,label,class,split\n0000.png,0,a,train\n0000.png,0,a,val\n", "names an image twice"),
+        ("key,split\n0000.png,train\n", r"has the columns \['key', 'split'\]; expected"),
+        ("", r"has the columns \[\]; expected"),
+    ],
+)
+def test_read_split__refuses_what_does_not_fit(make_set, tmp_path, text, message):
+    (tmp_path / "split.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_split(tmp_path / "split.csv", make_set([0, 1]))
+
+
+def test_read_split__refuses_a_missing_file(make_set, tmp_path):
+    with pytest.raises(UserError, match="cannot be read as a split"):
+        read_split(tmp_path / "split.csv", make_set([0, 1]))
