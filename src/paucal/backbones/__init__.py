@@ -1,0 +1,11 @@
+"""Backbones: timm's and our own, read in one way and fitted to the image size.
+
+Importing this package registers our models with timm.
+"""
+
+from paucal.backbones import small as small
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.sizing import Sizing, fit_to_image_size
+from paucal.backbones.spec import BackboneSpec
+
+__all__ = ["BackboneSpec", "FeatureBackbone", "Sizing", "fit_to_image_size"]

@@ -1,0 +1,108 @@
+"""Constructor arguments that make a model's grid finer, the most wanted first."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from timm.models.convnext import ConvNeXt
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from torch import nn
+
+from paucal.backbones.layout import Size
+from paucal.backbones.trial import patch_size, reductions
+
+# A backbone in stages needs 4x4 cells at its end. One of equal blocks, whose cells all attend to each other
+# from the start, needs 7x7, the grid of 224 pixels with patches of 32; 8x8 is preferred since it divides more
+# image sizes.
+STAGED_SIDE, EQUAL_SIDE, EQUAL_BEST, EQUAL_MOST = 4, 7, 8, 16
+_WINDOWS = (7, 8, 6, 5, 4)
+_USUAL_SIDE = 224
+
+
+def wanted_side(model: nn.Module) -> int:
+    """Return how many cells the shorter side of a model's last grid should have at least."""
+    return EQUAL_SIDE if has_equal_blocks(model) else STAGED_SIDE
+
+
+def has_equal_blocks(model: nn.Module) -> bool:
+    """Whether all blocks work on the grid of the patches (ViT and its kin)."""
+    return len(set(reductions(model))) == 1
+
+
+def arguments_to_try(model: nn.Module, image_size: Size, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield constructor arguments that change a model's grid, leaving alone those that the user has given.
+
+    Args:
+        model: built with the given arguments for its usual image size.
+        image_size: (height, width) in pixels.
+        given: the user's own arguments.
+    """
+    if isinstance(model, SwinTransformer | SwinTransformerV2) and min(image_size) < _USUAL_SIDE:
+        yield from _swin(model, image_size, given)
+        return
+    yield {}
+    if has_equal_blocks(model):
+        if "patch_size" not in given and min(image_size) < EQUAL_SIDE * reductions(model)[0]:
+            yield from ({"patch_size": side} for side in equal_patches(image_size))
+        return
+    strides = () if "output_stride" in given else (16, 8)
+    yield from ({"output_stride": stride} for stride in strides[:1])
+    if isinstance(model, ConvNeXt) and "patch_size" not in given:
+        yield {"patch_size": 1}  # with 2, timm's first stage halves the grid again
+    yield from ({"output_stride": stride} for stride in strides[1:])
+
+
+def equal_patches(image_size: Size) -> list[int]:
+    """Return the patch sides that cut an image into 7 to 16 cells along its shorter side, 8 first.
+
+    Example:
+        >>> equal_patches((96, 96))[0], equal_patches((28, 28))[0], equal_patches((31, 31))
+        (12, 4, [])
+    """
+    side = min(image_size)
+    common = math.gcd(*image_size)
+    sides = [p for p in range(1, common + 1) if common % p == 0 and EQUAL_SIDE <= side // p <= EQUAL_MOST]
+    return sorted(sides, key=lambda p: (side // p != EQUAL_BEST, -p))
+
+
+def _swin(model: nn.Module, image_size: Size, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    own_patch, own_window = max(patch_size(model) or (4,)), _own_window(model)
+    stages = len(reductions(model))
+    for patch in [own_patch] if "patch_size" in given else [p for p in (4, 2, 1) if p <= own_patch]:
+        extra = {} if patch == own_patch else {"patch_size": patch}
+        window = best_window(image_size, patch, stages)
+        if "window_size" not in given and window != own_window:
+            extra["window_size"] = window
+        yield extra
+
+
+def best_window(image_size: Size, patch: int, stages: int) -> int:
+    """Return the attention window that pads the grids of a Swin least.
+
+    Padding is the share of a stage's padded cells, summed over the stages; of equal windows the first of 7
+    (Swin's
+    own), 8, 6, 5 and 4 wins.
+
+    Example:
+        >>> best_window((96, 96), 2, 4), best_window((224, 224), 4, 4)
+        (6, 7)
+    """
+
+    def padding(window: int) -> float:
+        total = 0.0
+        for stage in range(stages):
+            height, width = (math.ceil(side / (patch * 2**stage)) for side in image_size)
+            total += _padded(height, window) * _padded(width, window) / (height * width) - 1
+        return total
+
+    return min(_WINDOWS, key=padding)
+
+
+def _padded(side: int, window: int) -> int:
+    return side if side <= window else math.ceil(side / window) * window  # timm shrinks a window to the grid
+
+
+def _own_window(model: nn.Module) -> int:
+    sizes = [getattr(module, "window_size", (0,)) for module in model.modules()]
+    return max(max(size) for size in sizes if isinstance(size, tuple))

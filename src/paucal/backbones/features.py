@@ -1,0 +1,168 @@
+"""Any timm model as a backbone that hands out grids of features.
+
+One forward pass through the model answers any number of requests: the final grid, one grid per stage or one
+per block, before or after the final norm, always (B, D, H, W), row by row and without class tokens, plus the
+pooled feature and the logits that the model itself would give.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, overload
+
+from torch import Tensor, nn
+
+from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
+from paucal.backbones.probe import final_prefixes, make_plan, model_name, probe_images, undisturbed
+from paucal.backbones.taps import Taps
+from paucal.types import FeatureRequest, Features, UserError
+
+_LAST = FeatureRequest()
+
+
+class FeatureBackbone(nn.Module):
+    """A timm model together with the one way to read its features.
+
+    "last" is what `model.forward_features` gives, so `norm=True` and `norm=False` differ where the model
+    normalises the grid itself (ViT, Swin, Twins, ...) and agree where it does not (ResNet, PVTv2) or only
+    after
+    pooling (ConvNeXt, a mean-pooled ViT). Of several branches (CrossViT, CoaT) it is the last; where only a
+    class
+    token is left (PiT), it is the deepest intermediate map. "stages" has one grid per entry of timm's
+    `feature_info`; models of equal blocks (ViT) list every block there. With `norm=True` the last entry of
+    "stages" and "blocks" is the last grid after the norm, where the model has one.
+
+    The module compiles in place: `backbone.compile()`.
+
+    Args:
+        model: a timm model.
+        image_size: (height, width) in pixels of the images it was built for.
+
+    Raises:
+        UserError: the model keeps no spatial grid.
+
+    Example:
+        >>> import timm, torch
+        >>> backbone = FeatureBackbone(timm.create_model("resnet18", num_classes=3), (64, 96))
+        >>> backbone.grid, backbone.dim
+        ((2, 3), 512)
+        >>> [tuple(grid.shape) for grid in backbone(torch.zeros(1, 3, 64, 96)).grids]
+        [(1, 512, 2, 3)]
+    """
+
+    def __init__(self, model: nn.Module, image_size: Size) -> None:
+        super().__init__()
+        self.model = model
+        self.image_size = (int(image_size[0]), int(image_size[1]))
+        self._taps = Taps()
+        with undisturbed(self):
+            self._plan = make_plan(model, probe_images(model, self.image_size), self._taps)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of the last grid at `image_size`."""
+        return self._plan.last[1:]
+
+    @property
+    def dim(self) -> int:
+        """Channels of the last grid."""
+        return self._plan.last[0]
+
+    @property
+    def cell_size(self) -> tuple[float, float]:
+        """(height, width) in pixels of the part of the image that one cell of the last grid stands for."""
+        return self.image_size[0] / self.grid[0], self.image_size[1] / self.grid[1]
+
+    @property
+    def num_classes(self) -> int:
+        """Outputs of the model's classifier; 0 where it has none."""
+        return int(getattr(self.model, "num_classes", 0))
+
+    @overload
+    def forward(self, images: Tensor, request: FeatureRequest = ...) -> Features: ...
+
+    @overload
+    def forward(self, images: Tensor, request: tuple[FeatureRequest, ...]) -> list[Features]: ...
+
+    def forward(
+        self, images: Tensor, request: FeatureRequest | tuple[FeatureRequest, ...] = _LAST
+    ) -> Features | list[Features]:
+        """Run the model once and return the features asked for.
+
+        Args:
+            images: (B, C, H, W), normalised as the model expects.
+            request: one request, or a tuple of them, which gives a list of features in the same order.
+        """
+        requests = (request,) if isinstance(request, FeatureRequest) else request
+        final, maps, kept = self._run(images, requests)
+        size = (images.shape[-2], images.shape[-1])
+        last = self._last_grid(final, maps, size)
+        pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
+        logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
+        kept_grid = partial(self._kept_grid, kept, size, (last.shape[2], last.shape[3]))
+        answers = [Features(self._grids(ask, last, maps, kept_grid), pooled, logits) for ask in requests]
+        return answers[0] if isinstance(request, FeatureRequest) else answers
+
+    def extract(self, images: Tensor, requests: Sequence[FeatureRequest]) -> list[Features]:
+        """Answer several requests from one forward pass, compiled where the module is."""
+        return self(images, tuple(requests))
+
+    def shapes(self, request: FeatureRequest = _LAST, image_size: Size | None = None) -> list[tuple[int, int, int]]:
+        """Return (dim, height, width) of each grid of a request, found by a forward pass of one black image.
+
+        The model's state, its training mode and the random generators are left as they are.
+
+        Args:
+            request: what will be asked.
+            image_size: (height, width) in pixels; the backbone's own by default.
+        """
+        with undisturbed(self):
+            features = self.forward(probe_images(self.model, image_size or self.image_size), request)
+        return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
+
+    def _run(
+        self, images: Tensor, requests: Sequence[FeatureRequest]
+    ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
+        stages = not self._plan.last_is_final or any(ask.levels == "stages" for ask in requests)
+        self._taps.kept = {}
+        try:
+            if stages:
+                final, maps = self.model.forward_intermediates(images)  # type: ignore[operator]
+            else:
+                final, maps = self.model.forward_features(images), None  # type: ignore[operator]
+            kept = self._taps.kept
+        finally:
+            self._taps.kept = None
+        return final, maps, kept
+
+    def _last_grid(self, final: Any, maps: list[Tensor] | None, size: Size) -> Tensor:
+        if not self._plan.last_is_final:
+            return maps[-1]  # type: ignore[index]
+        prefixes, hints = final_prefixes(self._plan.prefixes), Hints(self._plan.channels_last)
+        return self._required(to_grid(final, size, prefixes, hints), size)
+
+    def _kept_grid(self, kept: dict[str, Any], size: Size, sides: Size, name: str) -> Tensor:
+        hints = Hints(self._plan.channels_last, sides)
+        return self._required(to_grid(kept[name], size, self._plan.prefixes, hints), size)
+
+    def _required(self, grid: Tensor | None, size: Size) -> Tensor:
+        if grid is None:
+            raise ValueError(f"no grid for images of {size} pixels in an output of {model_name(self.model)}")
+        return grid
+
+    def _grids(
+        self,
+        request: FeatureRequest,
+        last: Tensor,
+        maps: list[Tensor] | None,
+        kept_grid: Callable[[str], Tensor],
+    ) -> list[Tensor]:
+        norm = self._plan.norm
+        if request.levels == "last":
+            return [last if norm is None or request.norm else kept_grid(norm)]
+        if request.levels == "stages":
+            grids = list(maps or [])
+        elif self._plan.blocks:
+            grids = [kept_grid(name) for name in self._plan.blocks]
+        else:
+            raise UserError(f"{model_name(self.model)} has no blocks that give a grid each; read 'stages' instead.")
+        return grids if norm is None or not request.norm else [*grids[:-1], last]

@@ -1,0 +1,95 @@
+"""Names of models, and what goes wrong when timm builds one, told to the user."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import timm
+from torch import nn
+
+from paucal.types import UserError
+
+# These make timm read files, fetch weights or return something other than a classifier; a model's description
+# may come from outside, so it must not hold them.
+_RESERVED = {
+    "cache_dir",
+    "checkpoint_path",
+    "device",
+    "dtype",
+    "drop_connect_rate",
+    "exportable",
+    "feature_cfg",
+    "feature_cls",
+    "features_only",
+    "out_indices",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "pretrained_strict",
+    "scriptable",
+}
+_FIXED = re.compile(r"multiple values for keyword argument '(\w+)'")
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+def nearest_names(name: str, count: int = 3) -> list[str]:
+    """Return the names of models that look most like one that does not exist.
+
+    Example:
+        >>> nearest_names("swin_tiny", 1)
+        ['swin_tiny_patch4_window7_224']
+    """
+    known = timm.list_models()
+    begins = [other for other in known if other.startswith(name)][:count]
+    close = difflib.get_close_matches(name, known, n=count, cutoff=0.5)
+    return list(dict.fromkeys([*begins, *close]))[:count]
+
+
+def require_name(name: str) -> None:
+    """Check that timm knows a model of that name.
+
+    Raises:
+        UserError: it does not.
+    """
+    if timm.is_model(name):
+        return
+    near = nearest_names(name)
+    advice = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models() for the names."
+    raise UserError(f"There is no model {name!r}: {advice}")
+
+
+def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Check that a model's arguments describe an architecture and nothing else.
+
+    Raises:
+        UserError: an argument is reserved or is set elsewhere.
+    """
+    for key in arguments:
+        if key in ("num_classes", "in_chans", "img_size", "pretrained"):
+            raise UserError(f"Model argument {key!r} of {name} is set by an option of its own; remove it.")
+        if key in _RESERVED:
+            raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
+
+
+def create_model(name: str, **arguments: Any) -> nn.Module:
+    """Build a timm model, with its complaints about arguments turned into one sentence.
+
+    Raises:
+        UserError: there is no such model, an argument is unknown to it, or the arguments do not fit together.
+    """
+    require_name(name)
+    try:
+        return timm.create_model(name, **arguments)
+    except TypeError as error:
+        raise UserError(_about(name, arguments, error)) from error
+    except (ArithmeticError, AssertionError, LookupError, OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"{name} cannot be built with {arguments}: {error}.") from error
+
+
+def _about(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
+    unknown, fixed = _UNEXPECTED.search(str(error)), _FIXED.search(str(error))
+    if unknown is not None:
+        return f"{name} has no argument {unknown[1]!r}; remove it."
+    if fixed is not None:
+        return f"{name} does not let {fixed[1]!r} be changed; remove it or choose another model."
+    return f"{name} cannot be built with {arguments}: {error}."

@@ -1,0 +1,138 @@
+"""Find out by one forward pass how a timm model's features are to be read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
+from paucal.backbones.taps import Taps, block_names, final_norm_names, tap_input, tap_output
+from paucal.types import UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a probe of a model has shown.
+
+    Attributes:
+        last_is_final: whether `forward_features` ends in a grid; else the deepest intermediate map is the
+            last grid.
+        norm: name of the module whose input is the last grid before the final norm, or None.
+        blocks: names of the blocks whose outputs are grids, shallow to deep.
+        prefixes: numbers of leading tokens an output may have, the likeliest first.
+        channels_last: whether the model says that its maps are (B, H, W, C).
+        class_token: whether the pooled feature is the first token.
+        last: (dim, rows, columns) of the last grid at the size probed.
+    """
+
+    last_is_final: bool
+    norm: str | None
+    blocks: tuple[str, ...]
+    prefixes: tuple[int, ...]
+    channels_last: bool
+    class_token: bool
+    last: tuple[int, int, int]
+
+
+def make_plan(model: nn.Module, images: Tensor, taps: Taps) -> Plan:
+    """Run the model on the images and place the taps that its features need.
+
+    Raises:
+        UserError: neither `forward_features` nor `forward_intermediates` gives a grid.
+    """
+    size = (images.shape[-2], images.shape[-1])
+    handles = {name: tap_output(model, name, taps) for name in block_names(model)}
+    handles |= {name: tap_input(model, name, taps) for name in final_norm_names(model)}
+    prefixes, channels_last = _prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
+    taps.kept = {}
+    try:
+        final, kept = model.forward_features(images), taps.kept  # type: ignore[operator]
+    finally:
+        taps.kept = None
+    last = to_grid(final, size, final_prefixes(prefixes), Hints(channels_last))
+    last_is_final = last is not None
+    if last is None:
+        last = _deepest_map(model, images)
+    hints = Hints(channels_last, (last.shape[2], last.shape[3]))
+    grids = {name: to_grid(output, size, prefixes, hints) for name, output in kept.items()}
+    seen = {name: grid.shape for name, grid in grids.items() if grid is not None}
+    norms = [name for name in final_norm_names(model) if last_is_final and seen.get(name) == last.shape]
+    # A block that ends in fewer cells than the model works on class tokens.
+    blocks = [n for n in block_names(model) if n in seen and seen[n][2:].numel() >= last.shape[2:].numel()]
+    for name, handle in handles.items():
+        if name not in norms[-1:] and name not in blocks:
+            handle.remove()
+    class_token = prefixes[0] > 0 and _reads_class_token(model, final)
+    return Plan(
+        last_is_final,
+        norms[-1] if norms else None,
+        tuple(blocks),
+        prefixes,
+        channels_last,
+        class_token,
+        (last.shape[1], last.shape[2], last.shape[3]),
+    )
+
+
+def final_prefixes(prefixes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the leading tokens that the final output may have: the class token is never left out there.
+
+    Else a class token that is alone would pass as a grid of one cell.
+    """
+    return prefixes[:1] if prefixes[0] else prefixes
+
+
+def _deepest_map(model: nn.Module, images: Tensor) -> Tensor:
+    advice = "choose a model with one, such as a ViT, a Swin or a ConvNeXt"
+    if not hasattr(model, "forward_intermediates"):
+        raise UserError(f"{model_name(model)} has no spatial grid; {advice}.")
+    maps = model.forward_intermediates(images)[1]  # type: ignore[operator]
+    if not maps or maps[-1].ndim != 4:
+        raise UserError(f"{model_name(model)} has no spatial grid in its last layer; {advice}.")
+    return maps[-1]
+
+
+def _prefixes(model: nn.Module) -> tuple[int, ...]:
+    counted = getattr(model, "num_prefix_tokens", None)
+    if counted is None:
+        counted = int(_has_class_token(model))
+    return (counted, 0) if counted else (0, 1)
+
+
+def _has_class_token(model: nn.Module) -> bool:
+    return any(name.startswith("cls_token") for name, _ in model.named_parameters())
+
+
+def _reads_class_token(model: nn.Module, final: Any) -> bool:
+    pooled_by_mean = str(getattr(model, "global_pool", "")).startswith("avg")
+    return _has_class_token(model) and not pooled_by_mean and last_tensor(final).ndim == 3
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the name under which timm built the model, else its class name."""
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
+
+
+def probe_images(model: nn.Module, image_size: Size) -> Tensor:
+    """Return one black image of the model's channels, device and precision."""
+    weight = next(p for p in model.parameters() if p.is_floating_point())
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    channels = getattr(model, "in_chans", None) or (first.in_channels if first is not None else 3)
+    return torch.zeros(1, channels, *image_size, device=weight.device, dtype=weight.dtype)
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Probe in evaluation mode, without gradients, and leave modes and random generators as they were."""
+    modes = [(part, part.training) for part in module.modules()]
+    devices = {p.device for p in module.parameters() if p.is_cuda}
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        for part, training in modes:
+            part.training = training

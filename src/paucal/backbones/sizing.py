@@ -1,0 +1,170 @@
+"""Fit a backbone to the size of the images.
+
+Most of timm's models are made for 224 pixels. On small images their last grid shrinks to a cell or two, which
+leaves a transformer little to attend to and dense localization nothing to compare. Where a family has an
+argument for it (patch size, window size, output stride), a finer grid is chosen here and the reason is said;
+where it has none, the user hears which sizes work. Choices are tried by building the model on the meta
+device, which costs no arithmetic, so that a new family needs no entry in a table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from paucal.backbones.candidates import (
+    EQUAL_BEST,
+    STAGED_SIDE,
+    arguments_to_try,
+    has_equal_blocks,
+    wanted_side,
+)
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.layout import Size
+from paucal.backbones.trial import build_empty, patch_size, reductions, takes_sizes, try_size
+from paucal.types import UserError
+
+_SMALL_MODEL = "vit_mini"
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How to build a model for images of one size.
+
+    Attributes:
+        grid: (rows, columns) of the last grid.
+        arguments: what to pass to the model's constructor beside the user's own arguments.
+        reason: one sentence on why the model is built differently from usual; None where it is not.
+        warning: one sentence where the grid stays small; None where it does not.
+    """
+
+    grid: Size
+    arguments: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+    warning: str | None = None
+
+
+def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] | None = None) -> Sizing:
+    """Choose constructor arguments that give a model a useful grid at an image size.
+
+    Args:
+        name: of a timm model.
+        image_size: (height, width) in pixels.
+        arguments: the user's own constructor arguments, which are never overridden.
+
+    Raises:
+        UserError: there is no such model, it cannot take images of that size, or its grid would be a single
+            cell.
+
+    Example:
+        >>> fit_to_image_size("vit_tiny_patch16_224", (32, 32)).arguments
+        {'img_size': (32, 32), 'patch_size': 4}
+        >>> fit_to_image_size("resnet18", (224, 224)).arguments
+        {}
+    """
+    given = dict(arguments or {})
+    model = build_empty(name, given)
+    best: _Built | None = None
+    for extra in arguments_to_try(model, image_size, given):
+        built = _build(name, image_size, given, extra)
+        if built is not None and (best is None or built.side > best.side):
+            best = built
+        if best is not None and best.side >= wanted_side(model):
+            break
+    if best is None:
+        raise UserError(_refusal(name, model, image_size))
+    grid = best.backbone.grid
+    if grid == (1, 1):
+        raise UserError(_single_cell(name, best.backbone.model, image_size))
+    return Sizing(
+        grid,
+        {**best.size_argument, **best.extra},
+        _reason(name, image_size, best) if best.extra else None,
+        _warning(name, best.backbone) if best.side < STAGED_SIDE else None,
+    )
+
+
+def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments, extended where needed, with which one model runs at several image sizes.
+
+    Args:
+        name: of a timm model.
+        image_sizes: (height, width) in pixels; the model is built for the first.
+        arguments: complete constructor arguments for the first size.
+
+    Raises:
+        UserError: the model is bound to one image size, or one of the sizes does not suit its patches.
+    """
+    for extra in ({}, {"dynamic_img_size": True}):
+        if takes_sizes(name, image_sizes, {**arguments, **extra}):
+            return {**arguments, **extra}
+    sizes = " and ".join(_times(size) for size in image_sizes)
+    raise UserError(
+        f"{name} does not run at {sizes} pixels at once; choose a ViT, a Swin or a convnet and sizes "
+        "that are multiples of its patches."
+    )
+
+
+@dataclass(frozen=True)
+class _Built:
+    backbone: FeatureBackbone
+    size_argument: dict[str, Any]
+    extra: dict[str, Any]
+
+    @property
+    def side(self) -> int:
+        return min(self.backbone.grid)
+
+
+def _build(name: str, image_size: Size, given: dict[str, Any], extra: dict[str, Any]) -> _Built | None:
+    for size_argument in ({}, {"img_size": image_size}):
+        backbone = try_size(name, image_size, {**given, **extra, **size_argument})
+        if backbone is not None:
+            return _Built(backbone, size_argument, extra)
+    return None
+
+
+def _reason(name: str, image_size: Size, built: _Built) -> str:
+    settings = " and ".join(f"{key}={value}" for key, value in built.extra.items())
+    grid = _times(built.backbone.grid)
+    return f"For {_times(image_size)} pixels {name} is built with {settings}, which gives a last grid of {grid}."
+
+
+def _warning(name: str, backbone: FeatureBackbone) -> str:
+    return (
+        f"The last grid of {name} is {_times(backbone.grid)}, under 4x4: dense localization has little to "
+        f"learn; {_advice(backbone.model)}."
+    )
+
+
+def _refusal(name: str, model: nn.Module, image_size: Size) -> str:
+    if min(image_size) < reductions(model)[-1] and not has_equal_blocks(model):
+        return _single_cell(name, model, image_size)
+    patch = patch_size(model)
+    if patch is not None and (image_size[0] % patch[0] or image_size[1] % patch[1]):
+        small = has_equal_blocks(model) and min(image_size) < wanted_side(model) * max(patch)
+        steps = (EQUAL_BEST, EQUAL_BEST) if small else patch
+        below = [max(1, side // step) * step for side, step in zip(image_size, steps, strict=True)]
+        above = [-(-side // step) * step for side, step in zip(image_size, steps, strict=True)]
+        return (
+            f"{name} cuts images into equal patches, which does not work out for {_times(image_size)} "
+            f"pixels; use {_times(below)} or {_times(above)}."
+        )
+    own = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
+    return (
+        f"{name} does not take images of {_times(image_size)} pixels; use its own {_times(own)}, or a model "
+        f"that fits itself to the image, such as {_SMALL_MODEL} or swin_tiny_patch4_window7_224."
+    )
+
+
+def _single_cell(name: str, model: nn.Module, image_size: Size) -> str:
+    return f"{name} sees {_times(image_size)} pixels as a single cell; {_advice(model)}."
+
+
+def _advice(model: nn.Module) -> str:
+    return f"use --img-size {STAGED_SIDE * reductions(model)[-1]} or more, or --model {_SMALL_MODEL}"
+
+
+def _times(size: Sequence[int]) -> str:
+    return f"{size[0]}x{size[1]}"

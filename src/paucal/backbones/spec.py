@@ -1,0 +1,135 @@
+"""What a backbone is built from, as plain data that can be stored beside its weights."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.layout import Size
+from paucal.backbones.names import create_model, require_arguments, require_name
+from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
+from paucal.backbones.trial import build_empty
+from paucal.types import UserError
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """A recipe for a backbone: the same spec always builds the same architecture.
+
+    Attributes:
+        name: of a timm model.
+        num_classes: outputs of the classifier; 0 for none.
+        in_chans: channels of the images.
+        image_size: (height, width) in pixels.
+        pretrained: whether to fetch timm's published weights.
+        arguments: further arguments of the model's constructor, of JSON types; they win over what is chosen
+            from
+            the image size.
+
+    Raises:
+        UserError: the model does not exist or an argument is not one of its architecture.
+
+    Example:
+        >>> spec = BackboneSpec("vit_mini", num_classes=10, image_size=(32, 32))
+        >>> spec.build().grid
+        (8, 8)
+        >>> BackboneSpec.from_dict(spec.to_dict()) == spec
+        True
+    """
+
+    name: str
+    num_classes: int
+    in_chans: int = 3
+    image_size: Size = (224, 224)
+    pretrained: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_name(self.name)
+        require_arguments(self.name, self.arguments)
+        _require_numbers(self)
+        object.__setattr__(self, "image_size", tuple(self.image_size))
+        object.__setattr__(self, "arguments", _plain(self.name, self.arguments))
+
+    def build(self, image_sizes: Sequence[Size] | None = None, drop_path_rate: float | None = None) -> FeatureBackbone:
+        """Build the backbone with fresh weights from the global random generator, or with published ones.
+
+        Args:
+            image_sizes: all (height, width) in pixels that it will see, where there is more than one.
+            drop_path_rate: chance that a block is skipped in training (stochastic depth); None for the
+                model's own.
+
+        Raises:
+            UserError: the model cannot take these sizes, arguments or stochastic depth, or has no published
+                weights.
+        """
+        arguments = dict(self.arguments)
+        if drop_path_rate is not None:
+            arguments = self._with_drop_path(arguments, drop_path_rate)
+        arguments |= fit_to_image_size(self.name, self.image_size, arguments).arguments
+        others = [(height, width) for height, width in image_sizes or () if (height, width) != self.image_size]
+        if others:
+            arguments = fit_to_image_sizes(self.name, [self.image_size, *others], arguments)
+        model = create_model(
+            self.name,
+            pretrained=self.pretrained,
+            num_classes=self.num_classes,
+            in_chans=self.in_chans,
+            **arguments,
+        )
+        return FeatureBackbone(model, self.image_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the spec in JSON types, for `model.json`."""
+        return {**asdict(self), "image_size": list(self.image_size)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "BackboneSpec":
+        """Return the spec that `to_dict` has stored.
+
+        Raises:
+            UserError: an entry is missing, unknown or of the wrong type.
+        """
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(set(stored) - known)
+        missing = sorted({"name", "num_classes"} - set(stored))
+        if unknown or missing:
+            raise UserError(f"A stored backbone has unknown entries {unknown} and lacks {missing}; store it anew.")
+        return cls(**stored)
+
+    def _with_drop_path(self, arguments: dict[str, Any], rate: float) -> dict[str, Any]:
+        if not 0 <= rate < 1:
+            raise UserError(f"The drop-path rate is {rate}; give a chance from 0 up to, not including, 1.")
+        extended = {**arguments, "drop_path_rate": rate}
+        if _accepts(self.name, extended):
+            return extended
+        if rate == 0:
+            return arguments
+        raise UserError(f"{self.name} has no stochastic depth: a drop-path rate of {rate} cannot be set; use 0.")
+
+
+def _accepts(name: str, arguments: Mapping[str, Any]) -> bool:
+    try:
+        build_empty(name, arguments)
+    except UserError:
+        return False
+    return True
+
+
+def _require_numbers(spec: BackboneSpec) -> None:
+    size = spec.image_size
+    whole = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
+    if not whole:
+        raise UserError(f"The image size of {spec.name} is {size}; give height and width in whole pixels.")
+    if type(spec.num_classes) is not int or spec.num_classes < 0:
+        raise UserError(f"The number of classes is {spec.num_classes!r}; give a whole number, 0 for none.")
+    if type(spec.in_chans) is not int or spec.in_chans < 1:
+        raise UserError(f"The number of image channels is {spec.in_chans!r}; give a whole number from 1.")
+
+
+def _plain(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return json.loads(json.dumps(dict(arguments), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error

@@ -1,0 +1,97 @@
+"""Read a model's inner tensors during its one forward pass.
+
+The hooks are placed once and stay; they keep something only while a reader has opened them. They are objects,
+not closures, so that a deep copy of a backbone carries hooks of its own, and plain enough for torch.compile
+to trace.
+"""
+
+import re
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+# What timm calls its blocks; class-attention blocks leave the cells as they are and are not counted.
+_BLOCK = re.compile(r"Block|Bottle\w*neck|Residual|DepthwiseSeparable|Outlooker", re.IGNORECASE)
+_NORM = re.compile(r"norm\d*$")
+_NO_BLOCK = re.compile(r"Class|DropBlock|Embed")
+_ASIDE = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # parts of other layers, made of blocks as well
+
+
+class Taps:
+    """What the hooks of one backbone have kept; None while they are closed."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] | None = None
+
+
+class _OutputTap:
+    def __init__(self, taps: Taps, name: str) -> None:
+        self.taps, self.name = taps, name
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self.taps.kept is not None:
+            self.taps.kept[self.name] = output
+
+
+class _InputTap:
+    def __init__(self, taps: Taps, name: str) -> None:
+        self.taps, self.name = taps, name
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self.taps.kept is not None:
+            self.taps.kept[self.name] = inputs[0]
+
+
+def tap_output(model: nn.Module, name: str, taps: Taps) -> RemovableHandle:
+    """Keep the output of the submodule of that name while `taps` is open."""
+    return model.get_submodule(name).register_forward_hook(_OutputTap(taps, name))
+
+
+def tap_input(model: nn.Module, name: str, taps: Taps) -> RemovableHandle:
+    """Keep the first input of the submodule of that name while `taps` is open."""
+    return model.get_submodule(name).register_forward_pre_hook(_InputTap(taps, name))
+
+
+def block_names(model: nn.Module) -> list[str]:
+    """Return the dotted names of the modules that look like the model's blocks, shallow to deep.
+
+    timm has no list of blocks that holds for all families, but names their classes alike (`Block`,
+    `SwinTransformerBlock`, `Bottleneck`, `InvertedResidual`, ...). The outermost such modules count: a block
+    inside is a part of it. Whether their outputs are grids is for the caller to see.
+
+    Example:
+        >>> import timm
+        >>> len(block_names(timm.create_model("resnet18")))
+        8
+    """
+    if hasattr(model, "unroll"):  # Hiera orders the tokens inside its blocks by window, not row by row
+        return []
+    names: list[str] = []
+    for name, module in model.named_modules():
+        inside = bool(names) and name.startswith(names[-1] + ".")
+        if name and not inside and not _ASIDE.search(name) and _is_block(module):
+            names.append(name)
+    return names
+
+
+def _is_block(module: nn.Module) -> bool:
+    kind = type(module).__name__
+    if kind == "Transformer":  # VOLO's block, but in PiT a stage of blocks
+        return not any(_is_block(part) for part in module.modules() if part is not module)
+    return bool(_BLOCK.search(kind)) and not _NO_BLOCK.search(kind)
+
+
+def final_norm_names(model: nn.Module) -> list[str]:
+    """Return the names of the modules that may normalise the final grid, in the order of the model.
+
+    These are `norm`, `norm4` and the like at the top of the model; of a list of norms, one per branch, the
+    last. A
+    norm that acts after pooling (`fc_norm`, `head.norm`) is part of the classifier, not of the grid.
+    """
+    names: list[str] = []
+    for name, module in model.named_children():
+        if not _NORM.match(name) or isinstance(module, nn.Identity):
+            continue
+        names.append(f"{name}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else name)
+    return names
