@@ -59,9 +59,7 @@ def test_offset_l1__matches_the_reference(rule, entry, target, scale):
     ("count", "classes"), [(7, "absolute"), (13, "signed"), (14, "absolute"), (15, "paper"), (27, "signed")]
 )
 def test_class_losses__match_the_reference_in_value_and_gradient(rule, kind, count, classes):
-    formula = torch.from_numpy(
-        tensor(f"drloc.pred_class{count}", (16, count, 2), 2.0, rule=rule)
-    ).requires_grad_()
+    formula = torch.from_numpy(tensor(f"drloc.pred_class{count}", (16, count, 2), 2.0, rule=rule)).requires_grad_()
     index = pair_classes(recorded_pairs(rule), K, K, classes=classes)
     total = torch.zeros(())
     for axis in range(2):
@@ -207,9 +205,7 @@ def test_drloc_loss__needs_a_source_of_pairs_and_enough_classes():
     with pytest.raises(ValueError, match="generator"):
         drloc_loss(grid, zero)
     with pytest.raises(ValueError, match=r"\(13, 13\) classes, the head has \(13, 7\)"):
-        drloc_loss(
-            grid, constant_head([0.0] * 13, [0.0] * 7), DrLocReading(mode="ce"), pairs=recorded_pairs("mix")
-        )
+        drloc_loss(grid, constant_head([0.0] * 13, [0.0] * 7), DrLocReading(mode="ce"), pairs=recorded_pairs("mix"))
     with pytest.raises(ValueError, match="predicted"):
         drloc_loss(grid, constant_head([0.0, 0.0], [0.0]), pairs=recorded_pairs("mix"))
 

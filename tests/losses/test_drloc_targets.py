@@ -41,27 +41,20 @@ def test_pairs__are_those_of_the_vectors(rule):
 )
 def test_pair_targets__match_the_reference(rule, entry, target, scale):
     targets = pair_targets(recorded_pairs(rule), K, K, target=target, scale=scale)
-    torch.testing.assert_close(
-        targets.flatten(), torch.tensor(expected(rule)[entry]["values"]), rtol=1e-6, atol=1e-7
-    )
+    torch.testing.assert_close(targets.flatten(), torch.tensor(expected(rule)[entry]["values"]), rtol=1e-6, atol=1e-7)
 
 
 @rules
 @pytest.mark.parametrize(("entry", "classes"), [("ce_class_abs", "absolute"), ("ce_class_signed", "signed")])
 def test_pair_classes__match_the_reference(rule, entry, classes):
-    assert (
-        pair_classes(recorded_pairs(rule), K, K, classes=classes).flatten(0, 1).tolist()
-        == expected(rule)[entry]
-    )
+    assert pair_classes(recorded_pairs(rule), K, K, classes=classes).flatten(0, 1).tolist() == expected(rule)[entry]
 
 
 @rules
 def test_gather_pairs__matches_the_reference(rule):
     gathered = gather_pairs(recorded_grid(rule), recorded_pairs(rule))[:, :, 0].double()
     want = expected(rule)["gathered_first_points"]
-    torch.testing.assert_close(
-        gathered.flatten()[:16], torch.tensor(want["first16"]).double(), rtol=1e-6, atol=1e-7
-    )
+    torch.testing.assert_close(gathered.flatten()[:16], torch.tensor(want["first16"]).double(), rtol=1e-6, atol=1e-7)
     got = [gathered.mean().item(), gathered.std(correction=0).item(), gathered.norm().item()]
     assert got == pytest.approx([want["mean"], want["std"], want["l2"]], rel=1e-5)
 
@@ -70,9 +63,7 @@ def test_pair_targets__scale_rows_by_height_and_columns_by_width():
     pairs = torch.tensor([[[[4, 1], [1, 8]]]])
     assert pair_targets(pairs, 5, 10).flatten().tolist() == pytest.approx([3 / 5, 7 / 10])
     assert pair_targets(pairs, 5, 10, target="signed").flatten().tolist() == pytest.approx([3 / 5, -7 / 10])
-    assert pair_targets(pairs, 5, 10, scale="side_minus_1").flatten().tolist() == pytest.approx(
-        [3 / 4, 7 / 9]
-    )
+    assert pair_targets(pairs, 5, 10, scale="side_minus_1").flatten().tolist() == pytest.approx([3 / 4, 7 / 9])
     shifted = pair_targets(pairs, 5, 10, target="shifted", scale="side_minus_1")
     assert shifted.flatten().tolist() == pytest.approx([7 / 8, 2 / 18])
 
@@ -86,9 +77,7 @@ def test_pair_targets__of_a_single_row_are_finite():
 def test_pair_classes__use_exactly_the_attainable_classes(classes):
     height, width = 3, 5
     index = pair_classes(all_pairs(height, width), height, width, classes=classes)
-    for axis, (side, count) in enumerate(
-        zip((height, width), class_counts(height, width, classes), strict=True)
-    ):
+    for axis, (side, count) in enumerate(zip((height, width), class_counts(height, width, classes), strict=True)):
         margin = 1 if classes == "paper" else 0
         assert sorted(set(index[..., axis].flatten().tolist())) == list(range(margin, count - margin))
         assert count == {"signed": 2 * side - 1, "paper": 2 * side + 1, "absolute": side}[classes]
@@ -106,9 +95,7 @@ def test_sample_pairs__are_uniform_independent_and_may_coincide():
     index = (pairs[..., 0] * 5 + pairs[..., 1]).flatten(0, 1)
     joint = (index[:, 0] * 15 + index[:, 1]).bincount(minlength=225).double()
     mean = 64 * 4000 / 225
-    assert (joint - mean).square().sum() / mean < 224 + 5 * math.sqrt(
-        2 * 224
-    )  # chi-squared of 225 equal cells
+    assert (joint - mean).square().sum() / mean < 224 + 5 * math.sqrt(2 * 224)  # chi-squared of 225 equal cells
     assert not torch.equal(pairs[0], pairs[1])
 
 

@@ -128,15 +128,11 @@ def drloc_loss(
     elif height * width < 2:
         raise ValueError(f"a pair needs a grid of at least 2 cells, got {height} x {width}")
     # No matrix product follows, so autocast leaves what is float32 here as it is.
-    rows, columns = (
-        output.to(torch.promote_types(output.dtype, torch.float32)) for output in head(grid, pairs)
-    )
+    rows, columns = (output.to(torch.promote_types(output.dtype, torch.float32)) for output in head(grid, pairs))
     return _reduce((rows, columns), pairs, (height, width), reading)
 
 
-def draw_pairs(
-    batch: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator
-) -> Tensor:
+def draw_pairs(batch: int, n_pairs: int | None, height: int, width: int, *, generator: torch.Generator) -> Tensor:
     """Draw `n_pairs` random pairs per image, or for None pair all cells with a permutation of themselves."""
     if n_pairs is None:
         return permuted_pairs(batch, height, width, generator=generator)
@@ -222,9 +218,7 @@ def pool_grid(grid: Tensor, pool: Pool | int) -> Tensor:
     return F.avg_pool2d(grid, 3, stride=2, padding=1, count_include_pad=False)
 
 
-def _reduce(
-    outputs: tuple[Tensor, Tensor], pairs: Tensor, size: tuple[int, int], reading: DrLocReading
-) -> Tensor:
+def _reduce(outputs: tuple[Tensor, Tensor], pairs: Tensor, size: tuple[int, int], reading: DrLocReading) -> Tensor:
     if reading.mode in ("l1", "signed"):
         target = pair_targets(pairs, *size, target=reading.target, scale=reading.scale)
         return offset_l1(torch.cat(outputs, dim=-1), target, coordinates=reading.coordinates)

@@ -1,0 +1,9 @@
+"""Training methods: one per file, all under the contract of `base.py`."""
+
+from paucal.objectives.base import Objective, Term
+from paucal.objectives.drloc import DrLoc
+from paucal.objectives.drloc_head import LocalizationHead
+from paucal.objectives.drloc_options import DrLocOptions, default_weight
+from paucal.objectives.supervised import Supervised
+
+__all__ = ["DrLoc", "DrLocOptions", "LocalizationHead", "Objective", "Supervised", "Term", "default_weight"]

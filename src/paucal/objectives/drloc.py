@@ -1,0 +1,152 @@
+"""Dense relative localization as an extra loss on any supervised run.
+
+Source: Liu et al., "Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021.
+The formulas are in `paucal.losses.drloc`; here are the heads they need, the weight and its schedule, and the
+choice of pairs.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paucal.losses.collectives import rank, world_size
+from paucal.losses.drloc import draw_pairs, drloc_loss, pool_grid
+from paucal.losses.drloc_chance import drloc_chance_level
+from paucal.losses.drloc_targets import class_counts
+from paucal.objectives.base import Term
+from paucal.objectives.drloc_head import LocalizationHead
+from paucal.objectives.drloc_options import PAPER, PRESETS, DrLocOptions, preset_options
+from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
+
+
+class DrLoc(Term):
+    """Dense relative localization: guess from two cells of the final grid how far apart they are.
+
+    Pairs are a function of the seed, the forward pass and the place of an image in the joint batch of all
+    processes, so several processes train on the same pairs as one process would on their joint batch.
+
+    Args:
+        dims: channels of each grid the term will be given.
+        grids: (height, width) of each grid before pooling. Grids of another size may come for "l1" and
+            "signed", whose heads do not depend on it.
+        options: everything else.
+
+    Raises:
+        UserError: a grid has a single cell (after pooling).
+
+    Example:
+        >>> term = DrLoc([32], [(7, 7)], DrLocOptions(weight=0.1, n_pairs=16))
+        >>> features = Features([torch.rand(2, 32, 7, 7)], torch.rand(2, 32), None)
+        >>> progress = Progress(step=0, total_steps=10, steps_per_epoch=5)
+        >>> term(features, Batch(torch.arange(2), []), progress).shape, term.weight(progress)
+        (torch.Size([]), 0.1)
+    """
+
+    presets = PRESETS
+
+    def __init__(
+        self,
+        dims: Sequence[int],
+        grids: Sequence[tuple[int, int]],
+        options: DrLocOptions = PAPER,
+    ):
+        super().__init__()
+        if len(dims) != len(grids) or not grids or (options.levels == "last" and len(grids) > 1):
+            raise ValueError(f"levels {options.levels!r} do not fit {len(dims)} dims and {len(grids)} grids")
+        self.options = options
+        self.request = FeatureRequest(options.levels, options.norm)
+        self.sizes = [self._pooled_size(size) for size in grids]
+        self.heads = nn.ModuleList(
+            LocalizationHead(
+                dim,
+                options.hidden,
+                classes=class_counts(*size, options.classes) if self._classifies else None,
+                extra_layer=options.extra_layer,
+            )
+            for dim, size in zip(dims, self.sizes, strict=True)
+        )
+
+    @classmethod
+    def from_preset(
+        cls,
+        preset: str,
+        dims: Sequence[int],
+        grids: Sequence[tuple[int, int]],
+        *,
+        model_name: str | None = None,
+        **overrides: Any,
+    ) -> "DrLoc":
+        """Build the term as the paper or the authors' program has it.
+
+        The arguments are those of the class and of `preset_options`, which also lists what may be raised.
+
+        Example:
+            >>> DrLoc.from_preset("reference", [768], [(14, 14)], model_name="vit_base_patch16_224").sizes
+            [(14, 14)]
+        """
+        options = preset_options(preset, model_name=model_name, **overrides)
+        return cls(dims, grids, options)
+
+    def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
+        """Return the unweighted loss, summed over the grids and averaged over images and pairs."""
+        grids = features.grids[-1:] if self.options.levels == "last" else features.grids
+        if len(grids) != len(self.heads):
+            raise ValueError(f"the term has {len(self.heads)} heads and was given {len(grids)} grids")
+        generator = torch.Generator(device=grids[0].device)
+        generator.manual_seed(_stream_seed(self.options.seed, progress.micro_step))
+        levels = zip(grids, self.heads, self.sizes, strict=True)
+        return torch.stack([self._grid_loss(*level, generator) for level in levels]).sum()
+
+    def weight(self, progress: Progress) -> float:
+        """Return lambda, with a "ramp" that of `progress.epoch`; without warm-up it starts at full height."""
+        options = self.options
+        if options.schedule == "constant":
+            return options.weight
+        epoch, warmup, horizon = progress.epoch, options.warmup_epochs, options.horizon_epochs
+        if epoch < warmup:
+            return options.weight * epoch / warmup
+        return options.weight * max(0.0, 1 - (epoch - warmup) / (horizon - warmup))
+
+    def chance_level(self) -> float:
+        """Return the expected loss of the best predictions that ignore the image (`drloc_chance_level`)."""
+        return sum(drloc_chance_level(*size, self.options) for size in self.sizes)
+
+    @property
+    def _classifies(self) -> bool:
+        return self.options.mode in ("ce", "reg")
+
+    def _pool(self, grid: Tensor) -> Tensor:
+        pool = self.options.pool
+        return grid if self.options.levels != "last" and not isinstance(pool, int) else pool_grid(grid, pool)
+
+    def _pooled_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        height, width = self._pool(torch.empty(1, 1, *size, device="meta")).shape[-2:]
+        if height * width < 2:
+            raise UserError(
+                f"DrLoc compares cells of a grid, but the grid of {size[0]} x {size[1]} leaves only "
+                "one to compare; use larger images, a backbone with a smaller stride, or less pooling."
+            )
+        return height, width
+
+    def _grid_loss(self, grid: Tensor, head: nn.Module, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+        grid = self._pool(grid)
+        batch, (height, width) = grid.shape[0], grid.shape[-2:]
+        if self._classifies and (height, width) != size:
+            raise ValueError(f"the classes are those of a grid of {size}, got {(height, width)}")
+        pairs = draw_pairs(world_size() * batch, self.options.n_pairs, height, width, generator=generator)
+        own = pairs[rank() * batch : (rank() + 1) * batch]
+        return drloc_loss(grid, head, self.options, pairs=own)
+
+
+def _stream_seed(seed: int, micro_step: int) -> int:
+    # SplitMix64: neighbouring seeds and steps give unrelated streams. The result fits torch's signed seeds.
+    mask = 2**64 - 1
+    state = 0
+    for value in (seed, micro_step):
+        state = (state + value + 0x9E3779B97F4A7C15) & mask
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
+        state ^= state >> 31
+    return state >> 1
