@@ -1,0 +1,18 @@
+"""The run folder: create, read, write atomically."""
+
+from paucal.runs.atomic import write_atomically, write_text
+from paucal.runs.environment import describe_environment
+from paucal.runs.folder import RunFolder, create_run, open_run
+from paucal.runs.weights import load_checkpoint, read_weights, save_weights
+
+__all__ = [
+    "RunFolder",
+    "create_run",
+    "describe_environment",
+    "load_checkpoint",
+    "open_run",
+    "read_weights",
+    "save_weights",
+    "write_atomically",
+    "write_text",
+]
