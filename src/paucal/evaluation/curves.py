@@ -1,0 +1,129 @@
+"""Pictures of how training went, from the rows of `metrics.csv`."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from paucal.evaluation.plots import BLUE, GREY, ORANGE
+
+Row = Mapping[str, float]
+COLUMNS = 3
+COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+# Columns that say where a run stands, not how it goes.
+POSITION = ("epoch", "step", "seconds", "skipped_steps")
+
+
+def best_epoch(rows: Sequence[Row]) -> float | None:
+    """Return the epoch of the highest `val_top1`, ties to the lower `val_loss`; None without that column."""
+    scored = [row for row in _numbered(rows) if math.isfinite(row.get("val_top1", math.nan))]
+    if not scored:
+        return None
+    return max(scored, key=lambda row: (row["val_top1"], -row.get("val_loss", math.inf)))["epoch"]
+
+
+def drawn_columns(rows: Sequence[Row]) -> list[str]:
+    """Return the columns that `curves_figure` draws, in the order in which rows first name them."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if name not in POSITION and not name.startswith("weight_")]
+
+
+def curves_figure(
+    rows: Sequence[Row],
+    *,
+    chance: Mapping[str, float] | None = None,
+    best: float | None = None,
+) -> Figure:
+    """Draw the columns of `metrics.csv` over epochs, one small panel for each kind of number.
+
+    Validation scores share a panel; the validation loss, each unweighted training loss (`train_*`), the
+    learning rate and every other column (such as the gradient's norm) have one each; `weight_*` columns are
+    not drawn.
+
+    Args:
+        rows: one per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
+        chance: per column a value that guessing reaches, drawn dashed.
+        best: epoch of the model that was kept; by default the one `best_epoch` names.
+
+    Raises:
+        ValueError: there are no rows, or none holds a number to draw.
+    """
+    rows = _numbered(rows)
+    panels = _panels(rows)
+    if not panels:
+        raise ValueError(f"expected rows with numbers to draw, got {len(rows)} rows without")
+    best = best_epoch(rows) if best is None else best
+    n_columns = min(COLUMNS, len(panels))
+    n_rows = -(-len(panels) // n_columns)
+    figure = Figure(figsize=(3.7 * n_columns, 2.7 * n_rows + 0.2), layout="constrained")
+    grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
+    for axes, (title, names) in zip(grid, panels.items(), strict=False):
+        _draw(axes, rows, names, chance or {})
+        if len(rows) == 1:  # else the axis cuts the only epoch into fractions
+            axes.set_xlim(rows[0]["epoch"] - 1, rows[0]["epoch"] + 1)
+        _decorate(axes, title, names, best)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    return figure
+
+
+def _numbered(rows: Sequence[Row]) -> list[Row]:
+    return [{"epoch": float(number), **row} for number, row in enumerate(rows, start=1)]
+
+
+def _panels(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return titles and the columns below each, in the order of drawing."""
+    names = drawn_columns(rows)
+    panels: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: _place(name)[0]):
+        panels.setdefault(_place(name)[1], []).append(name)
+    return panels
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Return the rank and the title of the panel for a column."""
+    kinds: list[tuple[Callable[[str], bool], str]] = [
+        (lambda n: n.startswith(("val_", "monitor_")) and not n.endswith("loss"), "validation scores"),
+        (lambda n: n == "val_loss", "validation loss"),
+        (lambda n: n == "train_loss", "training loss, weighted sum"),
+        (lambda n: n.startswith("train_"), f"training: {name.removeprefix('train_')}"),
+        (lambda n: n == "lr", "learning rate"),
+    ]
+    for rank, (matches, title) in enumerate(kinds):
+        if matches(name):
+            return rank, title
+    return len(kinds), name.replace("_", " ")
+
+
+def _draw(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping[str, float]) -> None:
+    for name, colour in zip(names, COLOURS * (1 + len(names) // len(COLOURS)), strict=False):
+        points = [(row["epoch"], row[name]) for row in rows if name in row]
+        # A line through one point is invisible, and few points are better seen than guessed.
+        marker = "o" if len(points) <= 30 else ""
+        label = name.removeprefix("val_").removeprefix("train_").replace("_", " ").replace("top1", "top-1")
+        axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, color=colour, label=label)
+        if name in chance:
+            axes.axhline(chance[name], ls="--", lw=1, color=colour, label=f"{label}, by chance")
+
+
+def _decorate(axes: Axes, title: str, names: Sequence[str], best: float | None) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("epoch", fontsize=9)
+    axes.set_ylabel(_unit(names[0]), fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.grid(alpha=0.3)
+    if best is not None:
+        axes.axvline(best, ls=":", color=GREY, lw=1.3, label=f"best epoch ({best:g})")
+    if len(axes.lines) > 1 and (len(names) > 1 or title == "validation scores" or len(axes.lines) > 2):
+        axes.legend(fontsize=7, framealpha=0.85)
+
+
+def _unit(name: str) -> str:
+    if name.startswith("train_") or name == "val_loss":
+        return "loss"
+    if name.startswith(("val_", "monitor_")):
+        return "share of images"
+    return "per step" if name == "lr" else "value"

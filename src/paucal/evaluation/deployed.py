@@ -1,0 +1,161 @@
+"""A trained model as it is deployed: weights, preprocessing and class names, from the files of a run."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.data.augment import Interpolation
+from paucal.data.transforms import EvalTransform, Normalisation
+from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_text
+from paucal.types import UserError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes the model's input.
+
+    Attributes:
+        image_size: (height, width) in pixels.
+        crop_ratio: side of the centre crop over the side the image is resized to.
+        interpolation: "bicubic" or "bilinear".
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+    """
+
+    image_size: tuple[int, int]
+    crop_ratio: float
+    interpolation: Interpolation
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def transform(self) -> EvalTransform:
+        """Return the function from a PIL image to a (3, H, W) float tensor and its geometry."""
+        return EvalTransform(self.image_size, Normalisation(self.mean, self.std), self.crop_ratio, self.interpolation)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `model.json` holds.
+
+    Attributes:
+        backbone: how to build the model.
+        classes: names in the order of the logits.
+        preprocessing: how to prepare images.
+    """
+
+    backbone: BackboneSpec
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "format": FORMAT,
+            "backbone": self.backbone.to_dict(),
+            "classes": list(self.classes),
+            "preprocessing": vars(self.preprocessing),
+        }
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> "Card":
+        """Read what `to_dict` gave.
+
+        Raises:
+            UserError: the values are not those of a model card of this version.
+        """
+        try:
+            if value["format"] != FORMAT:
+                raise UserError(f"model.json has format {value['format']!r}, this version of paucal reads {FORMAT}.")
+            plain: dict[str, Any] = {
+                name: tuple(entry) if isinstance(entry, list) else entry
+                for name, entry in value["preprocessing"].items()
+            }
+            return cls(BackboneSpec.from_dict(value["backbone"]), tuple(value["classes"]), Preprocessing(**plain))
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise UserError(
+                f"model.json is no model card of paucal ({problem}): restore it or train again."
+            ) from problem
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A model ready to classify.
+
+    Attributes:
+        module: the timm model, in evaluation mode.
+        card: what it is and how to feed it.
+        device: where it is.
+    """
+
+    module: nn.Module
+    card: Card
+    device: torch.device
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the probabilities."""
+        return self.card.classes
+
+    @torch.inference_mode()
+    def probabilities(self, images: Sequence[Image.Image]) -> Tensor:
+        """Classify PIL images; returns (N, K) float32 on the CPU, rows sum to 1."""
+        transform = self.card.preprocessing.transform()
+        batch = torch.stack([transform(image.convert("RGB"))[0] for image in images]).to(self.device)
+        return self.module(batch).float().softmax(1).cpu()
+
+    def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
+        """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""
+        batch: list[Image.Image] = []
+        for image in images:
+            batch.append(image)
+            if len(batch) == batch_size:
+                yield from self.probabilities(batch)
+                batch = []
+        if batch:
+            yield from self.probabilities(batch)
+
+
+def save_deployed(run: RunFolder, module: nn.Module, card: Card) -> None:
+    """Write `model.safetensors` and `model.json`."""
+    save_weights(run.weights, module.state_dict())
+    write_text(run.card, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
+
+
+def saver(run: RunFolder, card: Card) -> Callable[[nn.Module], None]:
+    """Return a function that writes a module as the run's deployable model."""
+    return lambda module: save_deployed(run, module, card)
+
+
+def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu") -> Deployed:
+    """Load the best model of a run.
+
+    Args:
+        run: a run folder.
+        device: where to put the model.
+
+    Raises:
+        UserError: there is no such run, it has no saved model yet, or its files do not fit each other.
+
+    Example:
+        >>> model = load_deployed("runs/1")  # doctest: +SKIP
+        >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
+        tensor([[0.0312, 0.9688]])
+    """
+    folder = run if isinstance(run, RunFolder) else open_run(run)
+    card = Card.from_dict(folder.read_json(folder.card.name))
+    module = card.backbone.build().model
+    try:
+        module.load_state_dict(read_weights(folder.weights))
+    except RuntimeError as problem:
+        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
+        raise UserError(f"{str(folder.weights)!r} does not fit its model.json ({reason}).") from problem
+    return Deployed(module.eval().to(device), card, torch.device(device))

@@ -1,0 +1,128 @@
+"""Pictures of an evaluation, as matplotlib figures that the caller saves; nothing global is used."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paucal.evaluation.bootstrap import CALIBRATION_BINS, calibration_bin
+from paucal.evaluation.intervals import Score, wilson
+from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.results import ClassificationReport, ClassRow
+
+# From the colour-blind safe palette of Okabe and Ito.
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
+MAX_COUNTS = 20
+MAX_ROWS = 100
+
+
+def shorten(name: str, length: int = 20) -> str:
+    r"""Return a class name fit for a label: one line, at most `length` characters, no mathematics.
+
+    >>> shorten("a very long name of a class"), shorten("5$ or 6$")
+    ('a very long name of…', '5\\$ or 6\\$')
+    """
+    name = " ".join(name.split())
+    if len(name) > length:
+        name = name[: length - 1].rstrip() + "…"
+    return name.replace("$", r"\$")
+
+
+def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: Sequence[str]) -> Figure:
+    """Draw (K, K) counts: true classes down, answers across, colours by share of the true class.
+
+    Counts are written in the cells for up to 20 classes; a class without images stays blank.
+    """
+    counts = np.asarray(confusion)
+    size = len(classes)
+    if counts.shape != (size, size):
+        raise ValueError(f"expected ({size}, {size}) counts for {size} classes, got {counts.shape}")
+    side = float(np.clip(2.8 + 0.42 * size, 4.2, 11))
+    figure = Figure(figsize=(side + 0.9, side), layout="constrained")
+    axes = figure.subplots()
+    totals = counts.sum(1, keepdims=True)
+    shares = np.ma.masked_array(counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape))
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="share of the true class's images", shrink=0.8)
+    _name_ticks(axes, classes, side)
+    axes.set(xlabel="answer of the model", ylabel="true class")
+    if size <= MAX_COUNTS:
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            shade = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=shade, fontsize=8)
+    return figure
+
+
+def reliability_figure(predictions: Predictions) -> Figure:
+    """Draw accuracy against confidence in 15 bins with 95 % intervals, and how many images each bin holds."""
+    confidence = predictions.probabilities.max(1).values.numpy()
+    correct = (predictions.predicted == predictions.labels).numpy()
+    # Bin 16 holds confidences of exactly 1; to the eye they belong to the last bin.
+    bins = np.minimum(calibration_bin(confidence), CALIBRATION_BINS - 1)
+    images = np.bincount(bins, minlength=CALIBRATION_BINS)
+    hits = np.bincount(bins, correct, CALIBRATION_BINS).astype(int)
+    left = np.arange(CALIBRATION_BINS) / CALIBRATION_BINS
+    figure = Figure(figsize=(4.6, 5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    width = 1 / CALIBRATION_BINS
+    filled = np.flatnonzero(images)
+    shares = [wilson(int(hits[k]), int(images[k])) for k in filled]
+    accuracy = np.array([share.value for share in shares])
+    upper.bar(left[filled], accuracy, width, align="edge", color=BLUE, edgecolor="white", label="model")
+    reach = np.abs(np.array([_interval(share) for share in shares]).T - accuracy)
+    upper.errorbar(left[filled] + width / 2, accuracy, yerr=reach, fmt="none", ecolor="black", lw=1, capsize=2)
+    upper.plot([0, 1], [0, 1], "--", color=ORANGE, label="confidence = accuracy")
+    upper.set(ylabel="share answered correctly", xlim=(0, 1), ylim=(0, 1.02))
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+    lower.bar(left, images, width, align="edge", color=GREY, edgecolor="white")
+    lower.set(xlabel="confidence of the answer", ylabel="images")
+    return figure
+
+
+def per_class_figure(report: ClassificationReport) -> Figure:
+    """Draw the recall of each class with its interval, lowest first, beside the accuracy over all images.
+
+    Of more than 100 classes the 100 with the lowest recall are drawn; classes without test images are left
+    out.
+    """
+    rows = sorted((row for row in report.per_class if row.recall), key=lambda row: (_recall(row), row.name))
+    hidden = len(rows) - MAX_ROWS
+    rows = rows[:MAX_ROWS]
+    figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(rows), 4)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(rows))
+    values = np.array([_recall(row) for row in rows])
+    reach = np.array([_interval(row.recall) for row in rows if row.recall]).reshape(-1, 2).T
+    axes.errorbar(values, places, xerr=np.abs(reach - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
+    top1 = report.scores["top1"].value
+    axes.axvline(top1, ls="--", color=ORANGE, lw=1.2, label=f"all images: {100 * top1:.1f} %")
+    axes.set_yticks(places, [f"{shorten(row.name)} ({row.images})" for row in rows], fontsize=8)
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.4, -0.6), ylabel="class (test images)")
+    axes.set_xlabel(f"recall: share of the class's images found, {100 * report.level:g} % interval")
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(loc="outside upper right", fontsize=8, frameon=False)
+    if hidden > 0:
+        axes.set_title(f"the {MAX_ROWS} lowest of {MAX_ROWS + hidden} classes", fontsize=9, loc="left")
+    return figure
+
+
+def _recall(row: ClassRow) -> float:
+    return 0.0 if row.recall is None else row.recall.value
+
+
+def _interval(score: Score) -> tuple[float, float]:
+    return (
+        score.value if score.low is None else score.low,
+        score.value if score.high is None else score.high,
+    )
+
+
+def _name_ticks(axes: Axes, classes: Sequence[str], side: float) -> None:
+    """Name every class that fits, in letters as large as a cell is high (72 points to the inch)."""
+    step = -(-len(classes) // MAX_ROWS)
+    places = range(0, len(classes), step)
+    names = [shorten(classes[place]) for place in places]
+    points = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
+    axes.set_xticks(places, names, rotation=90, fontsize=points)
+    axes.set_yticks(places, names, fontsize=points)

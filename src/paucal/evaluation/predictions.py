@@ -1,0 +1,163 @@
+"""What a model answers for every image of a set, gathered from all processes."""
+
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paucal.types import Batch, UserError
+
+UNLABELLED = -1
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The answers of a model, one row per image, on the CPU.
+
+    Attributes:
+        ids: (N,) int64, the index of each image in its image set, ascending.
+        logits: (N, K) float32.
+        labels: (N,) int64; -1 where the image has no label.
+    """
+
+    ids: Tensor
+    logits: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        shapes = (tuple(self.ids.shape), tuple(self.logits.shape), tuple(self.labels.shape))
+        n = self.ids.shape[0]
+        if self.logits.ndim != 2 or shapes != ((n,), (n, self.logits.shape[1]), (n,)):
+            raise ValueError(f"expected ids (N,), logits (N, K) and labels (N,), got {shapes}")
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(N, K) float32, rows sum to 1."""
+        return self.logits.softmax(dim=1)
+
+    @property
+    def predicted(self) -> Tensor:
+        """(N,) int64, the class of the highest logit."""
+        return self.logits.argmax(dim=1)
+
+
+def predict_all(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    device: torch.device | str,
+    *,
+    autocast: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Predictions:
+    """Run a classifier over a loader in evaluation mode and collect every answer.
+
+    On several processes each runs over its own part and all of them get the whole: parts may differ in size
+    or be empty, rows come out sorted by id, and an id that several parts hold (samplers pad) is kept once.
+
+    Args:
+        model: gives (B, K) logits for (B, C, H, W) images; its training flags are restored afterwards.
+        loader: batches of which the first view is used.
+        device: where the model is.
+        autocast: lower precision for the forward pass, such as `torch.bfloat16`; None for the weights' own.
+        progress: called after each batch with the number of images this process has done so far.
+
+    Raises:
+        UserError: there is no image in any part.
+        ValueError: the model gives something other than (B, K), or the labels are no class indices.
+    """
+    device = torch.device(device)
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    done = 0
+    with _evaluation_mode(model), torch.inference_mode():
+        for batch in loader:
+            batch = batch.to(device, non_blocking=True)
+            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                logits = model(batch.views[0])
+            rows.append(_checked_rows(batch, logits))
+            done += len(batch)
+            if progress is not None:
+                progress(done)
+    return _sorted_unique(*_gather(*_concatenate(rows), device))
+
+
+def majority_class(labels: Tensor) -> int:
+    """Return the most frequent class of (N,) labels, the lowest index on a tie; unlabelled rows do not count.
+
+    >>> majority_class(torch.tensor([2, 0, 2, 0, 1, -1, -1, -1]))
+    0
+    """
+    labels = labels[labels >= 0]
+    if labels.numel() == 0:
+        raise ValueError("there is no majority class among no labels")
+    return int(torch.bincount(labels).argmax())
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module):
+    """Switch to evaluation mode; afterwards give each module its own flag back: some are frozen."""
+    flags = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+
+
+def _checked_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != len(batch):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"expected ({len(batch)}, K) logits from the model, got {got}")
+    labels = torch.full((len(batch),), UNLABELLED) if batch.labels is None else batch.labels
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise ValueError(f"expected (B,) integer labels, got {tuple(labels.shape)} {labels.dtype}")
+    return batch.ids.cpu(), logits.float().cpu(), labels.cpu().long()
+
+
+def _concatenate(rows: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    if not rows:
+        return torch.empty(0, dtype=torch.long), torch.empty(0, 0), torch.empty(0, dtype=torch.long)
+    ids, logits, labels = (torch.cat(column) for column in zip(*rows, strict=True))
+    return ids, logits, labels
+
+
+def _gather(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Join the rows of all processes; parts are padded, as a collective needs equal shapes."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return ids, logits, labels
+    shapes = _all_gather(torch.tensor(logits.shape), device)
+    longest, classes = (int(size) for size in torch.stack(shapes).amax(0))
+    if logits.shape[0] == 0:
+        logits = logits.new_empty(0, classes)
+    joined = []
+    for column in (ids, logits, labels):
+        padded = column.new_zeros(longest, *column.shape[1:])
+        padded[: len(column)] = column
+        parts = _all_gather(padded, device)
+        joined.append(torch.cat([part[: int(shape[0])] for part, shape in zip(parts, shapes, strict=True)]))
+    return joined[0], joined[1], joined[2]
+
+
+def _all_gather(tensor: Tensor, device: torch.device) -> list[Tensor]:
+    # NCCL moves tensors on the GPU only, gloo those on the CPU.
+    tensor = tensor.to(device if dist.get_backend() == "nccl" else "cpu").contiguous()
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return [part.cpu() for part in parts]
+
+
+def _sorted_unique(ids: Tensor, logits: Tensor, labels: Tensor) -> Predictions:
+    if len(ids) == 0:
+        raise UserError("there are no images to evaluate: give a folder or a part of the split that has some.")
+    order = torch.argsort(ids, stable=True)
+    ordered = ids[order]
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    order = order[first]
+    return Predictions(ids[order], logits[order], labels[order])

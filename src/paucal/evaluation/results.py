@@ -1,0 +1,136 @@
+"""The results of a classification, as plain values that survive a JSON file."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paucal.evaluation.intervals import Score
+from paucal.types import UserError
+
+
+@dataclass(frozen=True)
+class Majority:
+    """The score of always answering one class.
+
+    Attributes:
+        name: the class that is most frequent in the training images, or in the test images.
+        top1: its share of the test images.
+        from_train: whether the training labels were known; if not, the class was picked from the test.
+    """
+
+    name: str
+    top1: float
+    from_train: bool
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """The scores of one class; None where the images leave a score undefined.
+
+    Attributes:
+        name: of the class.
+        images: how many test images it has.
+        predicted: how many test images were given this class.
+        precision: share of those that are right; None if there are none.
+        recall: share of the class's images found, with the Wilson interval; None if it has no image.
+        f1: harmonic mean of the two; None if the class occurs in neither.
+    """
+
+    name: str
+    images: int
+    predicted: int
+    precision: float | None
+    recall: Score | None
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class ClassificationReport:
+    """Everything about a classifier on one set of images, as plain values.
+
+    Attributes:
+        images: N.
+        level: of all intervals.
+        scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "macro_f1",
+            "calibration_error" and "loss" (nats), in this order.
+        majority: the line to beat.
+        per_class: one row per class.
+        confusion: (K, K) counts; rows are true classes, columns answers.
+    """
+
+    images: int
+    level: float
+    scores: Mapping[str, Score]
+    majority: Majority
+    per_class: Sequence[ClassRow]
+    confusion: Sequence[Sequence[int]]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of the model's answers."""
+        return [row.name for row in self.per_class]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested dicts and lists that JSON can hold without loss."""
+        return {**asdict(self), "confusion": [list(row) for row in self.confusion]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ClassificationReport":
+        """Rebuild a report from `to_dict`'s value.
+
+        Raises:
+            UserError: the value is something else.
+        """
+        try:
+            report = cls(
+                _count(data["images"]),
+                _number(data["level"]),
+                {str(name): _score(score) for name, score in data["scores"].items()},
+                _majority(data["majority"]),
+                [_class_row(row) for row in data["per_class"]],
+                [[_count(count) for count in row] for row in data["confusion"]],
+            )
+            _ = report.scores["top1"], report.scores["balanced_accuracy"]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise UserError(f"the stored evaluation is damaged ({problem!r}): run `paucal eval` again.") from problem
+        if any(len(row) != len(report.per_class) for row in [report.confusion, *report.confusion]):
+            raise UserError("the stored evaluation is damaged (confusion is not K x K): run `paucal eval` again.")
+        return report
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {number}")
+    return number
+
+
+def _count(value: Any) -> int:
+    number = int(value)
+    if number < 0:
+        raise ValueError(f"expected a count, got {number}")
+    return number
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _score(data: Mapping[str, Any]) -> Score:
+    return Score(_number(data["value"]), _optional(data["low"]), _optional(data["high"]))
+
+
+def _majority(data: Mapping[str, Any]) -> Majority:
+    return Majority(str(data["name"]), _number(data["top1"]), bool(data["from_train"]))
+
+
+def _class_row(data: Mapping[str, Any]) -> ClassRow:
+    return ClassRow(
+        str(data["name"]),
+        _count(data["images"]),
+        _count(data["predicted"]),
+        _optional(data["precision"]),
+        None if data["recall"] is None else _score(data["recall"]),
+        _optional(data["f1"]),
+    )

@@ -1,0 +1,122 @@
+"""Results of an evaluation as files and as text."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from paucal.evaluation.intervals import Score
+from paucal.evaluation.predictions import UNLABELLED, Predictions
+from paucal.evaluation.results import ClassificationReport
+from paucal.runs import write_text
+
+TITLES = {
+    "top1": ("accuracy (top-1)", "share of images whose first answer is right"),
+    "top5": ("top-5 accuracy", "share of images whose class is among the first five answers"),
+    "balanced_accuracy": ("balanced accuracy", "mean of the classes' recalls: rare classes count as much"),
+    "macro_f1": ("macro-F1", "mean of the classes' F1: false alarms count as well"),
+    "calibration_error": ("calibration error", "how far confidence is from accuracy, on average"),
+    "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
+}
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table of scores, ready to be printed."""
+
+    title: str
+    value: str
+    interval: str
+    meaning: str
+
+
+def percent(value: float) -> str:
+    """Return a share as text.
+
+    >>> percent(0.9123)
+    '91.2 %'
+    """
+    return f"{100 * value:.1f} %"
+
+
+def score_lines(report: ClassificationReport) -> list[Line]:
+    """Return the majority line and every score of a report as text, accuracy first."""
+    lines = [_line(name, score) for name, score in report.scores.items()]
+    source = "training images" if report.majority.from_train else "test images (training labels unknown)"
+    meaning = f"always answering {report.majority.name!r}, the most frequent class of the {source}"
+    return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
+
+
+def report_table(report: ClassificationReport) -> Table:
+    """Return a report's scores as a table for the terminal."""
+    table = Table(title=f"{report.images} images, {len(report.per_class)} classes", title_justify="left")
+    table.add_column("score")
+    table.add_column("value", justify="right")
+    table.add_column(f"{100 * report.level:g} % interval", justify="right")
+    table.add_column("meaning", style="dim")
+    for line in score_lines(report):
+        table.add_row(line.title, line.value, line.interval, escape(line.meaning))
+    return table
+
+
+def write_per_class(path: Path, report: ClassificationReport) -> None:
+    """Write one CSV row per class; a score that the images leave undefined stays empty."""
+    header = ["class", "images", "predicted", "precision", "recall", "recall_low", "recall_high", "f1"]
+    rows = []
+    for row in report.per_class:
+        recall = (row.recall.value, row.recall.low, row.recall.high) if row.recall else (None,) * 3
+        rows.append([row.name, row.images, row.predicted, row.precision, *recall, row.f1])
+    _write_csv(path, header, rows)
+
+
+def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
+    """Write one CSV row per image: key, label (empty if unknown), answer, confidence, probability per class.
+
+    Args:
+        path: of the file.
+        predictions: N rows.
+        keys: N names of images, in the order of the rows.
+        classes: K names.
+
+    Raises:
+        ValueError: the numbers of keys or of classes differ from those of the predictions.
+    """
+    if len(keys) != len(predictions) or len(classes) != predictions.logits.shape[1]:
+        raise ValueError(f"expected {tuple(predictions.logits.shape)} keys, classes; got {len(keys)}, {len(classes)}")
+    columns = (predictions.labels, predictions.predicted, predictions.probabilities)
+    rows = [
+        [
+            key,
+            "" if label == UNLABELLED else classes[label],
+            classes[answer],
+            *_digits([shares[answer], *shares]),
+        ]
+        for key, label, answer, shares in zip(keys, *(column.tolist() for column in columns), strict=True)
+    ]
+    header = ["key", "label", "predicted", "confidence", *(f"p_{name}" for name in classes)]
+    _write_csv(path, header, rows)
+
+
+def _digits(shares: Iterable[float]) -> list[str]:
+    return [f"{share:.6g}" for share in shares]
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def _line(name: str, score: Score) -> Line:
+    shown = percent if name != "loss" else "{:.3f}".format
+    title, meaning = TITLES.get(name, (name, ""))
+    if score.low is None or score.high is None:
+        return Line(title, shown(score.value), UNKNOWN, meaning)
+    return Line(title, shown(score.value), f"{shown(score.low)} to {shown(score.high)}", meaning)
