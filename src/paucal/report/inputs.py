@@ -1,0 +1,199 @@
+"""What a report is made from: the files of a run folder, all optional and none trusted."""
+
+import csv
+import math
+import reprlib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from paucal.evaluation.results import ClassificationReport
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+MAX_METRICS_BYTES = 16 * 2**20
+# A settings file may nest or repeat itself without end; what is shown of a value is bounded.
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxlist, SHORT.maxdict, SHORT.maxstring = 3, 20, 20, 200
+MAX_ITEMS = 50
+MAX_TEXT = 2000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One resolved setting as text, and where its value came from."""
+
+    name: str
+    value: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the data: its name, its number of images, and that number per class where it is known."""
+
+    name: str
+    images: int
+    classes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`summary.json`: what a run was about, in words and numbers; everything may be missing.
+
+    Attributes:
+        title: heading of the report.
+        model: name of the backbone.
+        method: training method, with what was added to it.
+        data: where the images came from.
+        split: how the parts were made.
+        parts: {"train": 120} or {"train": {"cat": 70, "dog": 50}, "val": ..., "test": ...}.
+        parameters: weights of the deployed model.
+        grid: tokens down and across, such as "8 x 8".
+        epochs: completed.
+        seconds: of training.
+        best_epoch: whose weights were kept.
+        next_steps: sentences of advice.
+    """
+
+    title: str | None = None
+    model: str | None = None
+    method: str | None = None
+    data: str | None = None
+    split: str | None = None
+    parts: Sequence[Part] = ()
+    parameters: int | None = None
+    grid: str | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+    best_epoch: float | None = None
+    next_steps: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The contents of a run folder that a report shows.
+
+    Attributes:
+        run: the folder.
+        summary: empty where there is no `summary.json`.
+        settings: of `config.yaml`.
+        environment: of `env.json`, as text.
+        rows: of `metrics.csv`.
+        evaluation: of `evaluation/test/metrics.json`, or None.
+    """
+
+    run: RunFolder
+    summary: Summary
+    settings: Sequence[Setting]
+    environment: Mapping[str, str]
+    rows: Sequence[Mapping[str, float]]
+    evaluation: ClassificationReport | None
+
+
+def read_run(path: Path) -> RunFiles:
+    """Read what lies in a run folder.
+
+    Raises:
+        UserError: the folder does not exist, or a file in it is too large or damaged.
+    """
+    if not path.is_dir():
+        raise UserError(f"{str(path)!r} is no folder: expected a run folder, such as runs/1.")
+    try:
+        return _read(RunFolder(path))
+    except (RecursionError, OSError) as problem:
+        raise UserError(f"the files of {str(path)!r} cannot be read ({problem}): restore them.") from problem
+
+
+def _read(run: RunFolder) -> RunFiles:
+    evaluation = _json(run, "evaluation/test/metrics.json")
+    return RunFiles(
+        run,
+        _summary(run),
+        _settings(run),
+        _environment(run),
+        _rows(run),
+        ClassificationReport.from_dict(evaluation) if evaluation else None,
+    )
+
+
+def _json(run: RunFolder, name: str) -> dict[str, Any]:
+    return run.read_json(name) if (run.path / name).is_file() else {}
+
+
+def _environment(run: RunFolder) -> dict[str, str]:
+    content = _json(run, "env.json")
+    if isinstance(content.get("command"), list):
+        content["command"] = shlex.join(str(word) for word in content["command"])
+    return {str(name): _text(value) for name, value in content.items()}
+
+
+def _settings(run: RunFolder) -> list[Setting]:
+    if not run.config.is_file():
+        return []
+    content = run.read_yaml(run.config.name)
+    settings, origin = content.get("settings", {}), content.get("origin", {})
+    if not isinstance(settings, dict) or not isinstance(origin, dict):
+        raise UserError(f"{str(run.config)!r} is damaged: expected mappings `settings` and `origin`; train again.")
+    return [Setting(str(k), _text(v), _text(origin.get(k, ""))) for k, v in settings.items()]
+
+
+def _rows(run: RunFolder) -> list[dict[str, float]]:
+    try:
+        if run.metrics.is_file() and run.metrics.stat().st_size > MAX_METRICS_BYTES:
+            raise UserError(f"{str(run.metrics)!r} is larger than {MAX_METRICS_BYTES} bytes: it is no list of epochs.")
+        return run.read_rows()
+    except (ValueError, TypeError, csv.Error) as problem:
+        raise UserError(f"{str(run.metrics)!r} is damaged ({problem}): restore it or train again.") from problem
+
+
+def _summary(run: RunFolder) -> Summary:
+    content = _json(run, "summary.json")
+    words = ("title", "model", "method", "data", "split", "grid")
+    numbers = ("epochs", "seconds", "best_epoch")
+    try:
+        known: dict[str, Any] = {
+            name: read(content[name])
+            for names, read in ((words, _text), (numbers, _finite), (("parameters",), int))
+            for name in names
+            if content.get(name) is not None
+        }
+        parts = [_part(str(name), value) for name, value in content.get("parts", {}).items()]
+        return Summary(**known, parts=parts, next_steps=[_text(s) for s in content.get("next_steps", [])])
+    except (TypeError, ValueError, AttributeError, OverflowError) as problem:
+        place = str(run.path / "summary.json")
+        raise UserError(f"{place!r} is damaged ({problem}): restore it or train again.") from problem
+
+
+def _part(name: str, value: Any) -> Part:
+    if not isinstance(value, Mapping):
+        return Part(name, int(value))
+    counts = {str(label): int(count) for label, count in value.items()}
+    return Part(name, sum(counts.values()), counts)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {number}")
+    return number
+
+
+def _text(value: Any) -> str:
+    """Return any value as short text; lists and mappings of plain values without Python's punctuation."""
+    if isinstance(value, str):
+        return value[:MAX_TEXT]
+    if isinstance(value, Mapping) and value:
+        return ", ".join(f"{name}: {_plain(item)}" for name, item in islice(value.items(), MAX_ITEMS))
+    if isinstance(value, list) and value:
+        return ", ".join(_plain(item) for item in value[:MAX_ITEMS])
+    return _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value[:MAX_TEXT] if isinstance(value, str) else SHORT.repr(value)

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+
+from paucal.evaluation.classification import classification_report
+from paucal.evaluation.predictions import Predictions
+from paucal.report.facts import duration, headline, kept_epoch, validation_top1, warnings
+from paucal.report.inputs import RunFiles, Summary
+from paucal.runs import RunFolder
+
+
+def files(labels=None, answers=None, rows=(), best_epoch=None, classes=("cat", "dog")):
+    report = None
+    if labels is not None:
+        logits = 3.0 * torch.nn.functional.one_hot(torch.tensor(answers), len(classes))
+        predictions = Predictions(torch.arange(len(labels)), logits.float(), torch.tensor(labels))
+        report = classification_report(predictions, list(classes), torch.tensor([0]), n_bootstrap=20)
+    return RunFiles(RunFolder(None), Summary(best_epoch=best_epoch), [], {}, rows, report)
+
+
+def outcome(n_images, wrong):
+    """Half cats, half dogs; the first `wrong` images are answered wrongly."""
+    labels = np.arange(n_images) % 2
+    answers = np.where(np.arange(n_images) < wrong, 1 - labels, labels)
+    return labels.tolist(), answers.tolist()
+
+
+def test_warnings__a_good_result_on_many_images_has_none():
+    assert warnings(files(*outcome(1000, 50), rows=[{"val_top1": 0.95}])) == []
+
+
+def test_warnings__wide_interval():
+    [warning] = warnings(files(*outcome(60, 6)))
+    assert warning.startswith("The interval is 15 points wide because the test has only 60 images")
+
+
+def test_warnings__not_above_the_majority():
+    found = warnings(files(*outcome(1000, 480)))
+    assert found == [
+        "The accuracy is not clearly above that of always answering 'cat' (50.0 %): the model may have "
+        "learned nothing of use. Look at the curves and at the labels."
+    ]
+    assert warnings(files(*outcome(1000, 460))) == []  # 54 %, interval from 50.9 %
+
+
+def test_warnings__classes_with_few_images_and_classes_never_found():
+    labels = [0] * 500 + [1] * 3 + [2] * 20
+    answers = [0] * 500 + [0] * 3 + [2] * 20
+    found = warnings(files(labels, answers, classes=("cat", "dog", "emu")))
+    assert found[-2:] == [
+        "1 class has fewer than 10 test images, too few to judge by: dog (3).",
+        "1 class was never recognised: dog.",
+    ]
+
+
+def test_warnings__long_lists_of_classes_are_cut():
+    names = [f"c{k}" for k in range(8)]
+    found = warnings(files(list(range(8)), list(range(8)), classes=names))
+    assert any("8 classes have fewer than 10" in w and w.endswith("c4 (1) and 3 more.") for w in found)
+
+
+@pytest.mark.parametrize(("validation", "warned"), [(0.99, True), (0.94, False), (0.5, False)])
+def test_warnings__validation_much_better_than_test(validation, warned):
+    found = warnings(files(*outcome(1000, 100), rows=[{"val_top1": validation}]))
+    assert [("99.0 %" in w and "90.0 %" in w and "validation" in w) for w in found] == ([True] if warned else [])
+
+
+def test_validation_top1__is_that_of_the_kept_epoch():
+    rows = [{"epoch": 1, "val_top1": 0.4}, {"epoch": 2, "val_top1": 0.6}, {"epoch": 3, "val_top1": 0.5}]
+    assert (kept_epoch(files(rows=rows)), validation_top1(files(rows=rows))) == (2, 0.6)
+    assert validation_top1(files(rows=rows, best_epoch=3)) == 0.5
+    assert validation_top1(files(rows=rows, best_epoch=9)) is None
+    assert validation_top1(files(rows=[{"epoch": 1, "train_loss": 1.0}])) is None
+
+
+def test_headline__without_a_test_it_says_so():
+    assert headline(files()) == ["The model has not been evaluated on test images yet."]
+    first, second = headline(files(rows=[{"epoch": 1, "val_top1": 0.625}]))
+    assert "62.5 % of the validation images" in first
+    assert second.startswith("The model has not been evaluated")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(42.4, "42 seconds"), (180, "3 minutes"), (5399, "90 minutes"), (9000, "2.5 hours")]
+)
+def test_duration__uses_the_unit_a_person_would(seconds, text):
+    assert duration(seconds) == text
