@@ -1,0 +1,19 @@
+"""The trainer of any objective."""
+
+from paucal.training.checkpoints import checkpoint_position
+from paucal.training.fit import Outcome, fit
+from paucal.training.keeper import Records, Watch
+from paucal.training.plan import Hardware, Optimization, Plan
+from paucal.training.schedules import CosineWarmup
+
+__all__ = [
+    "CosineWarmup",
+    "Hardware",
+    "Optimization",
+    "Outcome",
+    "Plan",
+    "Records",
+    "Watch",
+    "checkpoint_position",
+    "fit",
+]

@@ -1,0 +1,58 @@
+"""A moving average of the deployable weights.
+
+Lightning's own callback averages integer buffers, copies the whole module and swaps weights before a late save;
+this one follows the deployable module only, averages float entries and copies all others.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import nn
+
+
+class MovingAverage(Callback):
+    """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
+
+    The decay is warmed up as (1 + t) / (10 + t), t counting updates, so that the first random weights are soon
+    forgotten; `decay` is its ceiling.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be at least 0 and below 1, got {decay}")
+        self.source = module
+        self.decay = decay
+        self.updates = 0
+        self.module = copy.deepcopy(module).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Fold the present weights into the average."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        ours, theirs = self.module.state_dict(), self.source.state_dict()
+        floats = [name for name, value in ours.items() if value.is_floating_point()]
+        for name in floats:
+            ours[name].lerp_(theirs[name], 1 - decay)
+        for name in ours.keys() - set(floats):
+            ours[name].copy_(theirs[name])
+        self.updates += 1
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Move the average to the device of the weights."""
+        self.module.to(pl_module.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return {"updates": self.updates, "average": self.module.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what a checkpoint stored."""
+        self.updates = state_dict["updates"]
+        self.module.load_state_dict(state_dict["average"])
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Follow every real optimizer step."""
+        if (batch_idx + 1) % pl_module.plan.accumulate == 0:
+            self.update()

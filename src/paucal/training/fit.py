@@ -1,0 +1,135 @@
+"""Training any objective with Lightning's Trainer."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Callback as LightningCallback
+from torch.utils.data import DataLoader
+
+from paucal.objectives.base import Objective
+from paucal.training.average import MovingAverage
+from paucal.training.checkpoints import AtomicCheckpoints
+from paucal.training.health import FiniteWatch
+from paucal.training.keeper import AfterStep, Records, RunKeeper
+from paucal.training.module import TrainingModule
+from paucal.training.plan import Hardware, Optimization, Plan
+from paucal.training.stopping import StopSignal
+
+ADVICE = (
+    r".*does not have many workers.*",  # the recipe has chosen their number
+    r".*GPU available but not used.*",
+    r".*MPS available but not used.*",
+    r".*Checkpoint directory .* exists and is not empty.*",
+    r".*LeafSpec.*",  # Lightning's own use of an older torch interface
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `fit` ended.
+
+    Attributes:
+        finished: whether all steps were made (False after a request to stop).
+        rows: the metrics of every epoch so far.
+        best: the row of the best epoch.
+        seconds: time spent in training, over all resumptions.
+    """
+
+    finished: bool
+    rows: Sequence[dict[str, float]]
+    best: dict[str, float]
+    seconds: float
+
+
+def fit(
+    objective: Objective,
+    make_loader: Callable[[], DataLoader],
+    optimization: Optimization,
+    plan: Plan,
+    records: Records,
+    callbacks: Sequence[Callback] = (),
+) -> Outcome:
+    """Train an objective, going on from the run's newest state where there is one.
+
+    Args:
+        objective: what to train.
+        make_loader: called once the processes are joined, so that it knows their number. Its loader yields
+            `Batch`es from the forward pass at which the run stands (see `checkpoint_position`) and has the
+            length of the whole run in forward passes.
+        optimization: the optimizer and its schedule.
+        plan: length, randomness and hardware.
+        records: what is kept, and who is told.
+        callbacks: more Lightning callbacks, such as a progress display.
+
+    Raises:
+        UserError: the loss was not finite for many steps in a row, or the saved state does not fit.
+    """
+    for module in objective.compilable() if plan.hardware.compile_backend else ():
+        module.compile(backend=plan.hardware.compile_backend)
+    stop = StopSignal()
+    average = None
+    if optimization.average_decay is not None:
+        average = MovingAverage(objective.deployable(), optimization.average_decay)
+    evaluated = objective.deployable if average is None else lambda: average.module
+    keeper = RunKeeper(records, evaluated, stop)
+    kept: list[LightningCallback] = [
+        AfterStep(),
+        *([average] if average else []),
+        FiniteWatch(),
+        keeper,
+        stop,
+    ]
+    with _without_advice():
+        trainer = build_trainer(plan, [*kept, *callbacks])
+        trainer.fit(
+            TrainingModule(objective, optimization, plan, make_loader),
+            ckpt_path=records.run.last if records.run.last.exists() else None,
+        )
+    return Outcome(keeper.step >= plan.total_steps, keeper.rows, keeper.best, keeper.seconds)
+
+
+def build_trainer(plan: Plan, callbacks: Sequence[Callback]) -> Trainer:
+    """Return a Lightning Trainer that only trains: records, states and display are callbacks of ours."""
+    hardware: Hardware = plan.hardware
+    return Trainer(
+        accelerator=hardware.accelerator,
+        devices=hardware.devices,
+        num_nodes=hardware.nodes,
+        strategy=hardware.strategy,
+        precision=hardware.precision,  # type: ignore[arg-type]
+        max_epochs=1,
+        max_steps=plan.total_steps,
+        accumulate_grad_batches=plan.accumulate,
+        callbacks=list(callbacks),
+        plugins=[AtomicCheckpoints()],
+        default_root_dir=Path.cwd(),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+    )
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Silence Lightning's advice on things that are deliberate here; its warnings of other kinds stay."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        for message in ADVICE:
+            warnings.filterwarnings("ignore", message)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

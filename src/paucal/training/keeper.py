@@ -1,0 +1,170 @@
+"""What happens after a step: hooks of the objective, validation, records and saved states."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import nn
+
+from paucal.runs import RunFolder
+from paucal.training.module import TrainingModule
+from paucal.training.stopping import StopSignal
+
+Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
+OnEpoch = Callable[[int, int, Mapping[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a run is judged while it goes on.
+
+    Attributes:
+        validate: gives scores of a model on the validation images, called on every process.
+        score: the name of the score to maximise.
+        loss: the name of the value that breaks ties, the lower the better.
+    """
+
+    validate: Validate
+    score: str
+    loss: str
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a run keeps, and who is told.
+
+    Attributes:
+        run: where states and metrics are written.
+        save_model: writes the deployable part of a new best state.
+        watch: how to judge; None keeps the newest state as the best.
+        on_epoch: called on the first process with (epoch, epochs, row of metrics).
+    """
+
+    run: RunFolder
+    save_model: Callable[[nn.Module], None]
+    watch: Watch | None = None
+    on_epoch: OnEpoch | None = None
+
+
+class AfterStep(Callback):
+    """Tells the objective about every real optimizer step."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Call the objective's hooks."""
+        if stepped(pl_module, batch_idx):
+            pl_module.objective.after_step(pl_module.progress(batch_idx))
+            pl_module.meters.add_diagnostics(pl_module.objective.diagnostics())
+
+
+class RunKeeper(Callback):
+    """Keeps the run folder: one row of metrics per epoch, the newest state, the best one and its weights.
+
+    Args:
+        records: what to keep.
+        evaluated: gives the module that is judged and deployed.
+        stop: the request to stop.
+        seconds_between_saves: epochs shorter than this do not each save a state. A stopped run always does.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        evaluated: Callable[[], nn.Module],
+        stop: StopSignal,
+        seconds_between_saves: float = 15.0,
+    ) -> None:
+        self.records = records
+        self.evaluated = evaluated
+        self.stop = stop
+        self.seconds_between_saves = seconds_between_saves
+        self.rows: list[dict[str, float]] = []
+        self.step = 0
+        self.micro_step = 0
+        self.best: dict[str, float] = {}
+        self.seconds = 0.0
+        self._meters: dict[str, Any] = {}
+        self._last_save = self._last_tick = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Go on with the records of the state the run resumes from."""
+        self._last_save = self._last_tick = time.monotonic()
+        if self._meters:
+            pl_module.meters.load_state_dict(self._meters, pl_module.device)
+        if trainer.is_global_zero and self.rows:
+            self.records.run.write_rows(self.rows)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Record, validate, save and stop where it is time to."""
+        if not stepped(pl_module, batch_idx):
+            return
+        plan = pl_module.plan
+        self.step, self.micro_step = trainer.global_step, batch_idx + 1
+        finished = self.step >= plan.total_steps
+        if self.step % plan.steps_per_epoch == 0 or finished:
+            self._finish_epoch(trainer, pl_module)
+        stopping = self.stop.requested(trainer)
+        if stopping or finished or self._save_is_due(trainer, plan):
+            self._save(trainer, pl_module)
+        trainer.should_stop = trainer.should_stop or stopping
+
+    def _save_is_due(self, trainer: Trainer, plan) -> bool:
+        if self.step % plan.save_every == 0:
+            return True
+        waited = time.monotonic() - self._last_save > self.seconds_between_saves
+        return self.step % plan.steps_per_epoch == 0 and trainer.strategy.broadcast(waited)
+
+    def _finish_epoch(self, trainer: Trainer, module: TrainingModule) -> None:
+        row: dict[str, float] = {"epoch": self.step / module.plan.steps_per_epoch, "step": self.step}
+        row |= module.meters.read()
+        module.meters.reset()
+        if self.records.watch is not None:
+            row |= self.records.watch.validate(self.evaluated(), module.device)
+        self._tick()
+        row["seconds"] = self.seconds
+        self.rows.append(row)
+        if trainer.is_global_zero:
+            self.records.run.write_rows(self.rows)
+        if self.records.on_epoch is not None and trainer.is_global_zero:
+            epochs = module.plan.total_steps // module.plan.steps_per_epoch
+            self.records.on_epoch(self.step // module.plan.steps_per_epoch, epochs, row)
+        if self._improves(row):
+            self.best = row
+            trainer.save_checkpoint(self.records.run.best, weights_only=False)
+            if trainer.is_global_zero:
+                self.records.save_model(self.evaluated())
+
+    def _improves(self, row: dict[str, float]) -> bool:
+        if self.records.watch is None or not self.best:
+            return True
+        score, loss = self.records.watch.score, self.records.watch.loss
+        return (row[score], -row[loss]) > (self.best[score], -self.best[loss])
+
+    def _save(self, trainer: Trainer, module: TrainingModule) -> None:
+        self._meters = module.meters.state_dict()
+        self._tick()
+        trainer.save_checkpoint(self.records.run.last, weights_only=False)
+        self._last_save = time.monotonic()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.seconds += now - self._last_tick
+        self._last_tick = now
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        names = ("rows", "step", "micro_step", "best", "seconds")
+        return {name: getattr(self, name) for name in names} | {"meters": self._meters}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what a checkpoint stored."""
+        for name in ("rows", "step", "micro_step", "best", "seconds"):
+            setattr(self, name, state_dict[name])
+        self._meters = state_dict["meters"]
+
+
+def stepped(module: TrainingModule, batch_idx: int) -> bool:
+    """Return whether the forward pass of that number completed an optimizer step."""
+    return (batch_idx + 1) % module.plan.accumulate == 0

@@ -1,0 +1,81 @@
+"""What a run measures of itself between two readings, kept on the device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paucal.types import LossTerms
+
+
+class Meters:
+    """Sums over the steps since the last reset; reading them is the only wait for the device.
+
+    Attributes:
+        rate: learning rate of the newest step.
+        skipped: steps skipped in the whole run because a gradient was not finite.
+        nonfinite: per loss, forward passes of the whole run in which it was not finite.
+    """
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self.skipped: Tensor | float = 0.0
+        self.nonfinite: dict[str, Tensor] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new stretch of steps."""
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, int] = {}
+        self.weights: dict[str, float] = {}
+
+    def add(self, terms: LossTerms, total: Tensor) -> None:
+        """Add the losses of one forward pass; non-finite ones count as 0 and are counted apart."""
+        for name, value in {"loss": total, **terms.values}.items():
+            value = value.detach().float()
+            finite = torch.isfinite(value)
+            self._sum(f"train_{name}", torch.where(finite, value, torch.zeros_like(value)))
+            self.nonfinite[name] = (~finite).float() + self.nonfinite.get(name, 0.0)
+        self.weights = dict(terms.weights)
+
+    def add_step(self, norm: Tensor, skipped: Tensor) -> None:
+        """Add what one optimizer step showed: the gradient's L2 norm, and 1 if the step was skipped, else 0."""
+        self._sum("gradient_norm", torch.nan_to_num(norm.detach().float(), 0.0, 0.0, 0.0))
+        self._sum("skipped_steps", skipped)
+        self.skipped = skipped + self.skipped
+
+    def add_diagnostics(self, values: dict[str, Tensor]) -> None:
+        """Add what the objective says about its health."""
+        for name, value in values.items():
+            self._sum(name, value.detach().float())
+
+    def read(self) -> dict[str, float]:
+        """Return means since the last reset (of skipped steps the number); waits for the device once."""
+        if not self.sums:
+            return {}
+        values = torch.stack(list(self.sums.values())).tolist()
+        counts = [1 if name == "skipped_steps" else self.counts[name] for name in self.sums]
+        means = {name: value / n for name, value, n in zip(self.sums, values, counts, strict=True)}
+        return {**means, **{f"weight_{n}": w for n, w in self.weights.items()}, "lr": self.rate}
+
+    def _sum(self, name: str, value: Tensor) -> None:
+        self.sums[name] = value + self.sums.get(name, 0.0)
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def newest_mean(self, name: str) -> float:
+        """Return one mean since the last reset; NaN where there is none yet."""
+        return float(self.sums[name]) / self.counts[name] if name in self.sums else float("nan")
+
+    def culprits(self) -> list[str]:
+        """Return the names of the losses that were not finite at some time; waits for the device."""
+        return [name for name, count in self.nonfinite.items() if name != "loss" and float(count) > 0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint in the middle of an epoch stores."""
+        return {"sums": dict(self.sums), "counts": dict(self.counts), "skipped": float(self.skipped)}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take over what a checkpoint stored."""
+        self.sums = {name: value.to(device) for name, value in state["sums"].items()}
+        self.counts = dict(state["counts"])
+        self.skipped = state["skipped"]

@@ -1,0 +1,102 @@
+"""The LightningModule that trains any objective."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from paucal.data.randomness import derive_seed
+from paucal.objectives.base import Objective
+from paucal.training.groups import parameter_groups
+from paucal.training.meters import Meters
+from paucal.training.plan import Optimization, Plan
+from paucal.types import Batch, GroupScale, LossTerms, Progress
+
+
+class TrainingModule(LightningModule):
+    """Runs an objective: seeds each step, sums its losses, clips, schedules and steps.
+
+    The whole run is one epoch to Lightning; epochs are counted from steps, so that stopping and resuming in the
+    middle of one is nothing special and worker processes are never restarted between epochs.
+
+    Nothing in a step waits for the device: losses are summed there and read at the end of an epoch, and a
+    non-finite gradient makes the optimizer skip the step by itself (`found_inf`), on all ranks alike because the
+    gradients were already averaged over them.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimization: Optimization,
+        plan: Plan,
+        make_loader: Callable[[], DataLoader],
+    ) -> None:
+        super().__init__()
+        self.objective = objective
+        self.optimization = optimization
+        self.plan = plan
+        self.make_loader = make_loader
+        self.meters = Meters()
+
+    def progress(self, micro_step: int = 0) -> Progress:
+        """Return where the run stands."""
+        plan = self.plan
+        return Progress(self.trainer.global_step, plan.total_steps, plan.steps_per_epoch, micro_step)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the total loss of a batch."""
+        plan = self.plan
+        # The model's randomness is a function of (seed, step, rank), never of what happened before.
+        torch.manual_seed(derive_seed(plan.seed, batch_idx, self.global_rank))
+        if plan.mixing is not None and self.objective.data_request.mixing:
+            batch = plan.mixing.mix(batch, plan.n_classes)
+        terms: LossTerms = self.objective(batch, self.progress(batch_idx))
+        total = terms.total
+        self.meters.add(terms, total)
+        return total
+
+    def train_dataloader(self) -> DataLoader:
+        """Build the loader of this process."""
+        return self.make_loader()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Build AdamW over the objective's parameter groups."""
+        settings = self.optimization
+        groups = parameter_groups(self.objective, self.objective.parameter_group)
+        # The fused form understands `found_inf`, on which the skipping of non-finite steps rests.
+        return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set rates, let the objective act, clip, and mark a non-finite step."""
+        progress = self.progress()
+        self._set_rates(optimizer, progress)
+        self.objective.before_step(progress)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = clip_gradients(parameters, self.optimization.clip)
+        found_inf = (~torch.isfinite(norm)).float()
+        if not self.plan.hardware.precision.startswith("16"):  # there the gradient scaler sets it
+            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        self.meters.add_step(norm, found_inf)
+
+    def configure_gradient_clipping(self, *args, **kwargs) -> None:
+        """Leave clipping to `on_before_optimizer_step`, which needs the norm anyway."""
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+        rate = self.optimization.schedule(progress.step)
+        scales = self.objective.group_scales(progress)
+        for group in optimizer.param_groups:
+            scale = scales.get(group["label"], GroupScale())
+            group["lr"] = rate * scale.lr
+            group["weight_decay"] = self.optimization.weight_decay * scale.weight_decay if group["decayed"] else 0.0
+        self.meters.rate = rate
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+    """Scale gradients down to a global L2 norm of `max_norm`; return the norm before that, on the device."""
+    present = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in present if p.grad is not None])
+    if max_norm is not None and present:
+        torch.nn.utils.clip_grads_with_norm_(present, max_norm, norm)
+    return norm

@@ -1,0 +1,72 @@
+"""What the trainer is told: plain numbers, resolved beforehand by the recipe."""
+
+from dataclasses import dataclass, field
+
+from paucal.data.mixing import Mixing
+from paucal.training.schedules import CosineWarmup
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """AdamW and what surrounds it.
+
+    Attributes:
+        schedule: learning rate per step.
+        weight_decay: for the decayed groups.
+        betas: of AdamW.
+        eps: of AdamW.
+        clip: global L2 norm above which gradients are scaled down; None for no clipping.
+        average_decay: ceiling of the moving average's decay; None for no average.
+    """
+
+    schedule: CosineWarmup
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float | None = 5.0
+    average_decay: float | None = None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where and how precisely to compute; the words are Lightning's.
+
+    Attributes:
+        accelerator: "cpu", "cuda", "mps" or "auto".
+        devices: devices per node.
+        nodes: machines.
+        strategy: "auto", "ddp", ...
+        precision: "32-true", "bf16-mixed" or "16-mixed".
+        compile_backend: backend of `torch.compile` for the backbones; None to leave them as they are.
+    """
+
+    accelerator: str = "cpu"
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    compile_backend: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length and the randomness of a run.
+
+    Attributes:
+        total_steps: optimizer steps.
+        steps_per_epoch: optimizer steps per pass over the training images.
+        accumulate: forward passes per optimizer step.
+        seed: of everything.
+        mixing: mixup and cutmix; None for none.
+        n_classes: needed for mixing.
+        save_every: optimizer steps between saved states within an epoch; the end of an epoch always saves.
+    """
+
+    total_steps: int
+    steps_per_epoch: int
+    accumulate: int = 1
+    seed: int = 0
+    mixing: Mixing | None = None
+    n_classes: int = 0
+    save_every: int = 500
+    hardware: Hardware = field(default_factory=Hardware)

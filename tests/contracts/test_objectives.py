@@ -1,0 +1,203 @@
+"""What the trainer promises to every objective, shown on the toys of `toys.py`."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from contracts import toys
+from paucal.objectives import Objective
+from paucal.types import Batch, Progress
+
+ROOT = Path(__file__).parents[1]
+NAMES = list(toys.TOYS)
+
+
+class StopAfter(Callback):
+    """Asks for a stop, as a signal would, when a step is done."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step >= self.step - 1:
+            next(c for c in trainer.callbacks if type(c).__name__ == "StopSignal").received = True
+
+
+class Snapshots(Callback):
+    """Copies of the deployable weights after every step."""
+
+    def __init__(self):
+        self.states: list[dict[str, torch.Tensor]] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.states.append(copy.deepcopy(pl_module.objective.deployable().state_dict()))
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def a_batch(objective: Objective, n: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    sizes = [crops.size or toys.SIZE for crops in objective.data_request.views for _ in range(crops.count)]
+    return Batch(
+        torch.arange(n),
+        [torch.rand(n, 3, int(size), int(size), generator=generator) for size in sizes],
+        torch.arange(n) % 10,
+        [torch.eye(2, 3).expand(n, 2, 3) for _ in sizes],
+        {"ink": torch.rand(n, 8, 8, generator=generator)},
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training__lowers_every_loss(name, tmp_path):
+    outcome = toys.train(toys.make(name), tmp_path, epochs=12)
+    assert outcome.finished
+    assert len(outcome.rows) == 12
+    losses = [column for column in outcome.rows[0] if column.startswith("train_")]
+    assert len(losses) >= 3
+    for column in losses:
+        assert outcome.rows[-1][column] < outcome.rows[0][column], column
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resuming__equals_not_stopping_bit_for_bit(name, tmp_path):
+    whole, parts = toys.make(name), toys.make(name)
+    straight = toys.train(whole, tmp_path / "whole")
+    stopped = toys.train(parts, tmp_path / "parts", callbacks=[StopAfter(6)])  # in the middle of epoch 2 of 4 steps
+    assert not stopped.finished
+    assert len(stopped.rows) == 1
+    other = toys.make(name, seed=99)  # nothing of the stopped process is left
+    resumed = toys.train(other, tmp_path / "parts", workers=2)
+    assert resumed.finished
+    assert same(whole.state_dict(), other.state_dict())
+    for folder in ("whole", "parts"):
+        assert (tmp_path / folder / "deployed.pt").exists()
+    kept = [torch.load(tmp_path / folder / "deployed.pt", weights_only=True) for folder in ("whole", "parts")]
+    assert same(*kept)
+    for one, two in zip(straight.rows, resumed.rows, strict=True):
+        assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in two.items() if k != "seconds"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_moving_average__equals_a_naive_one(name, tmp_path):
+    objective, snapshots = toys.make(name), Snapshots()
+    expected = copy.deepcopy(objective.deployable().state_dict())
+    toys.train(objective, tmp_path, epochs=2, average=0.8, callbacks=[snapshots])
+    for number, state in enumerate(snapshots.states):
+        decay = min(0.8, (1 + number) / (10 + number))
+        for key, value in state.items():
+            expected[key] = decay * expected[key] + (1 - decay) * value if value.is_floating_point() else value
+    kept = torch.load(tmp_path / "deployed.pt", weights_only=True)
+    assert kept.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(kept[key], value, rtol=1e-5, atol=1e-7)
+
+
+def test_two_processes__equal_one_on_the_joint_batch(tmp_path):
+    """All three toys in one launch, since starting processes takes longer than training them."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(ROOT / "contracts" / "two_processes.py"), str(tmp_path)]
+    subprocess.run(command, env=environment, check=True, timeout=240)
+    for name in NAMES:
+        one = toys.make(name)
+        outcome = toys.train(one, tmp_path / "one" / name, epochs=2, batch=16)
+        two = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        for key, value in one.state_dict().items():
+            assert torch.allclose(two[key], value, rtol=2e-4, atol=2e-5), f"{name}: {key}"
+        rows = json.loads((tmp_path / f"{name}.json").read_text())
+        assert [row["step"] for row in rows] == [row["step"] for row in outcome.rows]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eager_compile__gives_the_same_losses(name):
+    objective = toys.make(name).train()
+    progress = Progress(0, 10, 5)
+    batch = a_batch(objective)
+    plain = objective(batch, progress)
+    parts = list(objective.compilable())
+    assert parts
+    for module in parts:
+        module.compile(backend="eager")
+    compiled = objective(batch, progress)
+    assert compiled.values.keys() == plain.values.keys()
+    for key, value in plain.values.items():
+        torch.testing.assert_close(compiled.values[key], value)
+    compiled.total.backward()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accumulation__equals_one_large_batch(name, tmp_path):
+    large, small = toys.make(name), toys.make(name)
+    toys.train(large, tmp_path / "large", epochs=2, batch=16)
+    toys.train(small, tmp_path / "small", epochs=2, batch=8, accumulate=2)
+    for key, value in large.deployable().state_dict().items():
+        if name != "two_networks":  # its centre and teacher see the last micro-batch only, by its own choice
+            torch.testing.assert_close(small.deployable().state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients__reach_every_trainable_parameter(name):
+    objective = toys.make(name).train()
+    objective(a_batch(objective), Progress(0, 10, 5)).total.backward()
+    unused = [n for n, p in objective.named_parameters() if p.requires_grad and p.grad is None]
+    # A backbone that is read before its classifier does not train it.
+    assert unused == []
+    frozen = [n for n, p in objective.named_parameters() if not p.requires_grad]
+    assert bool(frozen) == (name == "two_networks")
+
+
+def test_hooks__are_called_around_each_real_step(tmp_path):
+    class Recorder(toys.PerBlock):
+        def __init__(self):
+            super().__init__()
+            self.calls = []
+
+        def before_step(self, progress):
+            self.calls.append(("before", progress.step))
+
+        def after_step(self, progress):
+            self.calls.append(("after", progress.step))
+
+    torch.manual_seed(0)
+    objective = Recorder()
+    toys.train(objective, tmp_path, epochs=1, batch=8, accumulate=2)
+    assert objective.calls == [call for step in range(4) for call in (("before", step), ("after", step + 1))]
+
+
+def test_group_scales__reach_the_optimizer(tmp_path):
+    class Rates(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            self.seen.append(
+                {g["label"] + str(g["decayed"]): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups}
+            )
+
+    rates = Rates()
+    toys.train(toys.make("two_networks"), tmp_path, epochs=2, callbacks=[rates])
+    last = rates.seen[-1]  # set in step 7 of 8: six steps were complete before it
+    assert last["headTrue"][0] == pytest.approx(2 * last["mainTrue"][0])
+    assert last["mainTrue"][1] == pytest.approx(0.05)
+    assert last["headTrue"][1] == pytest.approx(0.05 * 6 / 8)
+    assert last["headFalse"][1] == last["mainFalse"][1] == 0
+
+
+def test_before_step__can_hold_a_layer_still(tmp_path):
+    objective = toys.make("two_networks")
+    before = objective.frozen_head.weight.clone()
+    toys.train(objective, tmp_path / "one", epochs=1)
+    assert torch.equal(objective.frozen_head.weight, before)
+    objective = toys.make("two_networks")
+    toys.train(objective, tmp_path / "two", epochs=2)
+    assert not torch.equal(objective.frozen_head.weight, before)
