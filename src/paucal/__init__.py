@@ -1,0 +1,61 @@
+"""paucal trains vision transformers well when images are few.
+
+Importing it registers its backbones with timm and does nothing else; each name is loaded where it is first used.
+
+Example:
+    >>> import torch, paucal
+    >>> head = paucal.LocalizationHead(dim=16)
+    >>> grid = torch.randn(4, 16, 7, 7)
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> paucal.drloc_loss(grid, head, n_pairs=64, generator=generator).shape
+    torch.Size([])
+"""
+
+import importlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from paucal import backbones as backbones
+
+if TYPE_CHECKING:
+    from paucal.evaluation.deployed import Deployed as Deployed
+    from paucal.evaluation.deployed import load_deployed as load  # noqa: F401 (the public name)
+    from paucal.losses import drloc_loss as drloc_loss
+    from paucal.objectives import DrLoc as DrLoc
+    from paucal.objectives import LocalizationHead as LocalizationHead
+    from paucal.objectives import Objective as Objective
+    from paucal.objectives import Supervised as Supervised
+    from paucal.objectives import Term as Term
+    from paucal.recipes.launch import train as train
+    from paucal.types import UserError as UserError
+
+__version__ = version("paucal")
+
+_WHERE = {
+    "Deployed": ("paucal.evaluation.deployed", "Deployed"),
+    "DrLoc": ("paucal.objectives", "DrLoc"),
+    "LocalizationHead": ("paucal.objectives", "LocalizationHead"),
+    "Objective": ("paucal.objectives", "Objective"),
+    "Supervised": ("paucal.objectives", "Supervised"),
+    "Term": ("paucal.objectives", "Term"),
+    "UserError": ("paucal.types", "UserError"),
+    "drloc_loss": ("paucal.losses", "drloc_loss"),
+    "load": ("paucal.evaluation.deployed", "load_deployed"),
+    "train": ("paucal.recipes.launch", "train"),
+}
+_PACKAGES = ("data", "evaluation", "losses", "objectives", "recipes", "report", "runs", "training", "types")
+
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        module, attribute = _WHERE[name]
+        return getattr(importlib.import_module(module), attribute)
+    if name in _PACKAGES:
+        return importlib.import_module(f"paucal.{name}")
+    raise AttributeError(f"module 'paucal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE, *_PACKAGES])

@@ -1,0 +1,166 @@
+"""Flags made from a settings dataclass, and mistakes on the command line turned into one sentence."""
+
+import difflib
+import re
+import typing
+from collections.abc import Sequence
+from dataclasses import Field, fields
+from typing import Any
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+
+from paucal.types import UserError
+
+ALIASES = {
+    "-b": "--batch-size",
+    "-j": "--workers",
+    "--imgsz": "--img-size",
+    "--out": "--output",
+    "--ema": "--average",
+}
+
+
+class PlainHelp(DefaultHelpFormatter):
+    """Help that says what an option does and what it is by default, without Python's type names."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+    def _get_help_string(self, action) -> str:
+        text = action.help or ""
+        silent = action.default in (None, False) or not action.option_strings
+        return text if silent else f"{text} (default: {action.default})"
+
+
+def new_parser(verb: str, description: str) -> ArgumentParser:
+    """Return a parser that raises instead of exiting."""
+    return ArgumentParser(
+        prog=f"paucal {verb}", description=description, formatter_class=PlainHelp, exit_on_error=False
+    )
+
+
+def add_settings(parser: ArgumentParser, settings: type, skip: Sequence[str] = ()) -> None:
+    """Add one flag per field of a settings dataclass, under the fields' headings."""
+    hints = typing.get_type_hints(settings)
+    groups: dict[str, Any] = {}
+    for item in fields(settings):
+        if item.name in skip:
+            continue
+        heading = item.metadata["group"]
+        group = (
+            groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
+        )
+        _add_flag(group, item, hints[item.name])
+
+
+def _add_flag(group: Any, item: Field, hint: Any) -> None:
+    flags = [flag(item.name), *(short for short, long in ALIASES.items() if long == flag(item.name))]
+    keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
+    inner = _without_none(hint)
+    if inner is bool:
+        keywords["action"] = "store_true"
+    elif typing.get_origin(inner) is list:
+        keywords |= {"nargs": "+", "type": typing.get_args(inner)[0], "metavar": _metavar(item.name)}
+    else:
+        keywords |= {"type": hint, "metavar": _choices(inner) or _metavar(item.name)}
+    group.add_argument(*flags, **keywords)
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def _metavar(name: str) -> str:
+    return name.rsplit("_", 1)[-1].upper()
+
+
+def _choices(hint: Any) -> str | None:
+    members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
+    words = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
+    return "{" + ",".join(map(str, words)) + "}" if words else None
+
+
+def _without_none(hint: Any) -> Any:
+    members = [m for m in typing.get_args(hint) if m is not type(None)]
+    return members[0] if len(members) == 1 and typing.get_origin(hint) is not typing.Literal else hint
+
+
+def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
+    """Parse arguments and an optional `--config` file.
+
+    Returns:
+        All values, and for each value that was given its origin, "config" or "flag".
+
+    Raises:
+        UserError: an unknown flag or key, or a value of the wrong kind.
+    """
+    arguments = [_canonical(word) for word in argv]
+    try:
+        values = parser.parse_args(arguments)
+        given = parser.parse_args(arguments, defaults=False)
+        flags = parser.parse_args(_without_config(arguments), defaults=False)
+    except Exception as problem:  # argparse and jsonargparse raise several types
+        raise UserError(_sentence(parser, str(problem))) from problem
+    names = [name for name, value in vars(given).items() if name != "config" and value is not None]
+    flagged = {name for name, value in vars(flags).items() if value is not None}
+    return values, {name: "flag" if name in flagged else "config" for name in names}
+
+
+def _canonical(word: str) -> str:
+    """Accept underscores in the names of flags."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _without_config(arguments: Sequence[str]) -> list[str]:
+    kept, skip = [], False
+    for word in arguments:
+        if skip or word.startswith("--config="):
+            skip = False
+            continue
+        skip = word == "--config"
+        if not skip:
+            kept.append(word)
+    return kept
+
+
+def _sentence(parser: ArgumentParser, message: str) -> str:
+    """Rewrite a parser's message as one sentence that says what to do."""
+    help_hint = f"see '{parser.prog} --help'."
+    known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    if found := re.search(r"unrecognized arguments: (.*)", message):
+        words = found[1].split()
+        return f"unknown argument {words[0]!r}{_near(words[0], known)}; {help_hint}"
+    if found := re.search(r"Option '([^']*)' is not accepted", message):
+        near = _near(found[1], [option.lstrip("-").replace("-", "_") for option in known])
+        return f"unknown key {found[1]!r} in the config{near}; {help_hint}"
+    if found := re.search(r'Parser key "([^"]*)"', message):
+        value = re.search(r"(?:Given value: |Got value: )(.*)", message)
+        return f"{flag(found[1])}: {_expectation(parser, found[1], message)}{_got(value)}; {help_hint}"
+    return f"{' '.join(message.split())}; {help_hint}"
+
+
+def _expectation(parser: ArgumentParser, key: str, message: str) -> str:
+    if "File does not exist" in message:
+        return "there is no such file: " + message.rpartition("File does not exist: ")[2]
+    words = {
+        "<class 'int'>": "a whole number",
+        "<class 'float'>": "a number",
+        "<class 'bool'>": "true or false",
+    }
+    kinds = [text for kind, text in words.items() if kind in message]
+    literal = re.search(r"typing\.Literal\[([^\]]*)\]", message)
+    kinds += [f"one of {literal[1]}"] if literal else []
+    return f"expected {' or '.join(kinds)}" if kinds else "the value does not fit"
+
+
+def _got(value: re.Match[str] | None) -> str:
+    return f", got {value[1]!r}" if value else ""
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=2)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -1,0 +1,108 @@
+"""`paucal eval`: judge a trained model on labelled images."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from paucal.cli.arguments import new_parser, parse
+from paucal.data.cache import cache_images
+from paucal.data.images import ImageSet
+from paucal.data.loader import make_eval_loader
+from paucal.data.sources import open_images
+from paucal.data.split_file import read_split
+from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.evaluation.predictions import predict_all
+from paucal.evaluation.record import record_classification
+from paucal.evaluation.tables import percent, report_table
+from paucal.recipes.prepare import Advance, open_again
+from paucal.recipes.voice import Voice
+from paucal.runs import RunFolder, open_run
+from paucal.types import UserError
+
+DESCRIPTION = """Judge the model of a run on labelled images.
+Without DATA it is judged on the run's own test images; other images are taken whole, or their test part where
+they have one."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("eval", DESCRIPTION)
+    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("data", nargs="*", type=str, help="labelled images: folders, Parquet files or 'digits'")
+    parser.add_argument("--protocol", type=Literal["classification"], default="classification", help="how to judge")
+    parser.add_argument("--part", type=Literal["train", "val", "test"], default="test", help="of the run's own images")
+    parser.add_argument("--output", "--out", type=str | None, help="folder for the results; by default in the run")
+    parser.add_argument("--batch-size", "-b", type=int, default=256, help="images per forward pass")
+    parser.add_argument("--workers", "-j", type=int, default=0, help="processes that load images")
+    parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda or mps")
+    values, _ = parse(parser, argv)
+    if values.batch_size < 1 or values.workers < 0:
+        raise UserError("--batch-size must be at least 1 and --workers at least 0; correct them.")
+    folder = open_run(values.run)
+    model = load_deployed(folder, values.device)
+    voice = Voice(Console(highlight=False))
+    for target in values.data or [None]:
+        images, indices, train_labels = _images(folder, target, values.part, model, voice)
+        output = _output(folder, target, values)
+        with voice.progress("evaluating") as advance:
+            predictions = predict_all(
+                model.module,
+                make_eval_loader(
+                    images, indices, model.card.preprocessing.transform(), values.batch_size, values.workers
+                ),
+                model.device,
+                progress=partial(_advance, advance, len(indices)),
+            )
+        report = record_classification(output, output, predictions, images, model.classes, train_labels)
+        voice.show(report_table(report))
+        top1 = report.scores["top1"]
+        voice.say(f"{images.name}: accuracy {percent(top1.value)}; tables and pictures lie in {output}")
+    return 0
+
+
+def _advance(advance: Advance, total: int, done: int) -> None:
+    advance(done, total)
+
+
+def _images(
+    folder: RunFolder, target: str | None, part: str, model: Deployed, voice: Voice
+) -> tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]:
+    """Return images with labels in the model's order of classes, the positions to judge, and training labels."""
+    with voice.progress("reading images") as advance:
+        if target is None:
+            images = open_again(folder, advance)
+            split = read_split(folder.split, images)
+            train_labels = torch.from_numpy(images.labels[split.indices("train")])
+            return images, split.indices(part), train_labels
+        images = match_classes(cache_images(open_images(target), progress=advance)[0], model.classes)
+    declared = np.asarray(images.declared)
+    has_test = bool((declared == "test").any())
+    return images, np.flatnonzero(declared == "test") if has_test else np.arange(len(images)), None
+
+
+def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
+    """Renumber the labels of a set by the names of the model's classes.
+
+    Raises:
+        UserError: the set has a class that the model does not know.
+    """
+    unknown = [name for name in images.classes if name not in classes]
+    if unknown:
+        raise UserError(
+            f"{images.location} has {len(unknown)} classes that the model does not know ({', '.join(unknown[:3])}); "
+            f"it knows {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}: rename or remove those folders."
+        )
+    return images.with_classes(tuple(classes))
+
+
+def _output(folder: RunFolder, target: str | None, values) -> Path:
+    name = values.part if target is None else Path(target).stem
+    if values.output is None:
+        return folder.evaluation(name)
+    return Path(values.output) / name if len(values.data) > 1 else Path(values.output)

@@ -1,0 +1,111 @@
+"""`paucal predict`: probabilities for images, folders and patterns."""
+
+import csv
+import glob
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from paucal.cli.arguments import new_parser, parse
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet
+from paucal.data.sources import open_images
+from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.runs import write_text
+from paucal.types import UserError
+
+DESCRIPTION = """Classify images with the model of a run.
+PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("predict", DESCRIPTION)
+    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument("paths", nargs="+", type=str, help="images, folders or patterns")
+    parser.add_argument("--format", type=Literal["csv", "json"], default="csv", help="form of the answer")
+    parser.add_argument("--output", "--out", type=str | None, help="file to write; by default standard output")
+    parser.add_argument("--batch-size", "-b", type=int, default=64, help="images per forward pass")
+    parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda or mps")
+    parser.add_argument("--on-bad-image", type=Literal["refuse", "skip"], default="refuse", help="unreadable images")
+    values, _ = parse(parser, argv)
+    if values.batch_size < 1:
+        raise UserError(f"--batch-size is {values.batch_size}, expected a whole number of at least 1.")
+    if values.output is not None and Path(values.output).exists():
+        raise UserError(f"{values.output!r} exists already: choose another --output, or remove it.")
+    model = load_deployed(values.run, values.device)
+    sets = [images for path in values.paths for images in _open(path)]
+    rows = _predict(model, sets, values.batch_size, values.on_bad_image)
+    text = _as_json(rows, model.classes) if values.format == "json" else _as_csv(rows, model.classes)
+    if values.output is None:
+        sys.stdout.write(text)
+    else:
+        write_text(Path(values.output), text)
+    return 0
+
+
+def _open(path: str) -> Iterator[ImageSet]:
+    """Open a path, or everything a pattern stands for."""
+    if Path(path).exists() or not glob.has_magic(path):
+        yield open_images(path, labelled=False)
+        return
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
+    for name in found:
+        yield open_images(name, labelled=False)
+
+
+def _predict(model: Deployed, sets: Sequence[ImageSet], batch_size: int, on_bad: str) -> list[tuple[str, Tensor]]:
+    names: list[str] = []
+
+    def read() -> Iterator[Image.Image]:
+        for images in sets:
+            for index, key in enumerate(images.keys):
+                try:
+                    picture = images.store.read(index)
+                except UnreadableImage as problem:
+                    if on_bad == "refuse":
+                        raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
+                    Console(stderr=True).print(f"skipped: {problem}", markup=False)
+                    continue
+                names.append(_full_name(images, key))
+                yield picture
+
+    return [(names[i], row) for i, row in enumerate(model.classify(read(), batch_size))]
+
+
+def _full_name(images: ImageSet, key: str) -> str:
+    root = Path(images.location)
+    return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)
+
+
+def _as_csv(rows: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "predicted", "confidence", *(f"p_{name}" for name in classes)])
+    for name, shares in rows:
+        values = [f"{share:.6g}" for share in shares.tolist()]
+        best = int(shares.argmax())
+        writer.writerow([name, classes[best], values[best], *values])
+    return text.getvalue()
+
+
+def _as_json(rows: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> str:
+    answers = [
+        {
+            "path": name,
+            "predicted": classes[int(shares.argmax())],
+            "confidence": float(shares.max()),
+            "probabilities": dict(zip(classes, map(float, shares), strict=True)),
+        }
+        for name, shares in rows
+    ]
+    return json.dumps(answers, indent=2, ensure_ascii=False) + "\n"

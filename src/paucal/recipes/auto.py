@@ -1,0 +1,210 @@
+"""Settings chosen from the data and the machine, each with the reason that is printed beside it.
+
+Every rule is a small function of the facts and of the settings resolved before it; the order of `RULES` is the order
+of resolution.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import timm
+
+from paucal.objectives import default_weight
+from paucal.recipes.facts import Facts
+from paucal.recipes.settings import TrainSettings
+
+Choice = tuple[Any, str]
+Rule = Callable[[Facts, TrainSettings], Choice]
+
+SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
+PAPER = "the paper's value"
+
+
+def model(facts: Facts, settings: TrainSettings) -> Choice:
+    """A small backbone for small images, else the paper's."""
+    size = settings.img_size[0] if settings.img_size else facts.hinted_size or facts.median_side
+    if size <= SMALL:
+        return "vit_mini", f"images of {size} pixels: a small transformer with a convolutional stem"
+    return "swin_tiny_patch4_window7_224", "the DrLoc paper's main backbone"
+
+
+def img_size(facts: Facts, settings: TrainSettings) -> Choice:
+    """The images' own size where they are small, else the size the backbone was designed for."""
+    if facts.hinted_size:
+        return [facts.hinted_size], "what suits this data set"
+    for side in (32, 64, 96):
+        if facts.median_side <= side * 1.25:
+            return [side], f"the images' shorter side is {facts.median_side} pixels (median)"
+    config = timm.get_pretrained_cfg(settings.model or "", allow_unregistered=True)
+    native = list(config.input_size[1:]) if config else [224]
+    return ([native[0]] if native[0] == native[1] else native), "the size this backbone was designed for"
+
+
+def epochs(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's 100, and more where a pass has few steps."""
+    steps = steps_per_epoch(facts, settings)
+    wanted = math.ceil(MIN_STEPS / steps)
+    if wanted <= PAPER_EPOCHS:
+        return PAPER_EPOCHS, "the paper's from-scratch schedule"
+    chosen = min(wanted, MAX_EPOCHS)
+    return chosen, f"{steps} steps an epoch: about {chosen * steps} steps in all"
+
+
+PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
+
+
+def batch_size(facts: Facts, settings: TrainSettings) -> Choice:
+    """A tenth of the images, at most the paper's 128 per device."""
+    size = 2 ** int(math.log2(max(facts.n_train / 10, 16)))
+    size = min(size, 128, facts.n_train)
+    if size == 128:
+        return size, "the paper's images per device"
+    return size, f"{facts.n_train} training images: at least 10 steps an epoch where that is possible"
+
+
+def lr(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's rate, scaled by the square root of the batch, as suits AdamW."""
+    batch = (settings.batch_size or 1) * settings.accumulate
+    return round(1e-3 * math.sqrt(batch / 1024), 8), f"1e-3 at batch 1024 (the paper's), times sqrt({batch}/1024)"
+
+
+def min_lr(facts: Facts, settings: TrainSettings) -> Choice:
+    """A hundredth of the peak."""
+    return (settings.lr or 0.0) / 100, "a hundredth of the peak, as in the paper"
+
+
+def warmup_epochs(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's 20 of 100 epochs, as a share, but never longer than 20."""
+    chosen = min(20.0, 0.2 * (settings.epochs or 1))
+    return chosen, "a fifth of the epochs and at most 20, as in the paper"
+
+
+def schedule_epochs(facts: Facts, settings: TrainSettings) -> Choice:
+    """The epochs that are run."""
+    return settings.epochs, "the cosine ends with the run"
+
+
+def average(facts: Facts, settings: TrainSettings) -> Choice:
+    """An average over about the last twentieth of the run."""
+    steps = (settings.epochs or 1) * steps_per_epoch(facts, settings)
+    decay = round(min(0.9999, 1 - 1 / max(20.0, steps / 20)), 6)
+    return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
+
+
+def drop_path(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's 0.2 for Swin; its other backbones have none."""
+    if (settings.model or "").startswith("swin"):
+        return 0.2, "the paper's value for Swin"
+    return 0.0, "the paper's value for backbones other than Swin"
+
+
+def crop(facts: Facts, settings: TrainSettings) -> Choice:
+    """Padded crops keep small images whole."""
+    if _side(settings) <= SMALL:
+        return "padded", "small images stay whole: shifted by up to an eighth"
+    return "random-resized", "the paper's crop"
+
+
+def crop_scale(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's smallest crop."""
+    return 0.08, PAPER
+
+
+def hflip(facts: Facts, settings: TrainSettings) -> Choice:
+    """Half of the images, unless a mirrored one means something else."""
+    return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
+
+
+def rand_augment(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's policy; nothing for tiny images, which it makes unreadable."""
+    if _side(settings) < 32:
+        return "none", "images under 32 pixels become unreadable"
+    return "rand-m9-mstd0.5-inc1", "the paper's policy"
+
+
+def erase(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's probability."""
+    return (0.0, "images under 32 pixels become unreadable") if _side(settings) < 32 else (0.25, PAPER)
+
+
+def mixup(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's alpha; off for tiny images."""
+    return (0.0, "images under 32 pixels become unreadable") if _side(settings) < 32 else (0.8, PAPER)
+
+
+def cutmix(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's alpha; off for tiny images."""
+    return (0.0, "images under 32 pixels become unreadable") if _side(settings) < 32 else (1.0, PAPER)
+
+
+def normalise(facts: Facts, settings: TrainSettings) -> Choice:
+    """Trained from scratch, the data's own statistics are the natural ones."""
+    return "computed", "trained from scratch: mean and deviation of the training images"
+
+
+def drloc_weight(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's weight of the backbone's family, or its safest one."""
+    return default_weight(settings.model or "")
+
+
+def device(facts: Facts, settings: TrainSettings) -> Choice:
+    """The best there is."""
+    return facts.device, "the best device of this machine"
+
+
+def precision(facts: Facts, settings: TrainSettings) -> Choice:
+    """bfloat16 where it is native; float16 is never chosen, since it overflows on some small-data runs."""
+    if settings.device == "cuda" and facts.bf16:
+        return "bf16-mixed", "the GPU computes in bfloat16"
+    return "32-true", "float32: safe everywhere"
+
+
+def workers(facts: Facts, settings: TrainSettings) -> Choice:
+    """One less than the cores beside an accelerator; none beside a processor that trains."""
+    if settings.device == "cpu":
+        return 0, "the processor is busy with training: loader processes would only slow it"
+    chosen = min(8, facts.cores - 1)
+    return chosen, f"{facts.cores} processor cores"
+
+
+RULES: dict[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
+        *(model, img_size, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average),
+        *(drop_path, crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise),
+        *(drloc_weight, device, precision, workers),
+    )
+}
+
+
+def resolve(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[str, str]]:
+    """Fill in every setting that is None and has a rule.
+
+    Returns:
+        The settings, and the reason of each value that was chosen.
+    """
+    reasons: dict[str, str] = {}
+    for name, rule in RULES.items():
+        if getattr(settings, name) is None:
+            value, reasons[name] = rule(facts, settings)
+            settings = replace(settings, **{name: value})
+    return settings, reasons
+
+
+def steps_per_epoch(facts: Facts, settings: TrainSettings) -> int:
+    """Return the optimizer steps of one pass; an incomplete last batch is left out."""
+    batch = (settings.batch_size or 1) * settings.accumulate
+    return max(1, facts.n_train // batch)
+
+
+def origins(settings: TrainSettings, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return where each value comes from: "flag", "config", "auto: reason" or "default"."""
+    return {
+        name: given.get(name) or (f"auto: {reasons[name]}" if name in reasons else "default") for name in vars(settings)
+    }
+
+
+def _side(settings: TrainSettings) -> int:
+    return min(settings.img_size or [224])

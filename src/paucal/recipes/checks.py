@@ -1,0 +1,64 @@
+"""Settings that make no sense are refused before any work is done."""
+
+import math
+
+from paucal.recipes.settings import TrainSettings
+from paucal.types import UserError
+
+# Lowest and highest value allowed, both included; None for no bound.
+RANGES: dict[str, tuple[float, float | None]] = {
+    "few_labels": (1, None),
+    "epochs": (1, None),
+    "schedule_epochs": (1, None),
+    "batch_size": (1, None),
+    "accumulate": (1, None),
+    "min_lr": (0, None),
+    "warmup_epochs": (0, None),
+    "weight_decay": (0, None),
+    "clip": (0, None),
+    "label_smoothing": (0, 0.999),
+    "average": (0, 0.999999),
+    "drop_path": (0, 0.95),
+    "hflip": (0, 1),
+    "erase": (0, 1),
+    "mixup": (0, None),
+    "cutmix": (0, None),
+    "crop_scale": (0.01, 1),
+    "drloc_weight": (0, None),
+    "drloc_pairs": (1, None),
+    "drloc_hidden": (1, None),
+    "workers": (0, 64),
+    "seed": (0, 2**62),
+}
+POSITIVE = ("lr", "fraction", "val_fraction", "test_fraction")
+MAX_SIDE = 4096
+
+
+def check_ranges(settings: TrainSettings) -> None:
+    """Raise a UserError for the first number that is out of its range."""
+    for name, (low, high) in RANGES.items():
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        if not math.isfinite(value) or value < low or (high is not None and value > high):
+            bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            raise UserError(f"{_flag(name)} is {value}, expected a number {bounds}.")
+    for name in POSITIVE:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{_flag(name)} is {value}, expected a number above 0.")
+    _check_size(settings.img_size)
+
+
+def _check_size(size: list[int] | None) -> None:
+    if size is None:
+        return
+    if len(size) not in (1, 2) or not all(8 <= side <= MAX_SIDE for side in size):
+        words = " ".join(map(str, size))
+        raise UserError(
+            f"--img-size is {words!r}, expected one side or height and width, each from 8 to {MAX_SIDE} pixels."
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,92 @@
+"""From a location to images that are checked, decoded and split."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.cache import cache_images
+from paucal.data.images import ImageSet
+from paucal.data.sources import open_images
+from paucal.data.splits import Split, make_split, take_few, take_fraction
+from paucal.recipes.facts import Facts, best_device
+from paucal.recipes.settings import TrainSettings
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Images that are known to be readable, and what each is used for."""
+
+    images: ImageSet
+    split: Split
+
+    def part(self, name: str) -> NDArray[np.int64]:
+        """Return the indices of "train", "val" or "test"."""
+        return self.split.indices(name)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of images per part."""
+        return {name: len(self.part(name)) for name in ("train", "val", "test")}
+
+    def facts(self) -> Facts:
+        """Return what the automatic settings look at."""
+        sizes = self.images.sample_sizes()
+        device, bf16 = best_device()
+        return Facts(
+            n_train=len(self.part("train")),
+            n_classes=len(self.images.classes),
+            median_side=int(np.median(sizes.min(axis=1))),
+            hinted_size=self.images.hints.image_size,
+            flip=self.images.hints.flip,
+            cores=os.cpu_count() or 1,
+            device=device,
+            bf16=bf16,
+        )
+
+
+def load_images(settings: TrainSettings, advance: Advance | None = None) -> ImageSet:
+    """Open the images, decode each once, and keep them decoded where they fit in memory.
+
+    Raises:
+        UserError: there are none, they are not laid out as expected, or some cannot be read.
+    """
+    images = open_images(settings.data)
+    return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
+
+
+def prepare(settings: TrainSettings, images: ImageSet) -> Prepared:
+    """Split the images, and reduce the training part where the settings say so.
+
+    Raises:
+        UserError: a class has too few images for the parts, or a share is not one.
+    """
+    shares = {
+        name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
+    }
+    split = make_split(images, seed=settings.seed, **shares)
+    if settings.fraction is not None and settings.few_labels is not None:
+        raise UserError("--fraction and --few-labels both reduce the training images; give one of them.")
+    if settings.fraction is not None:
+        split = take_fraction(split, images.labels, settings.fraction, settings.seed)
+    if settings.few_labels is not None:
+        split = take_few(split, images.labels, settings.few_labels, settings.seed)
+    return Prepared(images, split)
+
+
+def open_again(run: RunFolder, advance: Advance | None = None) -> ImageSet:
+    """Open the images of a run from where they were when it began.
+
+    Raises:
+        UserError: the run's settings cannot be read, or the images are gone.
+    """
+    settings = run.read_yaml(run.config.name).get("settings", {})
+    if not isinstance(settings, dict) or "data" not in settings:
+        raise UserError(f"{str(run.config)!r} does not say which data was used; give DATA.")
+    opened = TrainSettings(data=str(settings["data"]), on_bad_image=settings.get("on_bad_image", "refuse"))
+    return load_images(opened, advance)

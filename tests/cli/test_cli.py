@@ -1,0 +1,305 @@
+"""The command line as a person meets it: good runs, and every mistake as one sentence and exit code 2."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from paucal.cli.main import main
+
+# Small enough for seconds: 16 pixels, one block.
+QUICK = [
+    "--img-size",
+    "16",
+    "--epochs",
+    "2",
+    "-j",
+    "0",
+    "--model",
+    "vit_mini",
+    "--model-args",
+    "depth=1",
+    "--seed",
+    "1",
+]
+
+
+def make_photos(root: Path, classes: int = 3, each: int = 12) -> Path:
+    """Class folders of noise around one grey level per class."""
+    generator = np.random.default_rng(0)
+    for label in range(classes):
+        folder = root / f"class{label}"
+        folder.mkdir(parents=True)
+        for number in range(each):
+            pixels = generator.normal(60 + 70 * label, 20, (20, 24, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A finished run on a folder of photos beside it."""
+    base = tmp_path_factory.mktemp("trained")
+    photos = make_photos(base / "photos")
+    assert main(["train", str(photos), *QUICK, "--output", str(base / "run")]) == 0
+    return base
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def failure(capsys, *argv: str) -> str:
+    """Run a command that must fail with exit code 2; return its one sentence."""
+    assert main([str(word) for word in argv]) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err + captured.out
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    return lines[0]
+
+
+def test_train__leaves_the_whole_run_folder(trained):
+    run = trained / "run"
+    names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert names >= {
+        *("config.yaml", "env.json", "split.csv", "metrics.csv", "train.log", "report.html", "summary.json"),
+        *("checkpoints/best.ckpt", "checkpoints/last.ckpt", "model.safetensors", "model.json"),
+        *("plots/curves.png", "plots/confusion.png", "plots/train_batch.png"),
+        *("evaluation/test/metrics.json", "evaluation/test/per_class.csv", "evaluation/test/predictions.csv"),
+    }
+    rows = table(run / "metrics.csv")
+    assert len(rows) == 2
+    assert {"train_class", "train_drloc", "val_top1", "lr", "weight_drloc"} <= rows[0].keys()
+
+
+def test_train__stores_every_setting_with_its_origin(trained):
+    import yaml
+
+    config = yaml.safe_load((trained / "run" / "config.yaml").read_text())
+    assert config["settings"].keys() == config["origin"].keys()
+    assert config["origin"]["epochs"] == "flag"
+    assert config["origin"]["lr"].startswith("auto: 1e-3 at batch 1024")
+    assert config["origin"]["weight_decay"] == "default"
+    assert config["settings"]["drloc_weight"] == 0.1
+
+
+def test_train__the_test_part_is_stored_and_untouched_by_training(trained):
+    rows = table(trained / "run" / "split.csv")
+    assert len(rows) == 36
+    parts = {part: {row["key"] for row in rows if row["split"] == part} for part in ("train", "val", "test")}
+    assert sum(map(len, parts.values())) == 36
+    judged = {row["key"] for row in table(trained / "run/evaluation/test/predictions.csv")}
+    assert judged == parts["test"]
+
+
+def test_weights__load_strictly_in_plain_timm(trained):
+    import safetensors.torch
+
+    card = json.loads((trained / "run" / "model.json").read_text())
+    backbone = card["backbone"]
+    model = timm.create_model(
+        backbone["name"], num_classes=3, img_size=tuple(backbone["image_size"]), **backbone["arguments"]
+    )
+    model.load_state_dict(safetensors.torch.load_file(trained / "run" / "model.safetensors"))
+
+
+def test_eval__repeats_the_score_of_training(trained, capsys):
+    before = json.loads((trained / "run/evaluation/test/metrics.json").read_text())
+    assert main(["eval", str(trained / "run")]) == 0
+    after = json.loads((trained / "run/evaluation/test/metrics.json").read_text())
+    assert after["scores"]["top1"] == before["scores"]["top1"]
+    assert after["scores"]["loss"]["value"] == pytest.approx(before["scores"]["loss"]["value"], rel=1e-5)
+    assert main(["eval", str(trained / "run"), str(trained / "photos"), "--output", str(trained / "other")]) == 0
+    whole = json.loads((trained / "other" / "metrics.json").read_text())
+    assert whole["images"] == 36
+
+
+def test_predict__gives_probabilities_for_files_folders_and_patterns(trained, capsys, tmp_path):
+    photos = trained / "photos"
+    words = [str(photos / "class0" / "0.png"), str(photos / "class1"), str(photos / "class2" / "1*.png")]
+    assert main(["predict", str(trained / "run"), *words]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert len(rows) == 1 + 12 + 3
+    assert all(Path(row["path"]).is_file() for row in rows)
+    for row in rows:
+        shares = [float(row[f"p_class{k}"]) for k in range(3)]
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert row["predicted"] == f"class{int(np.argmax(shares))}"
+    output = tmp_path / "answers.json"
+    assert main(["predict", str(trained / "run"), words[0], "--format", "json", "--output", str(output)]) == 0
+    answer = json.loads(output.read_text())[0]
+    assert answer["confidence"] == pytest.approx(float(rows[0]["confidence"]), rel=1e-4)
+
+
+def test_predict__equals_the_python_interface(trained, capsys):
+    import paucal
+
+    path = trained / "photos" / "class1" / "3.png"
+    model = paucal.load(trained / "run")
+    shares = model.probabilities([Image.open(path)])
+    assert shares.shape == (1, 3)
+    main(["predict", str(trained / "run"), str(path)])
+    row = next(csv.DictReader(capsys.readouterr().out.splitlines()))
+    torch.testing.assert_close(
+        shares[0], torch.tensor([float(row[f"p_class{k}"]) for k in range(3)]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_python_train__equals_the_command(trained, tmp_path):
+    import paucal
+
+    result = paucal.train(
+        trained / "photos",
+        img_size=[16],
+        epochs=2,
+        workers=0,
+        model="vit_mini",
+        model_args=["depth=1"],
+        seed=1,
+        output=str(tmp_path / "run"),
+    )
+    same = json.loads((trained / "run/evaluation/test/metrics.json").read_text())
+    assert result.report.scores["top1"].value == same["scores"]["top1"]["value"]
+    with pytest.raises(TypeError, match="no setting 'epoch'"):
+        paucal.train("digits", epoch=3)
+
+
+def test_train__is_reproducible(trained, tmp_path):
+    photos = trained / "photos"
+    assert main(["train", str(photos), *QUICK, "--output", str(tmp_path / "again")]) == 0
+    first, second = (path / "model.safetensors" for path in (trained / "run", tmp_path / "again"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_train__config_and_flags_are_told_apart(trained, tmp_path, capsys):
+    config = tmp_path / "settings.yaml"
+    config.write_text("epochs: 1\nimg_size: [16]\nmodel_args: [depth=1]\nlr: 0.01\nworkers: 0\n")
+    argv = [
+        "train",
+        str(trained / "photos"),
+        "--config",
+        str(config),
+        "--lr",
+        "0.002",
+        "--output",
+        str(tmp_path / "r"),
+    ]
+    assert main(argv) == 0
+    import yaml
+
+    stored = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert (stored["settings"]["epochs"], stored["origin"]["epochs"]) == (1, "config")
+    assert (stored["settings"]["lr"], stored["origin"]["lr"]) == (0.002, "flag")
+
+
+def test_resume__of_a_finished_run_is_refused(trained, capsys):
+    assert "is finished" in failure(capsys, "train", "--resume", trained / "run")
+    assert "leave out --lr" in failure(capsys, "train", "--resume", trained / "run", "--lr", "1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["trian"], "unknown verb 'trian' (did you mean 'train'?)"),
+        (["train", "--bacth-size", "3"], "unknown argument '--bacth-size' (did you mean --batch-size"),
+        (["train", "--epochs", "many"], "--epochs: expected a whole number, got 'many'"),
+        (["train", "--epochs", "0"], "--epochs is 0, expected a number at least 1"),
+        (["train", "--lr", "-1"], "--lr is -1.0, expected a number above 0"),
+        (["train", "--lr", "nan"], "--lr: expected a number, got 'nan'"),
+        (["train", "--img-size", "4"], "--img-size is '4', expected"),
+        (
+            ["train", "--method", "drlok"],
+            "--method: 'drlok' is unknown, expected one of supervised, drloc; did you",
+        ),
+        (["train", "--add", "x"], "--add: 'x' is unknown"),
+        (
+            ["train", "--drloc-mode", "l2"],
+            "--drloc-mode: expected one of 'l1', 'signed', 'ce', 'reg', got 'l2'",
+        ),
+        (["train", "--model", "swin_tyni_patch4_window7_224"], "swin_tiny_patch4_window7_224"),
+        (["train", "--model-args", "depth"], "'depth' is not of the form NAME=VALUE"),
+        (["train", "--model-args", "dpeth=3"], "dpeth"),
+        (["train", "--device", "tpu"], "--device is 'tpu', expected one of cpu, cuda, mps"),
+        (["train", "--fraction", "0.5", "--few-labels", "3"], "give one of them"),
+        (["train", "--rand-augment", "strong"], "rand_augment is 'strong'"),
+        (["train", "--config", "nowhere.yaml"], "there is no such file"),
+        (["train", "nowhere/"], "nowhere does not exist"),
+        (["eval", "nowhere"], "'nowhere' does not exist: expected a run folder"),
+        (["predict", "nowhere", "x.png"], "'nowhere' does not exist: expected a run folder"),
+        (["models", "nothing_like_it"], "no model is called like"),
+    ],
+)
+def test_mistakes__are_one_sentence(capsys, tmp_path, monkeypatch, argv, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in failure(capsys, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes__in_the_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    make_photos(tmp_path / "one", classes=1)
+    lonely = make_photos(tmp_path / "lonely", classes=2)
+    (lonely / "rare").mkdir()
+    Image.new("RGB", (20, 20)).save(lonely / "rare" / "only.png")
+    before = sorted(tmp_path.rglob("*"))
+    assert "empty" in failure(capsys, "train", "empty")
+    assert "only one class ('class0')" in failure(capsys, "train", "one")
+    assert "class 'rare' has 1 images" in failure(capsys, "train", "lonely")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_mistakes__an_unreadable_image_is_named_or_skipped(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photos = make_photos(tmp_path / "photos")
+    (photos / "class1" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    assert "class1/broken.jpg" in failure(capsys, "train", "photos", *QUICK)
+    assert main(["train", "photos", *QUICK, "--on-bad-image", "skip", "--output", "run"]) == 0
+    assert "class1/broken.jpg" in capsys.readouterr().out
+    assert "broken.jpg" not in (tmp_path / "run" / "split.csv").read_text()
+
+
+def test_mistakes__in_a_config(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text("epoch: 3\n")
+    assert "unknown key 'epoch' in the config (did you mean epochs" in failure(capsys, "train", "--config", "bad.yaml")
+    Path("bad.yaml").write_text("epochs: [1, 2]\n")
+    assert "--epochs: expected a whole number" in failure(capsys, "train", "--config", "bad.yaml")
+    Path("bad.yaml").write_text("a: [")
+    failure(capsys, "train", "--config", "bad.yaml")
+
+
+def test_mistakes__an_existing_run_is_kept(capsys, trained):
+    before = {path: path.stat().st_mtime_ns for path in (trained / "run").rglob("*")}
+    message = failure(capsys, "train", trained / "photos", *QUICK, "--output", trained / "run")
+    assert "exists already" in message
+    # Also with --overwrite nothing is removed before everything else is known to be right.
+    failure(capsys, "train", trained / "photos", "--model", "nonsense", "--overwrite", "--output", trained / "run")
+    assert {path: path.stat().st_mtime_ns for path in (trained / "run").rglob("*")} == before
+
+
+def test_eval__of_classes_the_model_does_not_know(capsys, trained, tmp_path):
+    photos = make_photos(tmp_path / "photos", classes=4)
+    assert "has 1 classes that the model does not know (class3)" in failure(capsys, "eval", trained / "run", photos)
+
+
+def test_help__needs_no_arguments(capsys):
+    assert main([]) == 0
+    assert "paucal VERB" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    for verb in ("train", "eval", "predict", "models"):
+        with pytest.raises(SystemExit) as stop:
+            main([verb, "--help"])
+        assert stop.value.code == 0
+        assert f"paucal {verb}" in capsys.readouterr().out
+
+
+def test_models__lists_ours_and_timms(capsys):
+    assert main(["models", "*_mini"]) == 0
+    assert "paucal" in capsys.readouterr().out
