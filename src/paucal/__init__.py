@@ -12,10 +12,10 @@ Example:
 """
 
 import importlib
+import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from paucal import backbones as backbones
 
 if TYPE_CHECKING:
     from paucal.evaluation.deployed import Deployed as Deployed
@@ -43,9 +43,26 @@ _WHERE = {
     "load": ("paucal.evaluation.deployed", "load_deployed"),
     "train": ("paucal.recipes.launch", "train"),
 }
-_PACKAGES = ("data", "evaluation", "losses", "objectives", "recipes", "report", "runs", "training", "types")
+_PACKAGES = (
+    "backbones",
+    "data",
+    "evaluation",
+    "losses",
+    "objectives",
+    "recipes",
+    "report",
+    "runs",
+    "training",
+    "types",
+)
 
 __all__ = ["__version__", *_WHERE]
+
+
+if Path(sys.argv[0] if sys.argv else "").stem != "paucal":
+    # timm.create_model shall know our backbones. The command's verbs load them themselves, where they need them:
+    # timm takes seconds to load, and a help page should not.
+    importlib.import_module("paucal.backbones")
 
 
 def __getattr__(name: str) -> Any:

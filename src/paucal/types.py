@@ -3,12 +3,15 @@
 Shapes use B for images in a batch, V for views of an image, D for channels and H, W for grid or image sides.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # the command line imports this file to report mistakes, which should not take seconds
+    import torch
+    from torch import Tensor
 
 Level = Literal["last", "stages", "blocks"]
 
@@ -59,15 +62,15 @@ class Batch:
     def __len__(self) -> int:
         return self.ids.shape[0]
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch on another device."""
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> "Batch":
+    def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which copies to a GPU do not block."""
         return self._map(lambda t: t.pin_memory())
 
-    def _map(self, move) -> "Batch":
+    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
             ids=move(self.ids),
@@ -111,6 +114,7 @@ class LossTerms:
     """Named, unweighted losses and their weights; they are summed here and nowhere else.
 
     Example:
+        >>> import torch
         >>> terms = LossTerms({"class": torch.tensor(2.0), "drloc": torch.tensor(0.4)}, {"drloc": 0.5})
         >>> round(terms.total.item(), 3)
         2.2
@@ -122,7 +126,8 @@ class LossTerms:
     @property
     def total(self) -> Tensor:
         """The weighted sum, a scalar; a term without a weight counts once."""
-        return torch.stack([self.weights.get(k, 1.0) * v for k, v in self.values.items()]).sum()
+        first, *others = [self.weights.get(name, 1.0) * value for name, value in self.values.items()]
+        return sum(others, start=first)
 
 
 @dataclass(frozen=True)

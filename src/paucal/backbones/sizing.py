@@ -7,8 +7,11 @@ where it has none, the user hears which sizes work. Choices are tried by buildin
 device, which costs no arithmetic, so that a new family needs no entry in a table.
 """
 
+import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -63,7 +66,13 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         >>> fit_to_image_size("resnet18", (224, 224)).arguments
         {}
     """
-    given = dict(arguments or {})
+    return copy.deepcopy(_fit(name, tuple(image_size), json.dumps(dict(arguments or {}), sort_keys=True)))
+
+
+@lru_cache(maxsize=32)
+def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
+    """Choose once per process: trying takes up to a second, and a run asks several times."""
+    given = json.loads(arguments)
     model = build_empty(name, given)
     best: _Built | None = None
     for extra in arguments_to_try(model, image_size, given):

@@ -64,10 +64,9 @@ class BackboneSpec:
             UserError: the model cannot take these sizes, arguments or stochastic depth, or has no published
                 weights.
         """
-        arguments = dict(self.arguments)
+        arguments = {**self.arguments, **fit_to_image_size(self.name, self.image_size, self.arguments).arguments}
         if drop_path_rate is not None:
             arguments = self._with_drop_path(arguments, drop_path_rate)
-        arguments |= fit_to_image_size(self.name, self.image_size, arguments).arguments
         others = [(height, width) for height, width in image_sizes or () if (height, width) != self.image_size]
         if others:
             arguments = fit_to_image_sizes(self.name, [self.image_size, *others], arguments)

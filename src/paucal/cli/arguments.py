@@ -35,7 +35,11 @@ class PlainHelp(DefaultHelpFormatter):
 def new_parser(verb: str, description: str) -> ArgumentParser:
     """Return a parser that raises instead of exiting."""
     return ArgumentParser(
-        prog=f"paucal {verb}", description=description, formatter_class=PlainHelp, exit_on_error=False
+        allow_abbrev=False,
+        prog=f"paucal {verb}",
+        description=description,
+        formatter_class=PlainHelp,
+        exit_on_error=False,
     )
 
 

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, flag, new_parser, parse
-from paucal.recipes.launch import resume_run, train_run
 from paucal.recipes.settings import TrainSettings, setting_fields
-from paucal.recipes.voice import Voice
 from paucal.types import UserError
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
@@ -23,6 +21,10 @@ def run(argv: Sequence[str]) -> int:
     )
     add_settings(parser, TrainSettings, skip=["data"])
     values, given = parse(parser, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.recipes.launch import resume_run, train_run
+    from paucal.recipes.voice import Voice
+
     voice = Voice()
     if given.pop("resume", None):
         if given:

@@ -14,7 +14,8 @@ _BRIGHTEST = 16  # scikit-learn's digits have 17 grey levels, 0 to 16
 def open_digits(labelled: bool = True) -> ImageSet:
     """Return scikit-learn's digits: real, small, always there.
 
-    The hints ask for 16 pixels (8 leave a patch model too few tokens) and for no mirroring.
+    The hints ask for 16 pixels (8 leave a patch model too few tokens), for no mirroring, and for so few epochs that a
+    first run takes about a minute.
     """
     data: Any = load_digits()
     pixels = np.rint(data.images * (255 / _BRIGHTEST)).astype(np.uint8)
@@ -26,5 +27,5 @@ def open_digits(labelled: bool = True) -> ImageSet:
         labels=data.target.astype(np.int64) if labelled else np.full(len(pixels), -1, dtype=np.int64),
         declared=[""] * len(pixels),
         store=ArrayStore(pixels),
-        hints=Hints(flip=False, image_size=16, channels=1),
+        hints=Hints(flip=False, image_size=16, epochs=32, channels=1),
     )

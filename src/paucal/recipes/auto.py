@@ -13,6 +13,7 @@ import timm
 
 from paucal.objectives import default_weight
 from paucal.recipes.facts import Facts
+from paucal.recipes.model import backbone_shape
 from paucal.recipes.settings import TrainSettings
 
 Choice = tuple[Any, str]
@@ -44,6 +45,8 @@ def img_size(facts: Facts, settings: TrainSettings) -> Choice:
 
 def epochs(facts: Facts, settings: TrainSettings) -> Choice:
     """The paper's 100, and more where a pass has few steps."""
+    if facts.hinted_epochs:
+        return facts.hinted_epochs, "enough for this data set"
     steps = steps_per_epoch(facts, settings)
     wanted = math.ceil(MIN_STEPS / steps)
     if wanted <= PAPER_EPOCHS:
@@ -65,9 +68,12 @@ def batch_size(facts: Facts, settings: TrainSettings) -> Choice:
 
 
 def lr(facts: Facts, settings: TrainSettings) -> Choice:
-    """The paper's rate, scaled by the square root of the batch, as suits AdamW."""
+    """The paper's rate, scaled by the square root of the batch, as suits AdamW; a small network takes more."""
     batch = (settings.batch_size or 1) * settings.accumulate
-    return round(1e-3 * math.sqrt(batch / 1024), 8), f"1e-3 at batch 1024 (the paper's), times sqrt({batch}/1024)"
+    anchor, source = (64, "tried for this small model") if settings.model == "vit_mini" else (1024, "the paper's")
+    return round(
+        1e-3 * math.sqrt(batch / anchor), 8
+    ), f"1e-3 at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
 
 
 def min_lr(facts: Facts, settings: TrainSettings) -> Choice:
@@ -108,8 +114,8 @@ def crop(facts: Facts, settings: TrainSettings) -> Choice:
 
 
 def crop_scale(facts: Facts, settings: TrainSettings) -> Choice:
-    """The paper's smallest crop."""
-    return 0.08, PAPER
+    """The paper's smallest crop, where crops have a scale."""
+    return (0.08, PAPER) if settings.crop == "random-resized" else (None, "")
 
 
 def hflip(facts: Facts, settings: TrainSettings) -> Choice:
@@ -149,6 +155,26 @@ def drloc_weight(facts: Facts, settings: TrainSettings) -> Choice:
     return default_weight(settings.model or "")
 
 
+def drloc_pairs(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's number of pairs, fewer on a grid that has few to offer."""
+    rows, columns = backbone_shape(settings).grid
+    cells = rows * columns
+    if 2 * cells >= PAPER_PAIRS:
+        return PAPER_PAIRS, PAPER
+    return 2 * cells, f"two for each of the {cells} cells; the paper has {PAPER_PAIRS} on 49"
+
+
+def drloc_hidden(facts: Facts, settings: TrainSettings) -> Choice:
+    """The paper's width, narrower for a narrow backbone."""
+    dim = backbone_shape(settings).dim
+    if 2 * dim >= PAPER_HIDDEN:
+        return PAPER_HIDDEN, PAPER
+    return 2 * dim, f"twice the {dim} channels of the grid; the paper has {PAPER_HIDDEN} for 384 and more"
+
+
+PAPER_PAIRS, PAPER_HIDDEN = 64, 512
+
+
 def device(facts: Facts, settings: TrainSettings) -> Choice:
     """The best there is."""
     return facts.device, "the best device of this machine"
@@ -174,7 +200,7 @@ RULES: dict[str, Rule] = {
     for rule in (
         *(model, img_size, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average),
         *(drop_path, crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise),
-        *(drloc_weight, device, precision, workers),
+        *(drloc_weight, drloc_pairs, drloc_hidden, device, precision, workers),
     )
 }
 
@@ -187,9 +213,13 @@ def resolve(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[
     """
     reasons: dict[str, str] = {}
     for name, rule in RULES.items():
+        if name.startswith("drloc") and "drloc" not in (settings.method, *(settings.add or ())):
+            continue
         if getattr(settings, name) is None:
-            value, reasons[name] = rule(facts, settings)
-            settings = replace(settings, **{name: value})
+            value, reason = rule(facts, settings)
+            if value is not None:
+                reasons[name] = reason
+                settings = replace(settings, **{name: value})
     return settings, reasons
 
 

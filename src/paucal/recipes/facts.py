@@ -14,6 +14,7 @@ class Facts:
         n_classes: classes.
         median_side: median of the shorter sides in pixels.
         hinted_size: side in pixels that the source recommends, or None.
+        hinted_epochs: passes that the source recommends, or None.
         flip: whether a mirrored image means the same.
         cores: processor cores.
         device: "cuda", "mps" or "cpu": the best there is.
@@ -24,6 +25,7 @@ class Facts:
     n_classes: int
     median_side: int
     hinted_size: int | None = None
+    hinted_epochs: int | None = None
     flip: bool = True
     cores: int = 1
     device: str = "cpu"

@@ -1,11 +1,14 @@
 """From settings to the description of a backbone."""
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
 
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.trial import build_empty
 from paucal.recipes.settings import TrainSettings
 from paucal.types import UserError
 
@@ -34,6 +37,32 @@ def backbone_spec(settings: TrainSettings, n_classes: int) -> tuple[BackboneSpec
     # Stored with the run, so that it can be rebuilt even if a later version chooses otherwise.
     chosen = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
     return BackboneSpec(name, n_classes, image_size=size, arguments={**chosen, **given}), notes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The last grid of a backbone: (rows, columns) and channels."""
+
+    grid: tuple[int, int]
+    dim: int
+
+
+def backbone_shape(settings: TrainSettings) -> Shape:
+    """Return the shape of the last grid, found without computing anything.
+
+    Raises:
+        UserError: as `backbone_spec` does.
+    """
+    arguments = tuple(settings.model_args or [])
+    return _shape(settings.model or "", image_size(settings), arguments)
+
+
+@lru_cache(maxsize=8)
+def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
+    given = model_arguments(list(words))
+    sizing = fit_to_image_size(name, size, given)
+    model = build_empty(name, {**sizing.arguments, **given})
+    return Shape(sizing.grid, int(model.num_features))  # type: ignore[arg-type]
 
 
 def model_arguments(words: list[str]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Prepared:
             n_classes=len(self.images.classes),
             median_side=int(np.median(sizes.min(axis=1))),
             hinted_size=self.images.hints.image_size,
+            hinted_epochs=self.images.hints.epochs,
             flip=self.images.hints.flip,
             cores=os.cpu_count() or 1,
             device=device,
