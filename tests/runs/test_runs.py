@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+
 from paucal.runs import (
     RunFolder,
     create_run,
@@ -47,7 +48,7 @@ def test_create_run__numbers_from_the_highest(tmp_path):
 
 def test_create_run__refuses_what_exists(tmp_path):
     finished(tmp_path / "run")
-    with pytest.raises(UserError, match="exists already.*--overwrite"):
+    with pytest.raises(UserError, match=r"exists already.*--overwrite"):
         create_run(tmp_path / "run")
 
 
