@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paucal.evaluation.deployed import Deployed as Deployed
-    from paucal.evaluation.deployed import load_deployed as load  # noqa: F401 (the public name)
+    from paucal.evaluation.deployed import load_deployed as load
     from paucal.losses import drloc_loss as drloc_loss
     from paucal.objectives import DrLoc as DrLoc
     from paucal.objectives import LocalizationHead as LocalizationHead
@@ -56,7 +56,19 @@ _PACKAGES = (
     "types",
 )
 
-__all__ = ["__version__", *_WHERE]
+__all__ = [
+    "Deployed",
+    "DrLoc",
+    "LocalizationHead",
+    "Objective",
+    "Supervised",
+    "Term",
+    "UserError",
+    "__version__",
+    "drloc_loss",
+    "load",
+    "train",
+]
 
 
 if Path(sys.argv[0] if sys.argv else "").stem != "paucal":

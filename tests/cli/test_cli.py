@@ -84,7 +84,7 @@ def test_train__stores_every_setting_with_its_origin(trained):
     config = yaml.safe_load((trained / "run" / "config.yaml").read_text())
     assert config["settings"].keys() == config["origin"].keys()
     assert config["origin"]["epochs"] == "flag"
-    assert config["origin"]["lr"].startswith("auto: 1e-3 at batch 1024")
+    assert config["origin"]["lr"].startswith("auto: 1e-3 at batch 64")
     assert config["origin"]["weight_decay"] == "default"
     assert config["settings"]["drloc_weight"] == 0.1
 
