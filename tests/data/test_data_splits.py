@@ -5,7 +5,7 @@ import pytest
 
 from paucal.data.sources import open_images
 from paucal.data.split_file import read_split, write_split
-from paucal.data.splits import make_split, take_few, take_fraction
+from paucal.data.splits import limit_val, make_split, take_few, take_fraction
 from paucal.types import UserError
 
 
@@ -139,6 +139,19 @@ def test_take_few__takes_all_of_a_small_class_and_says_so(make_set):
     fewer = take_few(split, images.labels, 4, seed=0)
     assert set(fewer.indices("train")) < set(few.indices("train"))
     assert "fewer" not in fewer.description
+
+
+def test_limit_val__never_leaves_more_to_validate_than_to_train(make_set):
+    images = make_set([0] * 400 + [1] * 100)
+    split = make_split(images, val_fraction=0.4, test_fraction=0.2)
+    few = take_few(split, images.labels, 10, seed=0)
+    limited = limit_val(few, images.labels, seed=0)
+    assert _per_class(images, few, "val") == [160, 40]
+    assert _per_class(images, limited, "val") == [16, 4]
+    assert set(limited.indices("val")) < set(few.indices("val"))
+    assert limited.indices("test").tolist() == few.indices("test").tolist()
+    assert limited.description.endswith("no more images to validate than to train")
+    assert limit_val(split, images.labels, seed=0) is split
 
 
 def test_take__refuses_senseless_numbers(make_set):

@@ -88,7 +88,7 @@ def take_fraction(split: Split, labels: NDArray[np.int64], fraction: float, seed
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
-    shares = {label: max(1, round(count * fraction)) for label, count in _train_counts(split, labels).items()}
+    shares = {label: max(1, round(count * fraction)) for label, count in _counts(split, labels).items()}
     words = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
     return _keep(split, labels, shares, seed, words)
 
@@ -104,12 +104,27 @@ def take_few(split: Split, labels: NDArray[np.int64], per_class: int, seed: int)
     """
     if per_class < 1:
         raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
-    counts = _train_counts(split, labels)
+    counts = _counts(split, labels)
     short = sum(count < per_class for count in counts.values())
     words = f"{per_class} training images of each class are used (seed {seed})"
     if short:
         words += f", all of them for the {short} classes that have fewer"
     return _keep(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, words)
+
+
+def limit_val(split: Split, labels: NDArray[np.int64], seed: int) -> Split:
+    """Keep at most as many validation images as there are training images, stratified; the rest becomes "unused".
+
+    Whoever has few labelled images to train on does not have many more to choose a model with: results from a
+    validation part larger than the training part do not carry over to real use (Oliver et al. 2018, "Realistic
+    evaluation of deep semi-supervised learning algorithms", on small validation sets).
+    """
+    n_train, n_val = len(split.indices("train")), len(split.indices("val"))
+    if n_val <= n_train:
+        return split
+    counts = _counts(split, labels, "val")
+    kept = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
+    return _keep(split, labels, kept, seed, "no more images to validate than to train", part="val")
 
 
 def _check_fractions(val_fraction: float, test_fraction: float) -> None:
@@ -166,15 +181,17 @@ def _shuffled(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.i
     return np.random.default_rng(derive_seed(seed, label)).permutation(members)
 
 
-def _train_counts(split: Split, labels: NDArray[np.int64]) -> dict[int, int]:
-    values, counts = np.unique(labels[split.indices("train")], return_counts=True)
+def _counts(split: Split, labels: NDArray[np.int64], part: str = "train") -> dict[int, int]:
+    values, counts = np.unique(labels[split.indices(part)], return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _keep(split: Split, labels: NDArray[np.int64], kept: Mapping[int, int], seed: int, words: str) -> Split:
-    train = split.indices("train")
+def _keep(
+    split: Split, labels: NDArray[np.int64], kept: Mapping[int, int], seed: int, words: str, part: str = "train"
+) -> Split:
+    pool = split.indices(part)
     parts = split.parts.copy()
     for label, count in kept.items():
-        members = _shuffled(train[labels[train] == label], seed, label)
+        members = _shuffled(pool[labels[pool] == label], seed, label)
         parts[members[count:]] = "unused"
     return replace(split, parts=parts, description=f"{split.description}; {words}")

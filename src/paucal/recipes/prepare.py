@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paucal.data.cache import cache_images
 from paucal.data.images import ImageSet
 from paucal.data.sources import open_images
-from paucal.data.splits import Split, make_split, take_few, take_fraction
+from paucal.data.splits import Split, limit_val, make_split, take_few, take_fraction
 from paucal.recipes.facts import Facts, best_device
 from paucal.recipes.settings import TrainSettings
 from paucal.runs import RunFolder
@@ -77,6 +77,8 @@ def prepare(settings: TrainSettings, images: ImageSet) -> Prepared:
         split = take_fraction(split, images.labels, settings.fraction, settings.seed)
     if settings.few_labels is not None:
         split = take_few(split, images.labels, settings.few_labels, settings.seed)
+    if settings.fraction is not None or settings.few_labels is not None:
+        split = limit_val(split, images.labels, settings.seed)
     return Prepared(images, split)
 
 
