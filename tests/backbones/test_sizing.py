@@ -1,5 +1,7 @@
 """Arguments chosen from the image size."""
 
+from datetime import date
+
 import pytest
 import timm
 import torch
@@ -168,3 +170,16 @@ def test_fit_sizes__adds_only_what_is_needed() -> None:
 def test_fit_sizes__refuses_a_model_bound_to_one_size(name: str, sizes: list[tuple[int, int]]) -> None:
     with pytest.raises(UserError, match=f"{name} does not run at 224x224 and 9"):
         fit_to_image_sizes(name, sizes, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"checkpoint_path": "weights.pth"}, "'checkpoint_path' of vit_mini does not describe an architecture"),
+        ({"pretrained": True}, "'pretrained' of vit_mini does not describe an architecture"),
+        ({"depth": date(2020, 1, 1)}, "arguments of vit_mini must be of JSON types"),
+    ],
+)
+def test_fit__builds_nothing_from_arguments_that_read_files(arguments: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        fit_to_image_size("vit_mini", (16, 16), arguments)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data.decode import UnreadableImage, check_decodes, decode_rgb, image_size
+from paucal.data.decode import UnreadableImage, check_decodes, decode_rgb, image_size, upright_rgb
 from paucal.types import UserError
 
 
@@ -128,3 +128,25 @@ def test_decode__leaves_warning_filters_as_they_were_with_threads():
     for thread in threads:
         thread.join()
     assert warnings.filters == before
+
+
+@pytest.mark.parametrize("read", [decode_rgb, image_size, check_decodes])
+def test_decode__leaves_rare_formats_alone(read):
+    assert decode_rgb(_encode(Image.new("RGB", (16, 16)), "JPEG2000"), "x").size == (16, 16)
+    for source in (_encode(Image.new("RGB", (16, 16)), "ICO"), b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"):
+        with pytest.raises(UnreadableImage, match="no known image format"):
+            read(source, "x")
+
+
+@pytest.mark.parametrize("read", [decode_rgb, image_size, check_decodes])
+def test_decode__refuses_what_no_square_can_cover(read):
+    read(_encode(Image.new("RGB", (1, 100))), "x")
+    with pytest.raises(UnreadableImage, match="2 x 65000 pixels are more than 100 times as long as wide"):
+        read(_encode(Image.new("RGB", (2, 65000))), "x")
+
+
+def test_upright_rgb__turns_an_image_once():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    once = decode_rgb(_encode(Image.new("RGB", (24, 16)), "JPEG", exif=exif), "x")
+    assert once.size == upright_rgb(once).size == (16, 24)

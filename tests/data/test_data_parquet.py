@@ -131,7 +131,7 @@ def test_parquet_store__names_a_row_without_bytes(tmp_path):
         (
             {"label": [0.5, 1.0]},
             None,
-            "column 'label' of .* holds double; expected one integer class per row",
+            "column 'label' of .* holds double; expected one integer or name per row",
         ),
         ({"label": [0, 5]}, NAMES, "has the label 5, but its metadata names only 2 classes"),
         ({"label": [-1, -1]}, NAMES, "no rows with an image and a label"),
@@ -160,6 +160,45 @@ def test_open_parquet__refuses_shards_that_differ(make_parquet):
     path = make_parquet("h/train.parquet", 2, {"class": [0, 1]}).parent
     with pytest.raises(UserError, match=r"train\.parquet has no column 'label' as the other files have"):
         open_images(path)
+
+
+def test_open_parquet__takes_unsigned_and_categorical_labels(make_parquet):
+    images = open_images(make_parquet("u.parquet", 4, {"label": pa.array([0, 1, None, 1], pa.uint8())}, NAMES))
+    assert images.labels.tolist() == [0, 1, 1]
+    named = make_parquet("c.parquet", 3, {"label": pa.array(["dog", "cat", "dog"]).dictionary_encode()})
+    assert open_images(named).classes == ("cat", "dog")
+    assert open_images(named).labels.tolist() == [1, 0, 1]
+    huge = make_parquet("h.parquet", 2, {"label": pa.array([0, 2**63], pa.uint64())})
+    with pytest.raises(UserError, match=r"column 'label' of .* cannot be read"):
+        open_images(huge)
+
+
+def test_open_parquet__refuses_parts_that_number_their_classes_differently(make_parquet):
+    turned = _metadata({"label": {"_type": "ClassLabel", "names": ["yes", "no"]}})
+    make_parquet("h/test.parquet", 2, {"label": [0, 1]}, NAMES)
+    path = make_parquet("h/train.parquet", 2, {"label": [0, 1]}, turned).parent
+    with pytest.raises(UserError, match=r"train\.parquet numbers its classes otherwise than the other files"):
+        open_images(path)
+    make_parquet("h/train.parquet", 2, {"label": ["no", "yes"]})
+    with pytest.raises(UserError, match=r"holds numbers in some files of .* and text in others"):
+        open_images(path)
+
+
+def test_open_parquet__names_a_file_with_damaged_labels(make_parquet):
+    path = make_parquet("s.parquet", 4, {"label": [0, 1, 0, 1]}, rows=4)
+    group = pq.read_metadata(path).row_group(0)
+    label = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "label")
+    content = bytearray(path.read_bytes())
+    start = label.dictionary_page_offset or label.data_page_offset
+    content[start : start + 20] = b"\xff" * 20
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"column 'label' of .*s\.parquet cannot be read"):
+        open_images(path)
+
+
+def test_open_parquet__names_can_be_written(make_parquet):
+    odd = _metadata({"label": {"_type": "ClassLabel", "names": ["\ud800", "b"]}})
+    assert open_images(make_parquet("s.parquet", 2, {"label": [0, 1]}, odd)).classes == ("?", "b")
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"info": null}', b'{"info": {"features": 3}}'])

@@ -217,3 +217,11 @@ def test_read_split__refuses_what_does_not_fit(make_set, tmp_path, text, message
 def test_read_split__refuses_a_missing_file(make_set, tmp_path):
     with pytest.raises(UserError, match="cannot be read as a split"):
         read_split(tmp_path / "split.csv", make_set([0, 1]))
+
+
+def test_limit_val__counts_classes_that_keep_one_image(make_set):
+    images = make_set([0] * 200 + [1] * 6 + [2] * 6 + [3] * 6)
+    few = take_few(make_split(images), images.labels, 1, seed=0)
+    limited = limit_val(few, images.labels, seed=0)
+    assert _per_class(images, few, "train") == [1, 1, 1, 1]
+    assert _per_class(images, limited, "val") == [1, 1, 1, 1]

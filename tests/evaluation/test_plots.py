@@ -58,6 +58,7 @@ def test_confusion_figure__refuses_names_that_do_not_match():
 def test_shorten__cuts_joins_lines_and_disarms_mathematics():
     assert shorten("x" * 30) == "x" * 19 + "…"
     assert shorten("two\nlines") == "two lines"
+    assert shorten("caf\udce9") == "caf?"
     save(confusion_figure([[1, 0], [0, 1]], ["$\\bad{", "5$"]))
 
 

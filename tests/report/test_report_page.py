@@ -156,6 +156,7 @@ def test_write_report__commands_name_the_run_and_are_quoted(run):
     assert f"paucal predict {quoted} new_images/" in page
     assert f"paucal eval {quoted}" in page
     assert f"paucal.load({quoted})" in page
+    assert "model.probabilities([image])" in page
 
 
 def test_write_report__many_classes_are_folded(run):

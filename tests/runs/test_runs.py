@@ -39,6 +39,13 @@ def test_atomic_write__keeps_the_old_content_when_the_writer_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_text__brings_back_file_names_of_any_bytes(tmp_path):
+    run = RunFolder(tmp_path)
+    run.write_json("summary.json", {"data": "caf\udce9", "classes": ["é"]})
+    assert b"caf\xe9" in (tmp_path / "summary.json").read_bytes()
+    assert run.read_json("summary.json") == {"data": "caf\udce9", "classes": ["é"]}
+
+
 def test_create_run__numbers_from_the_highest(tmp_path):
     assert create_run(None, tmp_path).path.name == "1"
     (tmp_path / "7").mkdir()
@@ -62,6 +69,17 @@ def test_create_run__overwrites_run_folders_only(tmp_path):
     with pytest.raises(UserError, match="replaces run folders only"):
         create_run(other, overwrite=True)
     assert (other / "photo.jpg").exists()
+
+
+@pytest.mark.parametrize("content", ["name: my project\n", "settings: none of ours\n", "a: [", "settings: {a: 1}\n"])
+def test_create_run__overwrite_spares_a_project_with_a_config_of_its_own(tmp_path, content):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "config.yaml").write_text(content)
+    (project / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="replaces run folders only"):
+        create_run(project, overwrite=True)
+    assert (project / "thesis.tex").exists()
 
 
 def test_open_run__takes_the_newest_below_a_folder(tmp_path):

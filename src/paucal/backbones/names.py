@@ -67,7 +67,17 @@ def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     for key in arguments:
         if key in ("num_classes", "in_chans", "img_size", "pretrained"):
             raise UserError(f"Model argument {key!r} of {name} is set by an option of its own; remove it.")
-        if key in _RESERVED:
+    require_harmless(name, arguments)
+
+
+def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
+    """Check that building a model with these arguments, even on trial, reads no file and fetches nothing.
+
+    Raises:
+        UserError: an argument is reserved.
+    """
+    for key in arguments:
+        if key in _RESERVED or (key == "pretrained" and arguments[key]):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
 
 

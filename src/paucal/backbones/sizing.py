@@ -25,6 +25,7 @@ from paucal.backbones.candidates import (
 )
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
+from paucal.backbones.names import require_harmless
 from paucal.backbones.trial import build_empty, patch_size, reductions, takes_sizes, try_size
 from paucal.types import UserError
 
@@ -57,8 +58,8 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         arguments: the user's own constructor arguments, which are never overridden.
 
     Raises:
-        UserError: there is no such model, it cannot take images of that size, or its grid would be a single
-            cell.
+        UserError: there is no such model, it does not take the arguments or images of that size, or its grid
+            would be a single cell.
 
     Example:
         >>> fit_to_image_size("vit_tiny_patch16_224", (32, 32)).arguments
@@ -66,7 +67,12 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
         >>> fit_to_image_size("resnet18", (224, 224)).arguments
         {}
     """
-    return copy.deepcopy(_fit(name, tuple(image_size), json.dumps(dict(arguments or {}), sort_keys=True)))
+    require_harmless(name, arguments or {})
+    try:
+        given = json.dumps(dict(arguments or {}), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error
+    return copy.deepcopy(_fit(name, tuple(image_size), given))
 
 
 @lru_cache(maxsize=32)

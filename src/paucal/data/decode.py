@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,10 @@ from paucal.types import UserError
 
 ImageSource = bytes | Path
 
+# Pillow knows many more, some of which hand a file to other programs (EPS to Ghostscript).
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF")
+# Resized to cover a square, an image of 1 x 65,000 pixels would take 10 GB.
+_MOST_ELONGATED = 100
 _ORIENTATION_TAG = 0x0112
 # What undoes each value of the EXIF orientation tag (EXIF 2.3, table 6).
 _UPRIGHT = {
@@ -72,13 +77,25 @@ def decode_rgb(source: ImageSource, name: str) -> Image.Image:
 
     Raises:
         UnreadableImage: the image cannot be decoded, has pixels without a known range (floats, 32-bit
-            integers beyond 65,535) or is larger than Pillow's limit against decompression bombs.
+            integers beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100
+            times as long as wide.
     """
     with _opened(source, name) as image:
-        image.load()
-        turn = _UPRIGHT.get(_orientation(image))
-        rgb = _to_rgb(image)
-        return rgb if turn is None else rgb.transpose(turn)
+        return upright_rgb(image)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Return an image that Pillow has opened as `decode_rgb` describes; what is upright stays as it is.
+
+    Raises:
+        ValueError: its pixels have no known range.
+    """
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    rgb = _to_rgb(image)
+    rgb = rgb if turn is None else rgb.transpose(turn)
+    rgb.info = {}  # Pillow copies the orientation along; whoever reads it again would turn the image twice
+    return rgb
 
 
 def image_size(source: ImageSource, name: str) -> tuple[int, int]:
@@ -111,7 +128,10 @@ def check_decodes(source: ImageSource, name: str) -> None:
 def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with _SILENCE, Image.open(file) as image:
+        with _SILENCE, Image.open(file, formats=_formats()) as image:
+            if max(image.size) > _MOST_ELONGATED * min(image.size):
+                width, height = image.size
+                raise ValueError(f"{width} x {height} pixels are more than {_MOST_ELONGATED} times as long as wide")
             yield image
     except Image.DecompressionBombError:
         raise UnreadableImage(
@@ -122,6 +142,13 @@ def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
     # IndexError.
     except Exception as error:
         raise UnreadableImage(f"image {name} cannot be decoded: {_reason(error)}") from None
+
+
+@lru_cache(maxsize=1)
+def _formats() -> tuple[str, ...]:
+    """Return the formats above that this Pillow can read."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def _reason(error: Exception) -> str:

@@ -51,7 +51,8 @@ def open_parquet(root: Path, files: list[Path], labelled: bool = True, label_col
             is.
 
     Raises:
-        UserError: a file is no Parquet file or lacks the columns, or labels lie outside of the class names.
+        UserError: a file is no Parquet file, lacks the columns or numbers its classes otherwise than the others, or
+            labels lie outside of the class names.
     """
     files, notes = _with_parts(files)
     columns = _columns(files[0], labelled, label_column)
@@ -60,6 +61,10 @@ def open_parquet(root: Path, files: list[Path], labelled: bool = True, label_col
         values = _labels(file, columns)
         rows.append(np.stack([np.full(len(values), number), np.arange(len(values))], axis=1))
         raw.append(values)
+    if len({values.dtype == object for values in raw}) > 1:
+        raise UserError(
+            f"column '{columns.label}' holds numbers in some files of {root} and text in others; choose one"
+        )
     classes, labels = _encode(np.concatenate(raw), columns, files[0])
     table = np.concatenate(rows).astype(np.int64)
     kept = np.flatnonzero(labels >= 0) if columns.label else np.arange(len(labels))
@@ -114,8 +119,13 @@ def _columns(file: Path, labelled: bool, label_column: str | None) -> _Columns:
             f"{file} has no label column; expected {expected} and found {_found(schema)}; "
             "name the column with label_column"
         )
+    return _Columns(image, label, _class_names(features, label))
+
+
+def _class_names(features: dict[str, dict[str, Any]], label: str) -> tuple[str, ...]:
+    """Return the names that the metadata gives the classes, as text that can be written; none where it has none."""
     names = features.get(label, {}).get("names", [])
-    return _Columns(image, label, tuple(map(str, names)) if isinstance(names, list) else ())
+    return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
 
 
 def _schema(file: Path) -> pa.Schema:
@@ -171,13 +181,21 @@ def _labels(file: Path, columns: _Columns) -> NDArray[Any]:
         raise UserError(f"{file} has no column '{missing[0]}' as the other files have, only {_found(schema)}")
     if columns.label is None:
         return np.full(pq.read_metadata(file, memory_map=True).num_rows, -1, dtype=np.int64)
+    names = _class_names(_features(schema), columns.label)
+    if names and columns.names and names != columns.names:
+        raise UserError(f"{file} numbers its classes otherwise than the other files; write them alike")
     kind = schema.field(columns.label).type
-    values = pq.read_table(file, columns=[columns.label], memory_map=True)[columns.label]
-    if pa.types.is_integer(kind):
-        return values.fill_null(-1).to_numpy().astype(np.int64)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise UserError(f"column '{columns.label}' of {file} holds {kind}; expected one integer or name per row")
+    try:
+        values = pq.read_table(file, columns=[columns.label], memory_map=True)[columns.label].cast(kind)
+        if pa.types.is_integer(kind):  # unsigned numbers know no -1
+            return values.cast(pa.int64()).fill_null(-1).to_numpy()
         return np.asarray(values.fill_null("").to_pylist(), dtype=object)
-    raise UserError(f"column '{columns.label}' of {file} holds {kind}; expected one integer class per row")
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"column '{columns.label}' of {file} cannot be read ({reason}); give another file") from None
 
 
 def _encode(values: NDArray[Any], columns: _Columns, file: Path) -> tuple[tuple[str, ...], NDArray[np.int64]]:

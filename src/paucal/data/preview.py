@@ -30,7 +30,7 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
     zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])
     captions = [_caption(label, classes) for label in _labels(batch, len(views))] if classes else []
-    row_height = height + _GAP + (_CAPTION if captions else 0)
+    row_height = height + _GAP + _CAPTION * max(map(len, captions), default=0)
     columns = min(_COLUMNS, len(views))
     rows = math.ceil(len(views) / columns)
     page = Image.new("RGB", (columns * (width + _GAP) + _GAP, rows * row_height + _GAP), "white")
@@ -39,9 +39,9 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
         corner = (_GAP + number % columns * (width + _GAP), _GAP + number // columns * row_height)
         tile = to_pil_image(view).resize((width, height), Image.Resampling.NEAREST)
         page.paste(tile, corner)
-        if captions:
-            text = captions[number][: max(1, width // _CHARACTER)]
-            draw.text((corner[0], corner[1] + height), text, fill="black")
+        for line, text in enumerate(captions[number] if captions else []):
+            at = (corner[0], corner[1] + height + line * _CAPTION)
+            draw.text(at, text[: max(1, width // _CHARACTER)], fill="black")
     return page
 
 
@@ -49,15 +49,15 @@ def _labels(batch: Batch, count: int) -> list[Tensor | None]:
     return [None] * count if batch.labels is None else list(batch.labels[:count].detach().cpu())
 
 
-def _caption(label: Tensor | None, classes: tuple[str, ...]) -> str:
-    """Name the class of a label, or the two largest shares of a mixed one."""
+def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
+    """Name the class of a label, or the two largest shares of a mixed one, a line each."""
     if label is None:
-        return ""
+        return []
     if label.ndim == 0:
-        return _plain(classes[int(label)])
+        return [_plain(classes[int(label)])]
     shares, numbers = label.topk(min(2, len(classes)))
     pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
-    return " ".join(f"{_plain(classes[i])} {share:.0%}" for share, i in pairs if share >= _LEAST_SHARE)
+    return [f"{share:.0%} {_plain(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
 
 
 def _plain(name: str) -> str:

@@ -23,10 +23,12 @@ def write_split(path: Path, image_set: ImageSet, split: Split) -> None:
     names = [*image_set.classes, ""]  # the label -1 picks the empty name
     rows = zip(image_set.keys, image_set.labels.tolist(), split.parts.tolist(), strict=True)
     # File names on Linux may be any bytes; surrogateescape brings them back as they were.
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
         writer.writerows([key, label, names[label], part] for key, label, part in rows)
+    temporary.replace(path)
 
 
 def read_split(path: Path, image_set: ImageSet) -> Split:

@@ -124,6 +124,8 @@ def limit_val(split: Split, labels: NDArray[np.int64], seed: int) -> Split:
         return split
     counts = _counts(split, labels, "val")
     kept = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
+    while sum(kept.values()) > n_train and max(kept.values()) > 1:  # rare classes were rounded up to one
+        kept[max(kept, key=kept.__getitem__)] -= 1
     return _keep(split, labels, kept, seed, "no more images to validate than to train", part="val")
 
 

@@ -1,8 +1,9 @@
 """A trained model as it is deployed: weights, preprocessing and class names, from the files of a run."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.augment import Interpolation
+from paucal.data.augment import RESAMPLING, Interpolation
+from paucal.data.decode import upright_rgb
 from paucal.data.transforms import EvalTransform, Normalisation
 from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_text
 from paucal.types import UserError
 
 FORMAT = 1
+MAX_SIDE = 4096  # pixels
+SMALLEST_CROP = 0.1
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,9 @@ class Preprocessing:
         interpolation: "bicubic" or "bilinear".
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
+
+    Raises:
+        UserError: a value is of the wrong kind or out of range.
     """
 
     image_size: tuple[int, int]
@@ -36,6 +43,21 @@ class Preprocessing:
     interpolation: Interpolation
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+
+    def __post_init__(self) -> None:
+        if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
+            self._refuse("image_size", f"height and width in pixels, at most {MAX_SIDE}")
+        if not SMALLEST_CROP <= self.crop_ratio <= 1:
+            self._refuse("crop_ratio", f"a number from {SMALLEST_CROP} to 1")
+        if self.interpolation not in RESAMPLING:
+            self._refuse("interpolation", f"one of {', '.join(RESAMPLING)}")
+        for name, least in (("mean", -math.inf), ("std", 0.0)):
+            values = getattr(self, name)
+            if len(values) != 3 or not all(least < value < math.inf for value in values):
+                self._refuse(name, "three numbers, positive ones for std")
+
+    def _refuse(self, name: str, expected: str) -> None:
+        raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
     def transform(self) -> EvalTransform:
         """Return the function from a PIL image to a (3, H, W) float tensor and its geometry."""
@@ -79,7 +101,10 @@ class Card:
                 name: tuple(entry) if isinstance(entry, list) else entry
                 for name, entry in value["preprocessing"].items()
             }
-            return cls(BackboneSpec.from_dict(value["backbone"]), tuple(value["classes"]), Preprocessing(**plain))
+            spec, names = BackboneSpec.from_dict(value["backbone"]), value["classes"]
+            if not isinstance(names, list) or [type(name) for name in names] != [str] * spec.num_classes:
+                raise UserError(f"model.json must name the {spec.num_classes} classes of its model: restore it.")
+            return cls(spec, tuple(names), Preprocessing(**plain))
         except (KeyError, TypeError, AttributeError) as problem:
             raise UserError(
                 f"model.json is no model card of paucal ({problem}): restore it or train again."
@@ -107,9 +132,17 @@ class Deployed:
 
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image]) -> Tensor:
-        """Classify PIL images; returns (N, K) float32 on the CPU, rows sum to 1."""
+        """Classify PIL images; returns (N, K) float32 on the CPU, rows sum to 1.
+
+        Images are turned upright by their EXIF tag and read as the training images were, see `decode_rgb`.
+
+        Raises:
+            ValueError: there is no image, or one has pixels of unknown range.
+        """
+        if not images:
+            raise ValueError("there are no images to classify")
         transform = self.card.preprocessing.transform()
-        batch = torch.stack([transform(image.convert("RGB"))[0] for image in images]).to(self.device)
+        batch = torch.stack([transform(upright_rgb(image))[0] for image in images]).to(self.device)
         return self.module(batch).float().softmax(1).cpu()
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
@@ -143,7 +176,8 @@ def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu
         device: where to put the model.
 
     Raises:
-        UserError: there is no such run, it has no saved model yet, or its files do not fit each other.
+        UserError: there is no such run, it has no saved model yet, its files do not fit each other, or torch cannot
+            use the device.
 
     Example:
         >>> model = load_deployed("runs/1")  # doctest: +SKIP
@@ -151,11 +185,22 @@ def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu
         tensor([[0.0312, 0.9688]])
     """
     folder = run if isinstance(run, RunFolder) else open_run(run)
+    target = _usable(device)
     card = Card.from_dict(folder.read_json(folder.card.name))
-    module = card.backbone.build().model
+    # All weights come from the run; published ones would be fetched for nothing.
+    module = replace(card.backbone, pretrained=False).build().model
     try:
         module.load_state_dict(read_weights(folder.weights))
     except RuntimeError as problem:
         reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
         raise UserError(f"{str(folder.weights)!r} does not fit its model.json ({reason}).") from problem
-    return Deployed(module.eval().to(device), card, torch.device(device))
+    return Deployed(module.eval().to(target), card, target)
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch has one for each way to lack a device
+        raise UserError(
+            f"the device is {str(device)!r}, and this machine has none that torch can use: try cpu."
+        ) from None

@@ -23,7 +23,7 @@ def shorten(name: str, length: int = 20) -> str:
     >>> shorten("a very long name of a class"), shorten("5$ or 6$")
     ('a very long name of…', '5\\$ or 6\\$')
     """
-    name = " ".join(name.split())
+    name = " ".join(name.encode(errors="replace").decode().split())  # folder names on Linux may be any bytes
     if len(name) > length:
         name = name[: length - 1].rstrip() + "…"
     return name.replace("$", r"\$")

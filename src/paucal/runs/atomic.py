@@ -27,8 +27,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Write UTF-8 text atomically.
+
+    File names on Linux may be any bytes, and what Python makes of them is written back as those bytes.
+    """
+    write_atomically(path, lambda file: file.write(text.encode(errors="surrogateescape")))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -181,19 +181,30 @@ def _clear(path: Path, overwrite: bool) -> None:
             f"the output folder {str(path)!r} exists already: choose another with --output, "
             f"go on with it by --resume {path}, or replace it with --overwrite."
         )
-    if not (path / MARKER).is_file():
+    if not _is_run(path):
         raise UserError(
-            f"--overwrite replaces run folders only, and {str(path)!r} has no {MARKER}: "
+            f"--overwrite replaces run folders only, and {str(path)!r} has no {MARKER} of a run: "
             "choose another --output, or remove it yourself."
         )
     shutil.rmtree(path)
+
+
+def _is_run(path: Path) -> bool:
+    """Tell a run folder from any project that happens to hold a file of the same common name."""
+    if not (path / "checkpoints").is_dir():
+        return False
+    try:
+        return isinstance(RunFolder(path).read_yaml(MARKER).get("settings"), dict)
+    except (UserError, OSError):
+        return False
 
 
 def _mapping(path: Path, parse, error: type[Exception]) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise UserError(f"{str(path)!r} is larger than {MAX_TEXT_BYTES} bytes: it is not a file of a run.")
-        value = parse(path.read_text(encoding="utf-8"))
+        # File names may be any bytes, see `write_text`.
+        value = parse(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run folder is incomplete; train again.") from None
     except (error, UnicodeDecodeError, RecursionError) as problem:

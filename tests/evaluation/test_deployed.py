@@ -1,0 +1,96 @@
+"""A model that is loaded back: fed as in training, and built from nothing but its own checked files."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paucal.backbones import BackboneSpec
+from paucal.data.decode import decode_rgb
+from paucal.evaluation.deployed import Card, Preprocessing, load_deployed, save_deployed
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+SPEC = BackboneSpec("vit_mini", 2, image_size=(16, 16), arguments={"depth": 1})
+CARD = Card(SPEC, ("cat", "dog"), Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunFolder(tmp_path)
+    run.write_yaml("config.yaml", {"settings": {}})
+    torch.manual_seed(0)
+    save_deployed(run, SPEC.build().model, CARD)
+    return run
+
+
+def noise(size=(40, 24), seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8))
+
+
+def test_probabilities__turn_a_photo_upright_as_the_commands_do(run, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise().save(tmp_path / "photo.jpg", exif=exif)
+    model = load_deployed(run)
+    upright = decode_rgb(tmp_path / "photo.jpg", "photo.jpg")
+    with Image.open(tmp_path / "photo.jpg") as photo:
+        assert torch.equal(model.probabilities([photo]), model.probabilities([upright]))
+    plain = Image.fromarray(np.asarray(upright))
+    assert torch.equal(model.probabilities([upright]), model.probabilities([plain]))  # and not twice
+
+
+def test_probabilities__scale_16_bit_pixels(run, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 65535, (20, 20)).astype(np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "xray.png")
+    model = load_deployed(run)
+    expected = model.probabilities([decode_rgb(tmp_path / "xray.png", "xray.png")])
+    assert torch.equal(model.probabilities([Image.open(tmp_path / "xray.png")]), expected)
+    assert not torch.allclose(expected, model.probabilities([Image.new("RGB", (20, 20), "white")]), atol=1e-3)
+
+
+def test_probabilities__of_nothing_are_refused(run):
+    with pytest.raises(ValueError, match="no images to classify"):
+        load_deployed(run).probabilities([])
+
+
+def test_load__fetches_no_published_weights(run):
+    # vit_mini has none, so asking for them would fail.
+    save_deployed(run, SPEC.build().model, replace(CARD, backbone=replace(SPEC, pretrained=True)))
+    assert load_deployed(run).probabilities([noise()]).shape == (1, 2)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense"])
+def test_load__names_a_device_that_is_not_there(run, device):
+    with pytest.raises(UserError, match=f"the device is '{device}', and this machine has none"):
+        load_deployed(run, device)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "says"),
+    [
+        ("classes", ["cat"], "must name the 2 classes"),
+        ("classes", "ab", "must name the 2 classes"),
+        ("classes", ["cat", 3], "must name the 2 classes"),
+        ("image_size", ["16", 16], "image_size"),
+        ("image_size", [16, 10**9], r"image_size \(16, 1000000000\), expected height and width"),
+        ("crop_ratio", 1e-9, "crop_ratio 1e-09, expected a number from 0.1 to 1"),
+        ("crop_ratio", "all", "no model card"),
+        ("interpolation", "evil", "interpolation 'evil', expected one of bicubic"),
+        ("mean", [0.5], r"mean \(0.5,\), expected three numbers"),
+        ("mean", [0.5, 0.5, float("nan")], "mean"),
+        ("std", [0.2, 0.2, 0], "std"),
+        ("std", 3, "no model card"),
+        ("backbone", [1], "unknown entries"),
+    ],
+)
+def test_load__checks_every_entry_of_the_card(run, entry, value, says):
+    card = json.loads(run.card.read_text())
+    owner = card if entry in card else card["preprocessing"]
+    owner[entry] = value
+    run.card.write_text(json.dumps(card))
+    with pytest.raises(UserError, match=says):
+        load_deployed(run)
