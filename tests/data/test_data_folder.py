@@ -164,8 +164,8 @@ def test_open_images__suggests_near_names(make_folder):
 
 
 def test_open_images__says_what_a_file_should_be(make_folder):
-    folder = make_folder("a/1.png", "b/notes.txt")
+    folder = make_folder("a/1.png", "b/notes.md")
     with pytest.raises(UserError, match="is a single image; give a folder"):
         open_images(folder / "a/1.png")
-    with pytest.raises(UserError, match="neither a folder, nor a Parquet file, nor an image"):
-        open_images(folder / "b/notes.txt")
+    with pytest.raises(UserError, match="nor a Parquet file, nor an image, nor a list file"):
+        open_images(folder / "b/notes.md")

@@ -1,4 +1,4 @@
-"""One door to every source of images: the built-in digits, folders and Parquet files."""
+"""One door to every source of images: the built-in digits, sets by name, folders, Parquet and list files."""
 
 import difflib
 from pathlib import Path
@@ -8,6 +8,8 @@ import numpy as np
 from paucal.data.digits import open_digits
 from paucal.data.folder import IMAGE_SUFFIXES, open_folder
 from paucal.data.images import ImageSet
+from paucal.data.listing import LIST_SUFFIX, find_train_list, open_listing
+from paucal.data.named import NAMED, is_named
 from paucal.data.parquet import find_parquet, open_parquet
 from paucal.data.stores import FileStore
 from paucal.types import UserError
@@ -16,18 +18,30 @@ BUILT_IN = "digits"
 _PARQUET_SUFFIXES = (".parquet", ".pq")
 
 
-def open_images(location: str | Path = BUILT_IN, *, labelled: bool = True, label_column: str | None = None) -> ImageSet:
+def open_images(
+    location: str | Path = BUILT_IN,
+    *,
+    labelled: bool = True,
+    label_column: str | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+) -> ImageSet:
     """Open images by location; the pixels are read later, one by one.
 
     Args:
-        location: "digits" for the built-in data (`./digits` for a folder of that name), a folder of images, a
-            Parquet file in the Hugging Face layout or a folder of such files; one image file when not
-            `labelled`.
+        location: "digits" for the built-in data (`./digits` for a folder of that name); a folder of images; a
+            Parquet file in the Hugging Face layout or a folder of such files; a list file (`listing.py`) or a folder
+            with one; the name of a published set (`named.py`), where no file or folder is called so; one image file
+            when not `labelled`.
         labelled: False takes the images alone, from any nesting of folders, for pre-training and prediction.
         label_column: the column of a Parquet file that holds the class; None finds it.
+        root: folder of the sets with names (None for `named.data_root`), where the name then wins over a path; or the
+            folder that the paths of a list file are relative to.
+        download: whether a set with a name may be fetched.
 
     Raises:
-        UserError: the location does not exist, holds no images, or is not laid out as described.
+        UserError: the location does not exist, holds no images, or is not laid out as described; a set with a name is
+            not there, or cannot be fetched.
 
     Example:
         >>> images = open_images("digits")
@@ -36,14 +50,16 @@ def open_images(location: str | Path = BUILT_IN, *, labelled: bool = True, label
     """
     if location == BUILT_IN:
         return open_digits(labelled)
+    if is_named(location, root):
+        # Loaded here, because torchvision takes seconds and most data does not need it.
+        from paucal.data.named_store import open_named
+
+        return open_named(str(location), root, download, labelled)
     path = Path(location).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist{_near_names(path)}")
-    if path.is_file():
-        images = _open_file(path, labelled, label_column)
-    else:
-        files = find_parquet(path)
-        images = open_parquet(path, files, labelled, label_column) if files else open_folder(path, labelled)
+    base = None if root is None else Path(root).expanduser()
+    images = (_open_file if path.is_file() else _open_directory)(path, labelled, label_column, base)
     if labelled and len(images.classes) < 2:
         only = "".join(images.classes)
         raise UserError(
@@ -53,11 +69,24 @@ def open_images(location: str | Path = BUILT_IN, *, labelled: bool = True, label
     return images
 
 
-def _open_file(path: Path, labelled: bool, label_column: str | None) -> ImageSet:
+def _open_directory(path: Path, labelled: bool, label_column: str | None, root: Path | None) -> ImageSet:
+    if files := find_parquet(path):
+        return open_parquet(path, files, labelled, label_column)
+    # Without labels a folder stands for all images below it, listed or not.
+    if labelled and (train_list := find_train_list(path, root)):
+        return open_listing(train_list, root=root)
+    return open_folder(path, labelled)
+
+
+def _open_file(path: Path, labelled: bool, label_column: str | None, root: Path | None) -> ImageSet:
     if path.suffix.lower() in _PARQUET_SUFFIXES:
         return open_parquet(path.parent, [path], labelled, label_column)
+    if path.suffix.lower() == LIST_SUFFIX:
+        return open_listing(path, labelled, root)
     if path.suffix.lower() not in IMAGE_SUFFIXES:
-        raise UserError(f"{path} is neither a folder, nor a Parquet file, nor an image; give one of these")
+        raise UserError(
+            f"{path} is neither a folder, nor a Parquet file, nor an image, nor a list file; give one of these"
+        )
     if labelled:
         raise UserError(f"{path} is a single image; give a folder with one folder per class")
     return ImageSet(
@@ -72,10 +101,11 @@ def _open_file(path: Path, labelled: bool, label_column: str | None) -> ImageSet
 
 
 def _near_names(path: Path) -> str:
-    """Suggest what the user may have meant, from the names beside the missing one."""
+    """Suggest what the user may have meant, from the names beside the missing one and those of published sets."""
     if not path.parent.is_dir():
         return f", nor does its folder {path.parent}; check the spelling"
     names = [entry.name for entry in path.parent.iterdir()]
+    names += [] if path.name != str(path) else [*NAMED, BUILT_IN]
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(near)}?" if near else "; check the spelling"
 

@@ -2,16 +2,21 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from paucal.data.cache import cache_images
+from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
-from paucal.data.sources import open_images
+from paucal.data.named import data_root, is_named
+from paucal.data.sources import BUILT_IN, open_images
 from paucal.data.splits import Split, limit_val, make_split, take_few, take_fraction
 from paucal.recipes.facts import Facts, best_device
+from paucal.recipes.processes import launched_shape
 from paucal.recipes.settings import TrainSettings
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -48,7 +53,28 @@ class Prepared:
             cores=os.cpu_count() or 1,
             device=device,
             bf16=bf16,
+            devices=torch.cuda.device_count() if device == "cuda" else 1,
+            launched=launched_shape(),
         )
+
+
+def pin_data(settings: TrainSettings) -> TrainSettings:
+    """Return settings that find the same data from any folder and at any later time."""
+    changes = {}
+    if is_named(settings.data, settings.data_root):
+        # With a root the name stays a name, also where a folder is called so.
+        changes["data_root"] = str(data_root(settings.data_root))
+    elif settings.data != BUILT_IN and Path(settings.data).expanduser().exists():
+        changes["data"] = _absolute(settings.data)
+        if settings.data_root is not None:
+            changes["data_root"] = _absolute(settings.data_root)
+    if settings.classes is not None and Path(settings.classes).expanduser().exists():
+        changes["classes"] = _absolute(settings.classes)
+    return replace(settings, **changes)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def load_images(settings: TrainSettings, advance: Advance | None = None) -> ImageSet:
@@ -57,7 +83,9 @@ def load_images(settings: TrainSettings, advance: Advance | None = None) -> Imag
     Raises:
         UserError: there are none, they are not laid out as expected, or some cannot be read.
     """
-    images = open_images(settings.data)
+    images = open_images(settings.data, root=settings.data_root, download=settings.download)
+    if settings.classes is not None:
+        images = choose_classes(images, settings.classes)
     return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
@@ -82,8 +110,13 @@ def prepare(settings: TrainSettings, images: ImageSet) -> Prepared:
     return Prepared(images, split)
 
 
-def open_again(run: RunFolder, advance: Advance | None = None) -> ImageSet:
+def open_again(run: RunFolder, advance: Advance | None = None, download: bool = False) -> ImageSet:
     """Open the images of a run from where they were when it began.
+
+    Args:
+        run: the run.
+        advance: called with (images read, images in all).
+        download: whether a published set that is not there any more may be fetched.
 
     Raises:
         UserError: the run's settings cannot be read, or the images are gone.
@@ -91,5 +124,11 @@ def open_again(run: RunFolder, advance: Advance | None = None) -> ImageSet:
     settings = run.read_yaml(run.config.name).get("settings", {})
     if not isinstance(settings, dict) or "data" not in settings:
         raise UserError(f"{str(run.config)!r} does not say which data was used; give DATA.")
-    opened = TrainSettings(data=str(settings["data"]), on_bad_image=settings.get("on_bad_image", "refuse"))
+    opened = TrainSettings(
+        data=str(settings["data"]),
+        classes=settings.get("classes"),
+        data_root=settings.get("data_root"),
+        download=download,
+        on_bad_image=settings.get("on_bad_image", "refuse"),
+    )
     return load_images(opened, advance)
