@@ -7,7 +7,8 @@ from torch import nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.objectives.base import Objective, Term
-from paucal.types import Batch, DataRequest, FeatureRequest, LossTerms, Progress
+from paucal.objectives.finetuning import BackboneTuner, FineTuning
+from paucal.types import Batch, DataRequest, FeatureRequest, GroupScales, LossTerms, Progress
 
 
 class Supervised(Objective):
@@ -20,12 +21,17 @@ class Supervised(Objective):
         backbone: gives grids and logits.
         terms: extra losses by name; each one carries its own weight.
         label_smoothing: share of the label spread over all classes.
+        tuning: layer-wise decay and freezing of the backbone; by default all of it is trained alike.
     """
 
     data_request = DataRequest()
 
     def __init__(
-        self, backbone: FeatureBackbone, terms: Mapping[str, Term] | None = None, label_smoothing: float = 0.0
+        self,
+        backbone: FeatureBackbone,
+        terms: Mapping[str, Term] | None = None,
+        label_smoothing: float = 0.0,
+        tuning: FineTuning | None = None,
     ) -> None:
         super().__init__()
         if backbone.num_classes < 2:
@@ -37,6 +43,7 @@ class Supervised(Objective):
         self.names = tuple(terms or {})
         self.terms = nn.ModuleList((terms or {}).values())
         self.label_smoothing = label_smoothing
+        self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the loss named "class" and one per term.
@@ -46,6 +53,8 @@ class Supervised(Objective):
         """
         if batch.labels is None:
             raise ValueError("a supervised objective was given a batch without labels")
+        if self.training:
+            self.tuner.set_modes(progress)
         requests = [term.request for term in self._terms()]
         features = self.backbone.extract(batch.views[0], requests or [FeatureRequest()])
         logits = features[0].logits
@@ -59,6 +68,18 @@ class Supervised(Objective):
     def deployable(self) -> nn.Module:
         """Return the timm model; the heads of the terms stay behind."""
         return self.backbone.model
+
+    def parameter_group(self, name: str) -> str:
+        """Return the label of the backbone's layer where layers have rates of their own."""
+        return self.tuner.label(name)
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the factors of the fine-tuning."""
+        return self.tuner.scales(progress)
+
+    def before_step(self, progress: Progress) -> None:
+        """Hold still what the fine-tuning holds."""
+        self.tuner.before_step(progress)
 
     def _terms(self) -> list[Term]:
         return [term for term in self.terms if isinstance(term, Term)]

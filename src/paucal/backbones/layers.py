@@ -1,0 +1,109 @@
+"""Where a parameter sits in its model: stem, stage, block or classifier, as timm's own matchers say."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from timm.models import group_parameters
+from timm.optim._param_groups import auto_group_layers
+from torch import nn
+
+from paucal.backbones.probe import model_name
+from paucal.types import UserError
+
+
+def classifier_modules(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the modules that give the logits; none where the model has no classifier.
+
+    Example:
+        >>> import timm
+        >>> classifier_modules(timm.create_model("resnet18"))
+        ('fc',)
+    """
+    listed: Any = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    names = [listed] if isinstance(listed, str) else list(listed or ())
+    if not names and hasattr(model, "get_classifier"):
+        found: Any = model.get_classifier()  # type: ignore[operator]
+        wanted = found if isinstance(found, tuple | list) else [found]
+        names = [name for name, module in model.named_modules() if any(module is one for one in wanted)]
+    parts = dict(model.named_modules())
+    return tuple(name for name in names if name in parts and any(True for _ in parts[name].parameters()))
+
+
+def classifier_parameters(model: nn.Module) -> set[str]:
+    """Return the names of the classifier's parameters."""
+    modules = classifier_modules(model)
+    return {name for name, _ in model.named_parameters() if within(name, modules)}
+
+
+def within(name: str, modules: Iterable[str]) -> bool:
+    """Whether a parameter belongs to one of the modules."""
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+def layer_ids(model: nn.Module) -> dict[str, int]:
+    """Return the layer of each parameter: 0 for the stem, then one number per block, the last for the classifier.
+
+    The numbers are timm's (`group_matcher`; where a model has none, twelve tensors in a row make a layer, as in
+    timm's own optimizer groups). A final norm before pooling counts as part of the last block.
+
+    Example:
+        >>> import timm
+        >>> ids = layer_ids(timm.create_model("vit_tiny_patch16_224"))
+        >>> ids["pos_embed"], ids["blocks.3.attn.qkv.weight"], ids["norm.weight"], ids["head.weight"]
+        (0, 4, 12, 13)
+    """
+    matcher = getattr(model, "group_matcher", None)
+    found: Any = (
+        auto_group_layers(model) if matcher is None else group_parameters(model, matcher(coarse=False), reverse=True)
+    )
+    last = max(found.values())
+    return {name: int(found.get(name, last)) for name, _ in model.named_parameters()}
+
+
+def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
+    """Return the factor on the learning rate of each parameter: `decay` to the power of the layers above it.
+
+    Layer-wise decay of BEiT (Bao et al., ICLR 2022, appendix), as timm's `param_groups_layer_decay` has it: the
+    classifier has 1, the last block `decay`, the stem the smallest factor.
+
+    Args:
+        model: a timm model.
+        decay: in (0, 1]; 1 for equal rates.
+    """
+    ids = layer_ids(model)
+    last = max(ids.values())
+    return {name: decay ** (last - number) for name, number in ids.items()}
+
+
+def count_stages(model: nn.Module) -> int:
+    """Return how many stages (blocks, where a model has no stages) lie between the stem and the classifier.
+
+    Raises:
+        UserError: timm does not say where this model's stages begin and end.
+    """
+    return max(_stages(model).values()) - 1
+
+
+def first_stages(model: nn.Module, count: int) -> set[str]:
+    """Return the names of the parameters of the stem and of the first `count` stages.
+
+    Raises:
+        UserError: the model has fewer stages, or timm does not say where they are.
+    """
+    stages, most = _stages(model), count_stages(model)
+    if not 0 <= count <= most:
+        raise UserError(
+            f"--freeze is {count} and {model_name(model)} has {most} stages or blocks: give a number from 0 (the stem "
+            f"alone) to {most}, or 'backbone'."
+        )
+    return {name for name, number in stages.items() if number <= count} - classifier_parameters(model)
+
+
+def _stages(model: nn.Module) -> dict[str, int]:
+    matcher = getattr(model, "group_matcher", None)
+    if matcher is None:
+        raise UserError(
+            f"timm does not say which stages {model_name(model)} has: use --freeze backbone, which leaves only the "
+            "classifier to train."
+        )
+    return group_parameters(model, matcher(coarse=True), reverse=True)  # type: ignore[return-value]

@@ -1,0 +1,162 @@
+"""Start a model from weights that were trained elsewhere, and say what was taken."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.adapt import Fitted, fit_to_model
+from paucal.backbones.classes import keep_classifier
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.layers import classifier_modules, within
+from paucal.backbones.layout import Size
+from paucal.backbones.load_report import LoadReport, percent
+from paucal.backbones.probe import model_name
+from paucal.backbones.unwrap import candidates
+from paucal.types import UserError
+
+# Below this share of the parameters, most of the "pre-trained" model would be random without anybody noticing.
+MIN_SHARE = 0.5
+COMPLETE = 0.999
+Head = Literal["auto", "keep", "fresh"]
+
+
+@dataclass(frozen=True)
+class StartWeights:
+    """Weights from elsewhere, and what is known about them.
+
+    Attributes:
+        tree: tensors by name, or mappings of them (checkpoints wrap their weights in "state_dict", "teacher", ...).
+        source: where they come from, for people.
+        model: timm name of their model; None where unknown.
+        classes: names of their classifier's outputs; None where unknown.
+        grid: (rows, columns) of their position embedding; None where unknown, then it is taken for square.
+    """
+
+    tree: Mapping[str, Any]
+    source: str
+    model: str | None = None
+    classes: tuple[str, ...] | None = None
+    grid: Size | None = None
+
+
+def start_from(
+    model: nn.Module, weights: StartWeights, classes: Sequence[str] | None = None, head: Head = "auto"
+) -> LoadReport:
+    """Load weights into a model in place, adapted where their sizes differ.
+
+    Position embeddings, relative-position tables, patch kernels and the first layer's input channels are resampled
+    with timm's functions. The classifier is kept where the source has all of the model's classes, found by name, or
+    the same number of unnamed ones; else it stays fresh. (The published DrLoc program skips every tensor with "head"
+    in its name and checks no shapes.)
+
+    Args:
+        model: a timm model, or the `FeatureBackbone` around one, built with fresh weights.
+        weights: what to load.
+        classes: names of the model's outputs, where known.
+        head: "keep" insists on the classifier, "fresh" discards it.
+
+    Returns:
+        What was loaded, adapted, left and of no use.
+
+    Raises:
+        UserError: under half of the parameters below the classifier match, a value is not finite, or the classifier
+            cannot be kept as asked.
+
+    Example:
+        >>> import timm
+        >>> source, target = timm.create_model("resnet18", num_classes=9), timm.create_model("resnet18", num_classes=4)
+        >>> report = start_from(target, StartWeights({"model": source.state_dict()}, "an example"))
+        >>> report.share, report.classifier
+        (1.0, 'fresh, as the start has 9 classes and this run 4')
+    """
+    model = model.model if isinstance(model, FeatureBackbone) else model
+    part, fitted, share = _best_fit(model, weights)
+    if share < MIN_SHARE:
+        raise UserError(_too_little(model, weights, fitted, share))
+    of_classifier = classifier_modules(model)
+    from_classifier = {
+        name: fitted.state.pop(name, None) if name in fitted.state else fitted.misfits.pop(name)
+        for name in [*fitted.state, *fitted.misfits]
+        if within(name, of_classifier)
+    }
+    own = model.state_dict()
+    shapes = {name: value.shape for name, value in own.items() if within(name, of_classifier)}
+    kept, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
+    state = {**fitted.state, **kept}
+    _require_finite(state, weights.source)
+    model.load_state_dict(state, strict=False)
+    return LoadReport(
+        weights.source,
+        part,
+        share,
+        verdict,
+        loaded=tuple(name for name in state if name not in fitted.changes),
+        adapted={name: what for name, what in fitted.changes.items() if name in state},
+        fresh=tuple(name for name in own if name not in state and name not in shapes and not _is_count(name)),
+        unused=tuple([*fitted.unused, *fitted.misfits]),
+    )
+
+
+def _best_fit(model: nn.Module, weights: StartWeights) -> tuple[str, Fitted, float]:
+    names = model.state_dict().keys()
+    best: tuple[str, Fitted, float] = ("", Fitted(), 0.0)
+    for candidate in candidates(weights.tree, names):
+        fitted = fit_to_model(model, candidate.state, weights.grid)
+        share = _share(model, fitted)
+        if share > best[2] or (not best[2] and len(fitted.misfits) > len(best[1].misfits)):
+            best = (candidate.part, fitted, share)
+        if share >= COMPLETE:
+            break
+    return best
+
+
+def _share(model: nn.Module, fitted: Fitted) -> float:
+    outside = classifier_modules(model)
+    sizes = {name: p.numel() for name, p in model.named_parameters() if not within(name, outside)}
+    return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
+
+
+def _too_little(model: nn.Module, weights: StartWeights, fitted: Fitted, share: float) -> str:
+    name, own = model_name(model), model.state_dict()
+    found = f"{len(fitted.state)} of the {len(own)} tensors of {name} in the right shape"
+    told = weights.model is not None and weights.model != name
+    if told:
+        reason = f"it holds a {weights.model}, so choose --model {weights.model}"
+    elif fitted.misfits:
+        misfit, value = next(iter(fitted.misfits.items()))
+        reason = (
+            f"{misfit!r}, for one, is {_times(value)} there and {_times(own[misfit])} here, so choose the --model and "
+            "--model-args that the weights were made with"
+        )
+    else:
+        theirs = next(iter(_names(weights.tree)), "nothing")
+        reason = (
+            f"its tensors have names such as {theirs!r}, the model's such as {next(iter(own))!r}; choose the --model "
+            "that the weights were made with"
+        )
+    return f"--init: {weights.source} has only {found} ({percent(share)} of the parameters): {reason}."
+
+
+def _names(tree: Mapping[str, Any]) -> list[str]:
+    """Return the names in the largest mapping of a file."""
+    inner = [_names(value) for value in tree.values() if isinstance(value, Mapping)]
+    return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
+
+
+def _times(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
+def _require_finite(state: Mapping[str, Tensor], source: str) -> None:
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise UserError(
+                f"--init: {source} has values in {name!r} that are no finite numbers: choose another checkpoint."
+            )
+
+
+def _is_count(name: str) -> bool:
+    return name.endswith("num_batches_tracked")  # a counter that nothing reads

@@ -1,0 +1,154 @@
+"""Training a backbone that starts from trained weights: slower layers, frozen layers, the classifier first.
+
+Three ways to keep what the weights know, for any objective with a backbone of its own; they combine.
+
+- Layer-wise decay of the learning rate (BEiT, Bao et al., ICLR 2022): layer by layer from the classifier down to the
+  stem, each has `layer_decay` times the rate of the one above.
+- Freezing: the stem, the first stages or the whole backbone never change. With the whole backbone frozen, training
+  is a linear probe.
+- Linear probe, then fine-tune (Kumar et al., ICLR 2022): for the first epochs only the classifier learns, so that
+  its random beginning does not disturb the backbone. We run both on one schedule, where the paper has two runs, and
+  let the backbone's rate grow over its first epoch, since AdamW knows nothing of its gradients yet.
+
+What is frozen runs in evaluation mode, so that running statistics stay as they are and nothing in it is dropped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from paucal.backbones.layers import classifier_parameters, first_stages, layer_ids, layer_scales
+from paucal.types import GroupScale, GroupScales, Progress
+
+MAIN = "main"
+THAW_EPOCHS = 1  # over which the rate of a backbone grows that was held still
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How carefully a backbone is trained; the default trains all of it alike.
+
+    Attributes:
+        layer_decay: factor on the learning rate from one layer to the one below it, in (0, 1].
+        freeze: what never changes: "stem", "backbone" (all but the classifier), or a number of stages (blocks, where
+            a model has no stages) that are frozen together with the stem.
+        freeze_epochs: epochs at the beginning in which only the classifier learns.
+    """
+
+    layer_decay: float = 1.0
+    freeze: Literal["stem", "backbone"] | int | None = None
+    freeze_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay must be above 0 and at most 1, got {self.layer_decay}")
+        if self.freeze_epochs < 0:
+            raise ValueError(f"freeze_epochs must be at least 0, got {self.freeze_epochs}")
+
+
+class BackboneTuner:
+    """Applies a `FineTuning` to the timm model of an objective, which passes its own hooks on to it.
+
+    Parameters frozen for the whole run lose `requires_grad`, so the optimizer never sees them and no other process
+    waits for their gradients. Those held for a while keep it and have their gradients dropped: the optimizer leaves
+    a parameter without gradient alone, moments and weight decay included.
+
+    Args:
+        model: a timm model; its frozen parameters are marked at once.
+        options: what to do.
+        prefix: of the model's parameters in the objective.
+
+    Raises:
+        UserError: the model has fewer stages than shall be frozen.
+    """
+
+    def __init__(self, model: nn.Module, options: FineTuning, prefix: str = "backbone.model.") -> None:
+        self.options = options
+        self._model = model
+        below = {name for name, _ in model.named_parameters()} - classifier_parameters(model)
+        self._frozen = frozen_parameters(model, options.freeze)
+        for name in self._frozen:
+            model.get_parameter(name).requires_grad_(False)
+        self._held = below - self._frozen if options.freeze_epochs else set()
+        self._still = list(quiet_modules(model, self._frozen, whole=self._frozen == below))
+        self._held_modules = list(quiet_modules(model, below, whole=True)) if self._held else []
+        self._labels, self._scales = self._groups(prefix)
+
+    def label(self, name: str) -> str:
+        """Return the label of the group of an objective's parameter."""
+        return self._labels.get(name, MAIN)
+
+    def scales(self, progress: Progress) -> GroupScales:
+        """Return the factors per label at this point of the run."""
+        share = self._share(progress) if self._held else 1.0
+        return {name: GroupScale(scale * share, weight_decay=float(share > 0)) for name, scale in self._scales.items()}
+
+    def before_step(self, progress: Progress) -> None:
+        """Drop the gradients of what is held still."""
+        if self._holds(progress):
+            for name in self._held:
+                self._model.get_parameter(name).grad = None
+
+    def set_modes(self, progress: Progress) -> None:
+        """Put what is frozen now in evaluation mode; call it before every forward pass of the training."""
+        for module in self._held_modules:
+            module.training = not self._holds(progress)
+        for module in self._still:
+            module.training = False
+
+    def _holds(self, progress: Progress) -> bool:
+        return progress.step < self.options.freeze_epochs * progress.steps_per_epoch
+
+    def _share(self, progress: Progress) -> float:
+        """Return 0 while the backbone is held, then what grows to 1."""
+        if self._holds(progress):
+            return 0.0
+        since = progress.step - self.options.freeze_epochs * progress.steps_per_epoch
+        return min(1.0, (since + 1) / (THAW_EPOCHS * progress.steps_per_epoch))
+
+    def _groups(self, prefix: str) -> tuple[dict[str, str], dict[str, float]]:
+        decay = self.options.layer_decay
+        if decay == 1:
+            return {prefix + name: "backbone" for name in self._held}, {"backbone": 1.0} if self._held else {}
+        labels, scales = {}, {}
+        by_name, kept = layer_scales(self._model, decay), classifier_parameters(self._model)
+        for name, number in layer_ids(self._model).items():
+            if name not in kept and name not in self._frozen:
+                labels[prefix + name] = f"layer {number}"
+                scales[f"layer {number}"] = by_name[name]
+        return labels, scales
+
+
+def frozen_parameters(model: nn.Module, freeze: Literal["stem", "backbone"] | int | None) -> set[str]:
+    """Return the names of the parameters that never change.
+
+    Raises:
+        UserError: the model has fewer stages.
+    """
+    if freeze is None:
+        return set()
+    if freeze == "backbone":
+        return {name for name, _ in model.named_parameters()} - classifier_parameters(model)
+    return first_stages(model, 0 if freeze == "stem" else freeze)
+
+
+def quiet_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str = "") -> Iterator[nn.Module]:
+    """Yield the modules all of whose parameters are frozen, with everything inside them.
+
+    Args:
+        model: where to look.
+        frozen: names of parameters.
+        whole: whether the model is frozen but for its classifier; then modules without parameters that keep
+            statistics belong to the frozen part too.
+        prefix: of the names inside `model`.
+    """
+    names = [prefix + name for name, _ in model.named_parameters()]
+    if names and frozen.issuperset(names):
+        yield from model.modules()
+    elif names:
+        for child, module in model.named_children():
+            yield from quiet_modules(module, frozen, whole, f"{prefix}{child}.")
+    elif whole and any(True for _ in model.buffers()):
+        yield from model.modules()
