@@ -179,13 +179,16 @@ def train(
     callbacks=(),
     hardware: Hardware | None = None,
     lr: float = 3e-3,
+    save_every: int = 500,
 ) -> Outcome:
     """Train an objective on some digits, from the folder's saved state where there is one."""
     digits = open_digits(True)
     request = objective.data_request
     hardware = hardware or Hardware()
     per_epoch = images // (batch * accumulate * hardware.devices)
-    plan = Plan(epochs * per_epoch, per_epoch, accumulate, seed=3, n_classes=10, hardware=hardware)
+    plan = Plan(
+        epochs * per_epoch, per_epoch, accumulate, seed=3, n_classes=10, save_every=save_every, hardware=hardware
+    )
     run = RunFolder(folder)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     start = checkpoint_position(run.last)[1] if run.last.exists() else 0

@@ -1,5 +1,6 @@
 """Single properties of a step that the contract tests do not see."""
 
+import copy
 import logging
 import os
 import signal
@@ -80,13 +81,26 @@ def test_best__is_the_highest_score_and_ties_go_to_the_lower_loss(tmp_path):
         score, loss = next(scores)
         return {"score": score, "cost": loss}
 
-    saved = []
+    class AfterEpochs(Callback):
+        """Copies of the weights at the end of every epoch of four steps."""
+
+        def __init__(self):
+            self.states = []
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx and batch_idx % 4 == 0:
+                self.states.append(copy.deepcopy(pl_module.objective.deployable().state_dict()))
+
+    epochs = AfterEpochs()
     torch.manual_seed(0)
     objective = toys.make("per_block")
-    outcome = toys.train(objective, tmp_path, epochs=4, watch=Watch(validate, "score", "cost"))
+    watch = Watch(validate, "score", "cost")
+    outcome = toys.train(objective, tmp_path, epochs=4, average=None, watch=watch, callbacks=[epochs])
     assert outcome.best["epoch"] == 3
     assert checkpoint_position(tmp_path / "checkpoints" / "best.ckpt") == (12, 12)
-    assert not saved
+    saved = torch.load(tmp_path / "deployed.pt", weights_only=True)
+    matches = [all(torch.equal(saved[name], state[name]) for name in saved) for state in epochs.states]
+    assert matches == [False, False, True]
 
 
 def test_clipping__scales_to_the_norm_and_reports_the_norm_before():

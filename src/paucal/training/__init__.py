@@ -3,6 +3,7 @@
 from paucal.training.checkpoints import checkpoint_position
 from paucal.training.fit import Outcome, fit
 from paucal.training.keeper import Records, Watch
+from paucal.training.memory import largest_batch
 from paucal.training.plan import Hardware, Optimization, Plan
 from paucal.training.schedules import CosineWarmup
 
@@ -16,4 +17,5 @@ __all__ = [
     "Watch",
     "checkpoint_position",
     "fit",
+    "largest_batch",
 ]

@@ -1,5 +1,7 @@
 """Checkpoints that are whole or not there, and that hold nothing which could run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import torch
 from lightning.pytorch.plugins import CheckpointIO
 
 from paucal.runs import load_checkpoint, write_atomically
+from paucal.types import UserError
 
 
 class AtomicCheckpoints(CheckpointIO):
@@ -26,7 +29,29 @@ class AtomicCheckpoints(CheckpointIO):
 
 
 def checkpoint_position(path: Path) -> tuple[int, int]:
-    """Return the optimizer steps and the forward passes that a checkpoint stands after."""
+    """Return the optimizer steps and the forward passes that a checkpoint stands after.
+
+    Raises:
+        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+    """
     checkpoint = load_checkpoint(path)
-    position = checkpoint["callbacks"]["RunKeeper"]
-    return position["step"], position["micro_step"]
+    try:
+        position = checkpoint["callbacks"]["RunKeeper"]
+        return int(position["step"]), int(position["micro_step"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise UserError(f"{str(path)!r} is no checkpoint of this version of paucal: train anew.") from problem
+
+
+@contextmanager
+def fitting_state(path: Path) -> Iterator[None]:
+    """Turn the failure to load a saved state into a sentence."""
+    try:
+        yield
+    except RuntimeError as problem:
+        if "loading state_dict" not in str(problem):
+            raise
+        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
+        raise UserError(
+            f"{str(path)!r} holds the state of another model ({reason[:200]}): give the run it "
+            "belongs to, or train anew."
+        ) from problem

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader
 
 from paucal.objectives.base import Objective
 from paucal.training.average import MovingAverage
-from paucal.training.checkpoints import AtomicCheckpoints
+from paucal.training.checkpoints import AtomicCheckpoints, fitting_state
 from paucal.training.health import FiniteWatch
 from paucal.training.keeper import AfterStep, Records, RunKeeper
+from paucal.training.memory import memory_advice
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
 from paucal.training.stopping import StopSignal
@@ -35,12 +36,14 @@ class Outcome:
 
     Attributes:
         finished: whether all steps were made (False after a request to stop).
+        step: optimizer steps made so far.
         rows: the metrics of every epoch so far.
         best: the row of the best epoch.
         seconds: time spent in training, over all resumptions.
     """
 
     finished: bool
+    step: int
     rows: Sequence[dict[str, float]]
     best: dict[str, float]
     seconds: float
@@ -67,11 +70,12 @@ def fit(
         callbacks: more Lightning callbacks, such as a progress display.
 
     Raises:
-        UserError: the loss was not finite for many steps in a row, or the saved state does not fit.
+        UserError: the loss was not finite for many steps in a row, the saved state does not fit, or the memory does
+            not suffice.
     """
     for module in objective.compilable() if plan.hardware.compile_backend else ():
         module.compile(backend=plan.hardware.compile_backend)
-    stop = StopSignal()
+    stop = StopSignal(plan.deadline)
     average = None
     if optimization.average_decay is not None:
         average = MovingAverage(objective.deployable(), optimization.average_decay)
@@ -84,13 +88,13 @@ def fit(
         keeper,
         stop,
     ]
-    with _without_advice():
+    with _without_advice(), memory_advice(plan), fitting_state(records.run.last):
         trainer = build_trainer(plan, [*kept, *callbacks])
         trainer.fit(
             TrainingModule(objective, optimization, plan, make_loader),
             ckpt_path=records.run.last if records.run.last.exists() else None,
         )
-    return Outcome(keeper.step >= plan.total_steps, keeper.rows, keeper.best, keeper.seconds)
+    return Outcome(keeper.step >= plan.total_steps, keeper.step, keeper.rows, keeper.best, keeper.seconds)
 
 
 def build_trainer(plan: Plan, callbacks: Sequence[Callback]) -> Trainer:

@@ -15,21 +15,33 @@ class FiniteWatch(Callback):
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
-        self._seen = 0.0
+        self._seen = 0.0  # skipped steps at the newest look
+        self._looked = 0  # step of that look
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return {"seen": self._seen, "looked": self._looked}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what a checkpoint stored."""
+        self._seen, self._looked = state_dict["seen"], state_dict["looked"]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look at the count of skipped steps, which waits for the device."""
-        if trainer.global_step % self.every or (batch_idx + 1) % pl_module.plan.accumulate:
+        step, plan = trainer.global_step, pl_module.plan
+        due = step % self.every == 0 or step >= plan.total_steps
+        if not due or (batch_idx + 1) % plan.accumulate:
             return
         skipped = float(pl_module.meters.skipped)
         new, self._seen = skipped - self._seen, skipped
+        steps, self._looked = step - self._looked, step
         if new <= 0:
             return
         names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
-        if new >= self.every:
+        if new >= steps:
             raise UserError(
-                f"the last {self.every} steps were all skipped because the loss or its gradient was not finite "
+                f"the last {steps} steps were all skipped because the loss or its gradient was not finite "
                 f"(losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), "
                 "or use --precision 32-true."
             )
-        log.warning("%d of the last %d steps were skipped: not finite (losses concerned: %s)", new, self.every, names)
+        log.warning("%d of the last %d steps were skipped: not finite (losses concerned: %s)", new, steps, names)

@@ -11,6 +11,7 @@ from torch import nn
 
 from paucal.runs import RunFolder
 from paucal.training.module import TrainingModule
+from paucal.training.plan import Plan
 from paucal.training.stopping import StopSignal
 
 Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
@@ -66,20 +67,12 @@ class RunKeeper(Callback):
         records: what to keep.
         evaluated: gives the module that is judged and deployed.
         stop: the request to stop.
-        seconds_between_saves: epochs shorter than this do not each save a state. A stopped run always does.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        evaluated: Callable[[], nn.Module],
-        stop: StopSignal,
-        seconds_between_saves: float = 15.0,
-    ) -> None:
+    def __init__(self, records: Records, evaluated: Callable[[], nn.Module], stop: StopSignal) -> None:
         self.records = records
         self.evaluated = evaluated
         self.stop = stop
-        self.seconds_between_saves = seconds_between_saves
         self.rows: list[dict[str, float]] = []
         self.step = 0
         self.micro_step = 0
@@ -110,10 +103,10 @@ class RunKeeper(Callback):
             self._save(trainer, pl_module)
         trainer.should_stop = trainer.should_stop or stopping
 
-    def _save_is_due(self, trainer: Trainer, plan) -> bool:
+    def _save_is_due(self, trainer: Trainer, plan: Plan) -> bool:
         if self.step % plan.save_every == 0:
             return True
-        waited = time.monotonic() - self._last_save > self.seconds_between_saves
+        waited = time.monotonic() - self._last_save > plan.save_seconds
         return self.step % plan.steps_per_epoch == 0 and trainer.strategy.broadcast(waited)
 
     def _finish_epoch(self, trainer: Trainer, module: TrainingModule) -> None:

@@ -26,21 +26,20 @@ class Meters:
     def reset(self) -> None:
         """Begin a new stretch of steps."""
         self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, Tensor] = {}
         self.weights: dict[str, float] = {}
 
     def add(self, terms: LossTerms, total: Tensor) -> None:
-        """Add the losses of one forward pass; non-finite ones count as 0 and are counted apart."""
+        """Add the losses of one forward pass; non-finite ones are left out of the means and counted apart."""
         for name, value in {"loss": total, **terms.values}.items():
             value = value.detach().float()
-            finite = torch.isfinite(value)
-            self._sum(f"train_{name}", torch.where(finite, value, torch.zeros_like(value)))
-            self.nonfinite[name] = (~finite).float() + self.nonfinite.get(name, 0.0)
+            self._sum(f"train_{name}", value)
+            self.nonfinite[name] = (~torch.isfinite(value)).float() + self.nonfinite.get(name, 0.0)
         self.weights = dict(terms.weights)
 
     def add_step(self, norm: Tensor, skipped: Tensor) -> None:
         """Add what one optimizer step showed: the gradient's L2 norm, and 1 if the step was skipped, else 0."""
-        self._sum("gradient_norm", torch.nan_to_num(norm.detach().float(), 0.0, 0.0, 0.0))
+        self._sum("gradient_norm", norm.detach().float())
         self._sum("skipped_steps", skipped)
         self.skipped = skipped + self.skipped
 
@@ -50,21 +49,26 @@ class Meters:
             self._sum(name, value.detach().float())
 
     def read(self) -> dict[str, float]:
-        """Return means since the last reset (of skipped steps the number); waits for the device once."""
+        """Return means since the last reset (of skipped steps the number); waits for the device once.
+
+        A mean of nothing, where no value was finite, is NaN.
+        """
         if not self.sums:
             return {}
-        values = torch.stack(list(self.sums.values())).tolist()
-        counts = [1 if name == "skipped_steps" else self.counts[name] for name in self.sums]
-        means = {name: value / n for name, value, n in zip(self.sums, values, counts, strict=True)}
+        one = torch.ones_like(next(iter(self.counts.values())))
+        counts = [one if name == "skipped_steps" else self.counts[name] for name in self.sums]
+        values = (torch.stack(list(self.sums.values())) / torch.stack(counts)).tolist()
+        means = dict(zip(self.sums, values, strict=True))
         return {**means, **{f"weight_{n}": w for n, w in self.weights.items()}, "lr": self.rate}
 
     def _sum(self, name: str, value: Tensor) -> None:
-        self.sums[name] = value + self.sums.get(name, 0.0)
-        self.counts[name] = self.counts.get(name, 0) + 1
+        finite = torch.isfinite(value)
+        self.sums[name] = torch.where(finite, value, torch.zeros_like(value)) + self.sums.get(name, 0.0)
+        self.counts[name] = finite.float() + self.counts.get(name, 0.0)
 
     def newest_mean(self, name: str) -> float:
         """Return one mean since the last reset; NaN where there is none yet."""
-        return float(self.sums[name]) / self.counts[name] if name in self.sums else float("nan")
+        return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
     def culprits(self) -> list[str]:
         """Return the names of the losses that were not finite at some time; waits for the device."""
@@ -77,5 +81,5 @@ class Meters:
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Take over what a checkpoint stored."""
         self.sums = {name: value.to(device) for name, value in state["sums"].items()}
-        self.counts = dict(state["counts"])
+        self.counts = {name: value.to(device) for name, value in state["counts"].items()}
         self.skipped = state["skipped"]

@@ -73,10 +73,13 @@ class TrainingModule(LightningModule):
         progress = self.progress()
         self._set_rates(optimizer, progress)
         self.objective.before_step(progress)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None:  # Lightning leaves this to a fused optimizer, which would be after the clipping
+            scaler.unscale_(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
-        if not self.plan.hardware.precision.startswith("16"):  # there the gradient scaler sets it
+        if scaler is None:  # else it has found them itself
             optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         self.meters.add_step(norm, found_inf)
 

@@ -59,7 +59,9 @@ class Plan:
         seed: of everything.
         mixing: mixup and cutmix; None for none.
         n_classes: needed for mixing.
-        save_every: optimizer steps between saved states within an epoch; the end of an epoch always saves.
+        save_every: optimizer steps between saved states within an epoch, at most.
+        save_seconds: the end of an epoch saves a state if the newest one is older than this.
+        deadline: value of `time.monotonic()` after which the run is stopped and saved; None for no limit.
     """
 
     total_steps: int
@@ -69,4 +71,6 @@ class Plan:
     mixing: Mixing | None = None
     n_classes: int = 0
     save_every: int = 500
+    save_seconds: float = 15.0
+    deadline: float | None = None
     hardware: Hardware = field(default_factory=Hardware)

@@ -1,7 +1,9 @@
-"""Stopping a run from outside: the step ends, the state is saved, nothing is lost."""
+"""Stopping a run from outside or after a time: the step ends, the state is saved, nothing is lost."""
 
 import os
 import signal
+import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -11,22 +13,32 @@ POLL_EVERY = 10  # steps between two questions to the other processes whether on
 
 
 class StopSignal(Callback):
-    """Turns SIGINT and SIGTERM into a request; a second SIGINT interrupts at once."""
+    """Turns SIGINT, SIGTERM and the end of the allowed time into a request; a second SIGINT interrupts at once.
 
-    def __init__(self) -> None:
+    Args:
+        deadline: value of `time.monotonic()` after which to stop; None for no limit.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
         self.received = False
+        self.deadline = deadline
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer) -> bool:
         """Return whether any process was told to stop; every process must ask at the same steps."""
         if trainer.world_size == 1:
-            return self.received
+            return self._wanted()
         if trainer.global_step % POLL_EVERY:
             return False
-        return trainer.strategy.reduce_boolean_decision(self.received, all=False)
+        return trainer.strategy.reduce_boolean_decision(self._wanted(), all=False)
+
+    def _wanted(self) -> bool:
+        return self.received or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Take the signals over from Lightning, which would raise in the middle of a step."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may take signals
         # Under SLURM, SIGTERM stays with Lightning, whose handler requeues the job.
         signals = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else (signal.SIGINT, signal.SIGTERM)
         for number in signals:

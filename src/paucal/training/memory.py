@@ -1,0 +1,94 @@
+"""Memory: advice when it does not suffice, and the largest batch for which it does."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from paucal.objectives.base import Objective
+from paucal.training.plan import Plan
+from paucal.types import Batch, Progress, UserError
+
+# How the allocators of the devices word it; only CUDA's has an exception class of its own.
+WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Return whether an exception says that a device has too little memory."""
+    if isinstance(problem, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(problem, RuntimeError) and any(words in str(problem).lower() for words in WORDS)
+
+
+@contextmanager
+def memory_advice(plan: Plan) -> Iterator[None]:
+    """Turn a failed allocation into a sentence that says what to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        precision = "" if plan.hardware.precision != "32-true" else ", use --precision bf16-mixed"
+        raise UserError(
+            f"the memory of the device ({plan.hardware.accelerator}) does not suffice: give half the --batch-size "
+            f"with --accumulate {2 * plan.accumulate} (the same effective batch), or let --batch-size auto find what "
+            f"fits, or lower --img-size{precision}. The run folder keeps what was saved before."
+        ) from problem
+
+
+def largest_batch(
+    objective: Objective,
+    make_batch: Callable[[int], Batch],
+    sizes: Sequence[int],
+    device: torch.device,
+    precision: str = "32-true",
+) -> int:
+    """Return the largest of some batch sizes with which a training step fits in a device's memory.
+
+    Each size is tried with a real forward and backward pass, beside room for the optimizer and the moving average.
+    The objective comes back as it was, on the CPU.
+
+    Args:
+        objective: what will be trained.
+        make_batch: gives a batch of so many images on the CPU.
+        sizes: what to try, the largest first.
+        device: where training will take place.
+        precision: in Lightning's words.
+
+    Raises:
+        UserError: not even the smallest fits.
+    """
+    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    try:
+        for size in sizes:
+            if _fits(objective, make_batch(size), device, precision):
+                return size
+    finally:
+        objective.zero_grad(set_to_none=True)
+        objective.to("cpu")
+        objective.load_state_dict(before)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    raise UserError(
+        f"not even {sizes[-1]} images fit in the memory of the device ({device.type}): "
+        "lower --img-size or choose a smaller --model."
+    )
+
+
+def _fits(objective: Objective, batch: Batch, device: torch.device, precision: str) -> bool:
+    dtype = torch.float16 if precision.startswith("16") else torch.bfloat16
+    try:
+        objective.to(device).train()
+        reserved = torch.empty(RESERVED * sum(p.numel() for p in objective.parameters()), device=device)
+        with torch.autocast(device.type, dtype, enabled=precision != "32-true"):
+            terms = objective(batch.to(device), Progress(0, 1, 1))
+        terms.total.backward()
+        del reserved, terms
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        return False
+    finally:
+        objective.zero_grad(set_to_none=True)
+    return True
