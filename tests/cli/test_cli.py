@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import yaml
 from PIL import Image
 
 from paucal.cli.main import main
@@ -79,12 +80,10 @@ def test_train__leaves_the_whole_run_folder(trained):
 
 
 def test_train__stores_every_setting_with_its_origin(trained):
-    import yaml
-
     config = yaml.safe_load((trained / "run" / "config.yaml").read_text())
     assert config["settings"].keys() == config["origin"].keys()
     assert config["origin"]["epochs"] == "flag"
-    assert config["origin"]["lr"].startswith("auto: 1e-3 at batch 64")
+    assert config["origin"]["lr"].startswith("auto: 0.001 at batch 64")
     assert config["origin"]["weight_decay"] == "default"
     assert config["settings"]["drloc_weight"] == 0.1
 
@@ -191,8 +190,6 @@ def test_train__config_and_flags_are_told_apart(trained, tmp_path, capsys):
         str(tmp_path / "r"),
     ]
     assert main(argv) == 0
-    import yaml
-
     stored = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
     assert (stored["settings"]["epochs"], stored["origin"]["epochs"]) == (1, "config")
     assert (stored["settings"]["lr"], stored["origin"]["lr"]) == (0.002, "flag")
@@ -303,3 +300,36 @@ def test_help__needs_no_arguments(capsys):
 def test_models__lists_ours_and_timms(capsys):
     assert main(["models", "*_mini"]) == 0
     assert "paucal" in capsys.readouterr().out
+
+
+def test_train__proposes_its_own_command_with_one_thing_changed(trained):
+    steps = json.loads((trained / "run" / "summary.json").read_text())["next_steps"]
+    again = next(step for step in steps if "--method supervised" in step).split("     #")[0].split()
+    config = yaml.safe_load((trained / "run" / "config.yaml").read_text())
+    flags = {name for name, origin in config["origin"].items() if origin == "flag"}
+    named = {word.removeprefix("--").replace("-", "_") for word in again if word.startswith("--")}
+    assert named == {"method", *flags} - {"data", "output"}
+    assert again[again.index("--epochs") + 1] == str(config["settings"]["epochs"])
+
+
+def test_time_limit__stops_saves_and_says_how_to_go_on(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["train", *QUICK, "--time-limit", "0.01s", "--output", str(run)]) == 130
+    assert f"paucal train --resume {run}" in capsys.readouterr().out
+    assert (run / "checkpoints" / "last.ckpt").exists()
+    assert not (run / "summary.json").exists()
+    assert main(["train", "--resume", str(run), "--time-limit", "1h"]) == 0
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["settings"]["time_limit"], config["origin"]["time_limit"]) == ("1h", "flag of --resume")
+    assert "--time-limit is 'soon', expected a time such as 45m" in failure(capsys, "train", "--time-limit", "soon")
+
+
+def test_resume__refuses_what_would_change_the_result(tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", *QUICK, "--time-limit", "0.01s", "--output", str(run)])
+    capsys.readouterr()
+    before = (run / "config.yaml").read_bytes()
+    message = failure(capsys, "train", "--resume", run, "--lr", "1", "--epochs", "9")
+    assert "leave out --epochs, --lr" in message or "leave out --lr, --epochs" in message
+    assert "--workers" in message
+    assert (run / "config.yaml").read_bytes() == before

@@ -1,16 +1,21 @@
 """Flags made from a settings dataclass, and mistakes on the command line turned into one sentence."""
 
 import difflib
+import json
 import re
 import typing
 from collections.abc import Sequence
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
+from paucal.recipes.settings import flag
 from paucal.types import UserError
 
+MAX_CONFIG_BYTES = 1 << 20
 ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
@@ -40,6 +45,7 @@ def new_parser(verb: str, description: str) -> ArgumentParser:
         description=description,
         formatter_class=PlainHelp,
         exit_on_error=False,
+        print_config=None,  # ours prints what is chosen from the data as well
     )
 
 
@@ -70,11 +76,6 @@ def _add_flag(group: Any, item: Field, hint: Any) -> None:
     group.add_argument(*flags, **keywords)
 
 
-def flag(name: str) -> str:
-    """Return the flag of a setting."""
-    return "--" + name.replace("_", "-")
-
-
 def _metavar(name: str) -> str:
     return name.rsplit("_", 1)[-1].upper()
 
@@ -99,7 +100,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[
     Raises:
         UserError: an unknown flag or key, or a value of the wrong kind.
     """
-    arguments = [_canonical(word) for word in argv]
+    arguments = [_canonical(word) for word in _with_run_configs(argv)]
     try:
         values = parser.parse_args(arguments)
         given = parser.parse_args(arguments, defaults=False)
@@ -109,6 +110,32 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[
     names = [name for name, value in vars(given).items() if name != "config" and value is not None]
     flagged = {name for name, value in vars(flags).items() if value is not None}
     return values, {name: "flag" if name in flagged else "config" for name in names}
+
+
+def _with_run_configs(argv: Sequence[str]) -> list[str]:
+    """Let `--config` take the config.yaml of a run, whose settings are one level down."""
+    words = list(argv)
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--config" and (equals or number + 1 < len(words)):
+            content = _run_settings(Path(value if equals else words[number + 1]))
+            if content is not None:
+                words[number + (0 if equals else 1)] = ("--config=" if equals else "") + json.dumps(content)
+    return words
+
+
+def _run_settings(path: Path) -> dict[str, Any] | None:
+    """Return the settings in the config of a run, but for where it wrote; None for any other file."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise UserError(f"--config: {str(path)!r} is larger than {MAX_CONFIG_BYTES} bytes, and no config.")
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None  # the parser finds the same, and has a sentence for it
+    if not isinstance(content, dict) or not isinstance(content.get("settings"), dict) or "origin" not in content:
+        return None
+    left_out = ("output", "overwrite", "time_limit")
+    return {k: v for k, v in content["settings"].items() if v is not None and k not in left_out}
 
 
 def _canonical(word: str) -> str:

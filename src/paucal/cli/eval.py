@@ -7,20 +7,21 @@ from typing import Literal
 
 import numpy as np
 import torch
+from jsonargparse import Namespace
 from numpy.typing import NDArray
 from rich.console import Console
 
-from paucal.cli.arguments import new_parser, parse
-from paucal.data.cache import cache_images
+from paucal.cli.arguments import add_settings, new_parser, parse
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
-from paucal.data.sources import open_images
 from paucal.data.split_file import read_split
+from paucal.data.splits import PARTS
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.predictions import predict_all
 from paucal.evaluation.record import record_classification
 from paucal.evaluation.tables import percent, report_table
-from paucal.recipes.prepare import Advance, open_again
+from paucal.recipes.prepare import Advance, load_images, open_again
+from paucal.recipes.settings import TrainSettings, setting_fields
 from paucal.recipes.voice import Voice
 from paucal.runs import RunFolder, open_run
 from paucal.types import UserError
@@ -28,13 +29,15 @@ from paucal.types import UserError
 DESCRIPTION = """Judge the model of a run on labelled images.
 Without DATA it is judged on the run's own test images; other images are taken whole, or their test part where
 they have one."""
+DATA_FLAGS = ("classes", "data_root", "download", "on_bad_image")
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = new_parser("eval", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder")
-    parser.add_argument("data", nargs="*", type=str, help="labelled images: folders, Parquet files or 'digits'")
+    parser.add_argument("data", nargs="*", type=str, help=f"labelled: {setting_fields()['data'].metadata['help']}")
+    add_settings(parser, TrainSettings, skip=[name for name in setting_fields() if name not in DATA_FLAGS])
     parser.add_argument("--protocol", type=Literal["classification"], default="classification", help="how to judge")
     parser.add_argument("--part", type=Literal["train", "val", "test"], default="test", help="of the run's own images")
     parser.add_argument("--output", "--out", type=str | None, help="folder for the results; by default in the run")
@@ -48,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     model = load_deployed(folder, values.device)
     voice = Voice(Console(highlight=False))
     for target in values.data or [None]:
-        images, indices, train_labels = _images(folder, target, values.part, model, voice)
+        images, indices, train_labels = _images(folder, target, values, model, voice)
         output = _output(folder, target, values)
         with voice.progress("evaluating") as advance:
             predictions = predict_all(
@@ -71,16 +74,17 @@ def _advance(advance: Advance, total: int, done: int) -> None:
 
 
 def _images(
-    folder: RunFolder, target: str | None, part: str, model: Deployed, voice: Voice
+    folder: RunFolder, target: str | None, values: Namespace, model: Deployed, voice: Voice
 ) -> tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]:
     """Return images with labels in the model's order of classes, the positions to judge, and training labels."""
     with voice.progress("reading images") as advance:
         if target is None:
-            images = open_again(folder, advance)
+            images = open_again(folder, advance, values.download)
             split = read_split(folder.split, images)
             train_labels = torch.from_numpy(images.labels[split.indices("train")])
-            return images, split.indices(part), train_labels
-        images = match_classes(cache_images(open_images(target), progress=advance)[0], model.classes)
+            return images, split.indices(values.part), train_labels
+        chosen = TrainSettings(data=target, **{name: getattr(values, name) for name in DATA_FLAGS})
+        images = match_classes(load_images(chosen, advance), model.classes)
     declared = np.asarray(images.declared)
     has_test = bool((declared == "test").any())
     return images, np.flatnonzero(declared == "test") if has_test else np.arange(len(images)), None
@@ -96,13 +100,21 @@ def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
     if unknown:
         raise UserError(
             f"{images.location} has {len(unknown)} classes that the model does not know ({', '.join(unknown[:3])}); "
-            f"it knows {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}: rename or remove those folders."
+            f"it knows {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}: "
+            "rename or remove those, or choose classes with --classes."
         )
     return images.with_classes(tuple(classes))
 
 
+def _name(target: str, targets: Sequence[str]) -> str:
+    """Return a name for the results on a set: never that of a part of the run's own images, nor that of two sets."""
+    path = Path(target).resolve()
+    alike = sum(Path(other).resolve().stem == path.stem for other in targets) > 1
+    return f"{path.parent.name}-{path.stem}" if alike or path.stem in PARTS else path.stem
+
+
 def _output(folder: RunFolder, target: str | None, values) -> Path:
-    name = values.part if target is None else Path(target).stem
+    name = values.part if target is None else _name(target, values.data)
     if values.output is None:
         return folder.evaluation(name)
     return Path(values.output) / name if len(values.data) > 1 else Path(values.output)

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -16,13 +17,18 @@ VERBS = {
     "eval": "judge a trained model on labelled images",
     "predict": "classify images with a trained model",
     "models": "list backbones",
+    "recipes": "list named settings",
 }
+_MISPLACED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 2 for a mistake of the user, 130 after an interrupt."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # file names on Linux may be any bytes
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")
     console = Console(stderr=True, highlight=False)
     try:
         return _dispatch(arguments)
@@ -64,7 +70,8 @@ def _overview() -> str:
 
 def _os_sentence(problem: OSError) -> str:
     where = f" ({problem.filename})" if problem.filename else ""
-    return f"{problem.strerror or problem}{where}: free some space or check the permissions, then run again."
+    advice = "check the path" if isinstance(problem, _MISPLACED) else "free some space or check the permissions"
+    return f"{problem.strerror or problem}{where}: {advice}, then run again."
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"--batch-size is {values.batch_size}, expected a whole number of at least 1.")
     if values.output is not None and Path(values.output).exists():
         raise UserError(f"{values.output!r} exists already: choose another --output, or remove it.")
+    if values.output is not None and not Path(values.output).parent.is_dir():
+        raise UserError(f"there is no folder for {values.output!r}: make it, or choose another --output.")
     model = load_deployed(values.run, values.device)
     sets = [images for path in values.paths for images in _open(path)]
     rows = _predict(model, sets, values.batch_size, values.on_bad_image)

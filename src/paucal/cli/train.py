@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from paucal.cli.arguments import add_settings, flag, new_parser, parse
+from paucal.cli.arguments import add_settings, new_parser, parse
 from paucal.recipes.settings import TrainSettings, setting_fields
-from paucal.types import UserError
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
 Everything that is not given is chosen from the data, and the choice is printed with its reason.
@@ -19,19 +18,20 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--resume", nargs="?", const="runs", type=str | None, metavar="RUN", help="go on with a stopped run"
     )
+    parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
     add_settings(parser, TrainSettings, skip=["data"])
     values, given = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.recipes.launch import resume_run, train_run
+    from paucal.recipes.launch import Stopped, resume_run, show_config, train_run
     from paucal.recipes.voice import Voice
 
     voice = Voice()
-    if given.pop("resume", None):
-        if given:
-            names = ", ".join(flag(name) if name != "data" else "DATA" for name in given)
-            raise UserError(f"--resume goes on with the settings stored in the run; leave out {names}.")
-        result = resume_run(values.resume, voice)
+    changes = {name: getattr(values, name) for name in given if name in setting_fields()}
+    if values.print_config:
+        print(show_config(TrainSettings(**changes), given), end="")
+        return 0
+    if "resume" in given:
+        result = resume_run(values.resume, voice, changes)
     else:
-        settings = TrainSettings(**{name: getattr(values, name) for name in given})
-        result = train_run(settings, given, voice)
-    return 130 if result is None else 0
+        result = train_run(TrainSettings(**changes), given, voice)
+    return 130 if isinstance(result, Stopped) else 0

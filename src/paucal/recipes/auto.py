@@ -14,6 +14,7 @@ import timm
 from paucal.objectives import default_weight
 from paucal.recipes.facts import Facts
 from paucal.recipes.model import backbone_shape
+from paucal.recipes.published import recipe_rate
 from paucal.recipes.settings import TrainSettings
 
 Choice = tuple[Any, str]
@@ -25,28 +26,52 @@ PAPER = "the paper's value"
 
 def model(facts: Facts, settings: TrainSettings) -> Choice:
     """A small backbone for small images, else the paper's."""
+    if facts.start is not None and facts.start.model is not None:
+        return facts.start.model, f"the model of {facts.start.where}"
+    if facts.start is not None:
+        return "swin_tiny_patch4_window7_224", "the DrLoc paper's backbone for fine-tuning"
     size = settings.img_size[0] if settings.img_size else facts.hinted_size or facts.median_side
     if size <= SMALL:
         return "vit_mini", f"images of {size} pixels: a small transformer with a convolutional stem"
     return "swin_tiny_patch4_window7_224", "the DrLoc paper's main backbone"
 
 
+def model_args(facts: Facts, settings: TrainSettings) -> Choice:
+    """Those of the start, so that its weights fit."""
+    start = facts.start
+    if start is None or not start.model_args or settings.model != start.model:
+        return None, ""
+    return list(start.model_args), f"those of {start.where}"
+
+
 def img_size(facts: Facts, settings: TrainSettings) -> Choice:
-    """The images' own size where they are small, else the size the backbone was designed for."""
+    """The start's; else the images' own where they are small, else the size the backbone was designed for."""
+    if facts.start is not None:
+        size = facts.start.image_size
+        return _sides(size or _native(settings)), f"what suits {facts.start.where}"
     if facts.hinted_size:
         return [facts.hinted_size], "what suits this data set"
     for side in (32, 64, 96):
         if facts.median_side <= side * 1.25:
             return [side], f"the images' shorter side is {facts.median_side} pixels (median)"
+    return _sides(_native(settings)), "the size this backbone was designed for"
+
+
+def _native(settings: TrainSettings) -> tuple[int, int]:
     config = timm.get_pretrained_cfg(settings.model or "", allow_unregistered=True)
-    native = list(config.input_size[1:]) if config else [224]
-    return ([native[0]] if native[0] == native[1] else native), "the size this backbone was designed for"
+    return (config.input_size[1], config.input_size[2]) if config else (224, 224)
+
+
+def _sides(size: tuple[int, int]) -> list[int]:
+    return [size[0]] if size[0] == size[1] else list(size)
 
 
 def epochs(facts: Facts, settings: TrainSettings) -> Choice:
     """The paper's 100, and more where a pass has few steps."""
     if facts.hinted_epochs:
         return facts.hinted_epochs, "enough for this data set"
+    if settings.init is not None:
+        return PAPER_EPOCHS, "the paper's fine-tuning schedule"
     steps = steps_per_epoch(facts, settings)
     wanted = math.ceil(MIN_STEPS / steps)
     if wanted <= PAPER_EPOCHS:
@@ -59,9 +84,10 @@ PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 
 
 def batch_size(facts: Facts, settings: TrainSettings) -> Choice:
-    """A tenth of the images, at most the paper's 128 per device."""
-    size = 2 ** int(math.log2(max(facts.n_train / 10, 16)))
-    size = min(size, 128, facts.n_train)
+    """A tenth of the images for all devices together, at most the paper's 128 for each."""
+    share = facts.n_train // (processes(settings) * settings.accumulate)
+    size = 2 ** int(math.log2(max(share / 10, 16)))
+    size = max(1, min(size, 128, share))
     if size == 128:
         return size, "the paper's images per device"
     return size, f"{facts.n_train} training images: at least 10 steps an epoch where that is possible"
@@ -69,11 +95,16 @@ def batch_size(facts: Facts, settings: TrainSettings) -> Choice:
 
 def lr(facts: Facts, settings: TrainSettings) -> Choice:
     """The paper's rate, scaled by the square root of the batch, as suits AdamW; a small network takes more."""
-    batch = (settings.batch_size or 1) * settings.accumulate
+    batch = effective_batch(settings)
+    published = recipe_rate(settings, batch)
+    if published is not None:
+        return published
     anchor, source = (64, "tried for this small model") if settings.model == "vit_mini" else (1024, "the paper's")
-    return round(
-        1e-3 * math.sqrt(batch / anchor), 8
-    ), f"1e-3 at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
+    peak = 1e-3
+    if settings.init is not None:
+        peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
+    chosen = round(peak * math.sqrt(batch / anchor), 8)
+    return chosen, f"{peak:g} at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
 
 
 def min_lr(facts: Facts, settings: TrainSettings) -> Choice:
@@ -83,6 +114,9 @@ def min_lr(facts: Facts, settings: TrainSettings) -> Choice:
 
 def warmup_epochs(facts: Facts, settings: TrainSettings) -> Choice:
     """The paper's 20 of 100 epochs, as a share, but never longer than 20."""
+    if settings.init is not None:
+        chosen = min(10.0, 0.1 * (settings.epochs or 1))
+        return chosen, "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
     chosen = min(20.0, 0.2 * (settings.epochs or 1))
     return chosen, "a fifth of the epochs and at most 20, as in the paper"
 
@@ -147,6 +181,8 @@ def cutmix(facts: Facts, settings: TrainSettings) -> Choice:
 
 def normalise(facts: Facts, settings: TrainSettings) -> Choice:
     """Trained from scratch, the data's own statistics are the natural ones."""
+    if facts.start is not None:
+        return facts.start.normalise, f"as for {facts.start.where}"
     return "computed", "trained from scratch: mean and deviation of the training images"
 
 
@@ -180,6 +216,20 @@ def device(facts: Facts, settings: TrainSettings) -> Choice:
     return facts.device, "the best device of this machine"
 
 
+def devices(facts: Facts, settings: TrainSettings) -> Choice:
+    """All of a kind that work together; one process where the processor trains."""
+    if facts.launched is not None:
+        return facts.launched[0], "as the launcher has started"
+    if settings.device == "cuda":
+        return facts.devices, "all of this machine's"
+    return 1, "one process uses all cores"
+
+
+def nodes(facts: Facts, settings: TrainSettings) -> Choice:
+    """As many as a launcher says."""
+    return (facts.launched[1], "as the launcher has started") if facts.launched else (1, "this machine")
+
+
 def precision(facts: Facts, settings: TrainSettings) -> Choice:
     """bfloat16 where it is native; float16 is never chosen, since it overflows on some small-data runs."""
     if settings.device == "cuda" and facts.bf16:
@@ -198,9 +248,23 @@ def workers(facts: Facts, settings: TrainSettings) -> Choice:
 RULES: dict[str, Rule] = {
     rule.__name__: rule
     for rule in (
-        *(model, img_size, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average),
+        *(
+            device,
+            devices,
+            nodes,
+            model,
+            model_args,
+            img_size,
+            batch_size,
+            epochs,
+            schedule_epochs,
+            lr,
+            min_lr,
+            warmup_epochs,
+            average,
+        ),
         *(drop_path, crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise),
-        *(drloc_weight, drloc_pairs, drloc_hidden, device, precision, workers),
+        *(drloc_weight, drloc_pairs, drloc_hidden, precision, workers),
     )
 }
 
@@ -215,7 +279,7 @@ def resolve(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[
     for name, rule in RULES.items():
         if name.startswith("drloc") and "drloc" not in (settings.method, *(settings.add or ())):
             continue
-        if getattr(settings, name) is None:
+        if getattr(settings, name) in (None, "auto"):
             value, reason = rule(facts, settings)
             if value is not None:
                 reasons[name] = reason
@@ -225,8 +289,17 @@ def resolve(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[
 
 def steps_per_epoch(facts: Facts, settings: TrainSettings) -> int:
     """Return the optimizer steps of one pass; an incomplete last batch is left out."""
-    batch = (settings.batch_size or 1) * settings.accumulate
-    return max(1, facts.n_train // batch)
+    return max(1, facts.n_train // effective_batch(settings))
+
+
+def processes(settings: TrainSettings) -> int:
+    """Return the processes that train together."""
+    return (settings.devices or 1) * (settings.nodes or 1)
+
+
+def effective_batch(settings: TrainSettings) -> int:
+    """Return the images of one optimizer step, over all devices and forward passes."""
+    return settings.images_per_pass * settings.accumulate * processes(settings)
 
 
 def origins(settings: TrainSettings, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:

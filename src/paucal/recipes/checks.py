@@ -1,8 +1,9 @@
 """Settings that make no sense are refused before any work is done."""
 
 import math
+from collections.abc import Mapping
 
-from paucal.recipes.settings import TrainSettings
+from paucal.recipes.settings import TrainSettings, flag
 from paucal.types import UserError
 
 # Lowest and highest value allowed, both included; None for no bound.
@@ -19,6 +20,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "label_smoothing": (0, 0.999),
     "average": (0, 0.999999),
     "drop_path": (0, 0.95),
+    "layer_decay": (0.01, 1),
+    "freeze_epochs": (0, None),
     "hflip": (0, 1),
     "erase": (0, 1),
     "mixup": (0, None),
@@ -28,25 +31,39 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "drloc_pairs": (1, None),
     "drloc_hidden": (1, None),
     "workers": (0, 64),
+    "devices": (1, 1024),
+    "nodes": (1, 4096),
     "seed": (0, 2**62),
 }
 POSITIVE = ("lr", "fraction", "val_fraction", "test_fraction")
 MAX_SIDE = 4096
 
 
+def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
+    """Raise a UserError for a setting of a loss that is not part of the run."""
+    if "drloc" in (settings.method, *(settings.add or ())):
+        return
+    for name in given:
+        if name.startswith("drloc_"):
+            raise UserError(
+                f"{flag(name)} has no effect with --method {settings.method}: leave it out, or add the loss with "
+                "--add drloc."
+            )
+
+
 def check_ranges(settings: TrainSettings) -> None:
     """Raise a UserError for the first number that is out of its range."""
     for name, (low, high) in RANGES.items():
         value = getattr(settings, name)
-        if value is None:
+        if value is None or value == "auto":
             continue
         if not math.isfinite(value) or value < low or (high is not None and value > high):
             bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
-            raise UserError(f"{_flag(name)} is {value}, expected a number {bounds}.")
+            raise UserError(f"{flag(name)} is {value}, expected a number {bounds}.")
     for name in POSITIVE:
         value = getattr(settings, name)
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{_flag(name)} is {value}, expected a number above 0.")
+            raise UserError(f"{flag(name)} is {value}, expected a number above 0.")
     _check_size(settings.img_size)
 
 
@@ -58,7 +75,3 @@ def _check_size(size: list[int] | None) -> None:
         raise UserError(
             f"--img-size is {words!r}, expected one side or height and width, each from 8 to {MAX_SIDE} pixels."
         )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

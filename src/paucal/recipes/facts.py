@@ -6,6 +6,25 @@ import torch
 
 
 @dataclass(frozen=True)
+class StartFacts:
+    """What is known about the weights that a run starts from, before they are read.
+
+    Attributes:
+        where: their name for people.
+        model: timm name of their model; None where unknown.
+        image_size: (height, width) in pixels they were trained at; None for the size their model was designed for.
+        model_args: constructor arguments they were given, as NAME=VALUE.
+        normalise: whose mean and standard deviation their images had.
+    """
+
+    where: str
+    model: str | None = None
+    image_size: tuple[int, int] | None = None
+    model_args: tuple[str, ...] = ()
+    normalise: str = "computed"
+
+
+@dataclass(frozen=True)
 class Facts:
     """Plain numbers about the data and the machine.
 
@@ -19,6 +38,9 @@ class Facts:
         cores: processor cores.
         device: "cuda", "mps" or "cpu": the best there is.
         bf16: whether that device computes in bfloat16 natively.
+        devices: how many of them there are.
+        launched: (processes per node, nodes) that a launcher has started, or None.
+        start: the weights the run starts from; None where it starts from scratch.
     """
 
     n_train: int
@@ -30,6 +52,9 @@ class Facts:
     cores: int = 1
     device: str = "cpu"
     bf16: bool = False
+    devices: int = 1
+    launched: tuple[int, int] | None = None
+    start: StartFacts | None = None
 
 
 def best_device() -> tuple[str, bool]:

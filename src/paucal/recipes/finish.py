@@ -1,25 +1,30 @@
 """The end of a run: the best model judged once on the test images, pictures, and the page."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paucal.evaluation.classification import classification_report
 from paucal.evaluation.curves import curves_figure
 from paucal.evaluation.deployed import load_deployed
-from paucal.evaluation.predictions import predict_all
+from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.record import record_classification, save_figure
 from paucal.evaluation.results import ClassificationReport
 from paucal.evaluation.tables import percent, report_table, score_lines
+from paucal.losses.collectives import rank
 from paucal.recipes.loaders import eval_loader
+from paucal.recipes.processes import wait_for_all
+from paucal.recipes.settings import flag
 from paucal.recipes.voice import Voice, describe_grid, describe_model
 from paucal.report.page import write_report
 from paucal.runs import RunFolder
 from paucal.training import Outcome
 
 if TYPE_CHECKING:
-    from paucal.recipes.launch import Assembled
+    from paucal.recipes.assembly import Assembled
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,16 @@ class Result:
 
 
 def conclude(run: RunFolder, assembled: "Assembled", outcome: Outcome, voice: Voice) -> Result:
-    """Judge the best model on the test images, which nothing has looked at before, and write everything down."""
+    """Judge the best model on the test images, which nothing has looked at before, and write everything down.
+
+    All processes share the test images and know the result; the first one writes it down.
+    """
+    predictions = _predict_test(run, assembled, voice)
+    if rank() != 0:
+        report = classification_report(predictions, assembled.card.classes, _train_labels(assembled))
+        return Result(run.path, report, outcome.seconds)
     save_figure(run.plots / "curves.png", curves_figure(outcome.rows, best=outcome.best.get("epoch")))
-    report = _test(run, assembled, voice)
+    report = _judge(run, assembled, predictions)
     run.write_json("summary.json", summary(run, assembled, outcome, report))
     page = write_report(run.path)
     voice.show(report_table(report))
@@ -49,18 +61,27 @@ def conclude(run: RunFolder, assembled: "Assembled", outcome: Outcome, voice: Vo
     return Result(run.path, report, outcome.seconds)
 
 
-def _test(run: RunFolder, assembled: "Assembled", voice: Voice) -> ClassificationReport:
+def _predict_test(run: RunFolder, assembled: "Assembled", voice: Voice) -> Predictions:
     settings, prepared = assembled.settings, assembled.prepared
     device = settings.device or "cpu"
+    wait_for_all()  # the first process has written the model
     # The files are loaded back, so that what is judged is what will be deployed.
     model = load_deployed(run, device)
     indices = prepared.part("test")
     loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
     with voice.progress("testing") as advance:
-        predictions = predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
-    train_labels = torch.from_numpy(prepared.images.labels[prepared.part("train")])
-    folder = run.evaluation("test")
-    return record_classification(folder, run.plots, predictions, prepared.images, model.classes, train_labels)
+        return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
+
+
+def _judge(run: RunFolder, assembled: "Assembled", predictions: Predictions) -> ClassificationReport:
+    images, classes = assembled.prepared.images, assembled.card.classes
+    labels = _train_labels(assembled)
+    return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
+
+
+def _train_labels(assembled: "Assembled") -> torch.Tensor:
+    prepared = assembled.prepared
+    return torch.from_numpy(prepared.images.labels[prepared.part("train")])
 
 
 def summary(run: RunFolder, assembled: "Assembled", outcome: Outcome, report: ClassificationReport) -> dict:
@@ -85,6 +106,7 @@ def summary(run: RunFolder, assembled: "Assembled", outcome: Outcome, report: Cl
         "best_val_top1": outcome.best.get("val_top1"),
         "seconds": round(outcome.seconds, 1),
         "test_top1": report.scores["top1"].value,
+        "start": None if assembled.start is None else assembled.start.short(),
         "remarks": list(assembled.remarks),
         "next_steps": next_steps(run, assembled),
     }
@@ -111,17 +133,38 @@ def closing_lines(
 def next_steps(run: RunFolder, assembled: "Assembled") -> list[str]:
     """Return commands that make sense now."""
     settings = assembled.settings
-    other = "supervised" if settings.method == "drloc" else "drloc"
-    data = settings.data if settings.data != "digits" else ""
-    own = " ".join(filter(None, ["paucal train", data, f"--method {other}", f"--seed {settings.seed}"]))
-    steps = [
-        f"paucal predict {run.path} new_images/     # classify images with this model",
-        f"{own}     # the same without the extra loss, to see what it gives"
-        if other == "supervised"
-        else f"{own}     # add dense relative localization",
-    ]
+    steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
+    if settings.method == "drloc":
+        again = command_again(assembled, method="supervised")
+        steps.append(f"{again}     # the same without the extra loss, to see what it gives")
+    else:
+        steps.append(f"{command_again(assembled, method='drloc')}     # add dense relative localization")
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        steps.append(f"paucal train {data} --epochs {2 * (settings.epochs or 1)}     # train for longer")
+        longer = command_again(assembled, epochs=2 * (settings.epochs or 1))
+        steps.append(f"{longer}     # train for longer")
     return steps
+
+
+def command_again(assembled: "Assembled", **changes: Any) -> str:
+    """Return the command of this run, but for some settings and for where it writes."""
+    settings = {**vars(assembled.settings), **changes}
+    given = {name for name, origin in assembled.origin.items() if origin in ("flag", "config", "given")}
+    # What belongs to a method or to a length is chosen anew where that changes.
+    dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
+    if changes.get("method") == "supervised":
+        dropped |= {name for name in settings if name.startswith("drloc_")}
+    words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
+    for name, value in settings.items():
+        kept = name in changes or (name in given and name not in dropped)
+        if (
+            not kept
+            or value is None
+            or value is False
+            or (changes.get("method") == "supervised" and name.startswith("drloc_"))
+        ):
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [flag(name), *([] if value is True else map(str, values))]
+    return shlex.join(words)

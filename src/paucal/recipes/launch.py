@@ -1,56 +1,64 @@
 """One training run from settings to report."""
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import yaml
 from lightning.pytorch import Callback
 
-from paucal.data.split_file import read_split, write_split
-from paucal.evaluation.deployed import Card, saver
-from paucal.objectives import Objective
-from paucal.recipes.auto import origins, resolve
-from paucal.recipes.checks import check_ranges
+from paucal.data.split_file import write_split
+from paucal.evaluation.deployed import saver
+from paucal.recipes.assembly import Assembled, assemble
+from paucal.recipes.checks import check_ranges, check_used
 from paucal.recipes.finish import Result, conclude
 from paucal.recipes.loaders import (
-    normalisation,
-    preprocessing,
     train_loader,
     training_sheet,
     validation,
-    view_transform,
 )
-from paucal.recipes.methods import build_objective, check_names
-from paucal.recipes.model import backbone_spec
-from paucal.recipes.plans import check_plan, optimization, training_plan
-from paucal.recipes.prepare import Prepared, load_images, prepare
+from paucal.recipes.methods import check_names
+from paucal.recipes.plans import optimization
+from paucal.recipes.prepare import pin_data
+from paucal.recipes.processes import announce, announced, forget_children, is_first, lead_children_to, meet
+from paucal.recipes.published import with_recipe
+from paucal.recipes.resuming import reopen, stored_settings
 from paucal.recipes.settings import TrainSettings
-from paucal.recipes.voice import Quiet, Voice
-from paucal.runs import RunFolder, create_run, describe_environment, open_run, write_atomically
-from paucal.training import Outcome, Plan, Records, Watch, checkpoint_position, fit
+from paucal.recipes.starting import RECORD, pin_start
+from paucal.recipes.voice import Mute, Quiet, Voice
+from paucal.runs import RunFolder, create_run, describe_environment, write_atomically
+from paucal.training import Outcome, Records, Watch, checkpoint_position, fit
 from paucal.types import UserError
 
 
 @dataclass(frozen=True)
-class Assembled:
-    """Everything a run needs, checked, with nothing written yet."""
+class Stopped:
+    """A run that was stopped before its end, by a signal or its time limit; its state is saved.
 
-    settings: TrainSettings
-    origin: Mapping[str, str]
-    prepared: Prepared
-    plan: Plan
-    objective: Objective
-    card: Card
-    remarks: tuple[str, ...]
+    Attributes:
+        run: the run folder.
+        step: optimizer steps made.
+        total_steps: optimizer steps of the whole run.
+    """
+
+    run: Path
+    step: int
+    total_steps: int
+
+    def __str__(self) -> str:
+        where = f"stopped after step {self.step} of {self.total_steps}"
+        return f"{where}; go on with: paucal train --resume {shlex.quote(str(self.run))}"
 
 
 def train(data: str | Path = "digits", **settings: Any) -> Result:
     """Train a model and judge it on the test images; the same as `paucal train`.
 
     Args:
-        data: "digits" (the built-in images), a folder of images, or Parquet in the Hugging Face layout.
+        data: "digits" (the built-in images), a folder of images, Parquet in the Hugging Face layout, a list file, or
+            the name of a published set such as "cifar10".
         **settings: any field of `paucal.recipes.settings.TrainSettings`, such as `model`, `epochs` or `output`;
             what is left out is chosen from the data.
 
@@ -58,7 +66,8 @@ def train(data: str | Path = "digits", **settings: Any) -> Result:
         The run folder and the report on the test images.
 
     Raises:
-        UserError: the data or a setting does not do; the message says what to change.
+        UserError: the data or a setting does not do, and the message says what to change; or the run was stopped, by a
+            signal or its time limit, and the message says how to go on.
         TypeError: a setting does not exist.
 
     Example:
@@ -72,13 +81,14 @@ def train(data: str | Path = "digits", **settings: Any) -> Result:
     given = dict.fromkeys([*settings, "data"], "given")
     chosen = TrainSettings(**{**settings, "data": str(data)})
     result = train_run(chosen, given, Quiet())
-    assert result is not None  # only a signal stops a run early, and from Python it interrupts instead
+    if isinstance(result, Stopped):
+        raise UserError(f"{result}.")
     return result
 
 
 def train_run(
     settings: TrainSettings, given: Mapping[str, str], voice: Voice, callbacks: Sequence[Callback] = ()
-) -> Result | None:
+) -> Result | Stopped:
     """Train from the beginning.
 
     Args:
@@ -88,62 +98,74 @@ def train_run(
         callbacks: more Lightning callbacks.
 
     Returns:
-        The result, or None if the run was stopped before its end.
+        The result, or where the run was stopped before its end.
     """
-    check_names(settings)
-    check_ranges(settings)
-    _check_output(settings)
-    if Path(settings.data).exists():  # so that the run can be resumed and judged from anywhere
-        settings = replace(settings, data=str(Path(settings.data).resolve()))
-    assembled = assemble(settings, given, voice)
-    output = None if assembled.settings.output is None else Path(assembled.settings.output)
-    run = create_run(output, overwrite=assembled.settings.overwrite)
-    _write_beginning(run, assembled)
+    meet()
+    if not is_first():
+        return _go_on(RunFolder(announced()), Mute(), callbacks)
+    run, assembled = _begin(settings, given, voice)
     return _go(run, assembled, voice, callbacks)
 
 
-def resume_run(path: str | Path, voice: Voice, callbacks: Sequence[Callback] = ()) -> Result | None:
+def show_config(settings: TrainSettings, given: Mapping[str, str]) -> str:
+    """Return all settings as YAML that `--config` reads, each with its reason; nothing is trained or written."""
+    assembled = _check_and_assemble(replace(settings, output=None), given, Quiet())
+    return "".join(
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {assembled.origin[name]}\n"
+        if not isinstance(value, list)
+        else f"{name}: {json.dumps(value)}  # {assembled.origin[name]}\n"
+        for name, value in vars(assembled.settings).items()
+        if value is not None and name not in ("output", "overwrite")
+    )
+
+
+def _begin(settings: TrainSettings, given: Mapping[str, str], voice: Voice) -> tuple[RunFolder, Assembled]:
+    """Check everything, then make the run's folder."""
+    made: list[Assembled] = []
+
+    def make() -> Path:
+        made.append(_check_and_assemble(settings, given, voice))
+        chosen = made[0].settings
+        run = create_run(None if chosen.output is None else Path(chosen.output), overwrite=chosen.overwrite)
+        _write_beginning(run, made[0])
+        return run.path
+
+    return RunFolder(announce(make)), made[0]
+
+
+def _check_and_assemble(settings: TrainSettings, given: Mapping[str, str], voice: Voice) -> Assembled:
+    settings, given = with_recipe(settings, given)
+    check_names(settings)
+    check_used(settings, given)
+    check_ranges(settings)
+    _check_output(settings)
+    return assemble(pin_start(pin_data(settings)), given, voice)
+
+
+def resume_run(
+    path: str | Path, voice: Voice, changes: Mapping[str, Any] | None = None, callbacks: Sequence[Callback] = ()
+) -> Result | Stopped:
     """Go on with a run that was stopped, from its newest saved state.
+
+    Args:
+        path: a run folder, or a folder of runs of which the newest is taken.
+        voice: prints and shows progress.
+        changes: settings to change; only those in `CHANGEABLE`, which do not change the result.
+        callbacks: more Lightning callbacks.
 
     Raises:
         UserError: there is no such run, it is finished, or its data has changed.
     """
-    run = open_run(path)
-    if (run.path / "summary.json").exists():
-        raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal train'.")
-    config = run.read_yaml(run.config.name)
-    try:
-        settings, origin = TrainSettings(**config["settings"]), config["origin"]
-    except (KeyError, TypeError) as problem:
-        raise UserError(f"{str(run.config)!r} is not of this version of paucal ({problem}); train anew.") from problem
-    assembled = assemble(settings, origin, voice, split_file=run.split)
+    meet()
+    if not is_first():
+        return _go_on(RunFolder(announced()), Mute(), callbacks)
+    return _go_on(RunFolder(announce(lambda: reopen(path, changes or {}).path)), voice, callbacks)
+
+
+def _go_on(run: RunFolder, voice: Voice, callbacks: Sequence[Callback]) -> Result | Stopped:
+    settings, origin = stored_settings(run)
+    assembled = assemble(settings, origin, voice, run)
     return _go(run, replace(assembled, origin=origin), voice, callbacks)
-
-
-def assemble(
-    settings: TrainSettings, given: Mapping[str, str], voice: Voice, split_file: Path | None = None
-) -> Assembled:
-    """Open the data, choose what was left open, build the objective; write nothing."""
-    with voice.progress("reading images") as advance:
-        images = load_images(settings, advance)
-    prepared = prepare(settings, images) if split_file is None else Prepared(images, read_split(split_file, images))
-    facts = prepared.facts()
-    settings, reasons = resolve(settings, facts)
-    plan = training_plan(settings, facts)
-    remarks = [*images.notes, *check_plan(settings, facts)]
-    # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        spec, notes = backbone_spec(settings, len(images.classes))
-        objective = build_objective(settings, spec)
-    statistics = normalisation(settings, prepared)
-    card = Card(spec, images.classes, preprocessing(settings, statistics))
-    for crops in objective.data_request.views:
-        view_transform(crops, card.preprocessing, settings, tracked=False)  # raises if the settings do not fit
-    origin = origins(settings, given, reasons)
-    assembled = Assembled(settings, origin, prepared, plan, objective, card, (*remarks, *notes))
-    voice.announce(assembled)
-    return assembled
 
 
 def _check_output(settings: TrainSettings) -> None:
@@ -157,20 +179,28 @@ def _check_output(settings: TrainSettings) -> None:
 
 def _write_beginning(run: RunFolder, assembled: Assembled) -> None:
     settings = asdict(assembled.settings)
-    run.write_yaml(run.config.name, {"settings": settings, "origin": dict(assembled.origin)})
+    split = assembled.prepared.split.description
+    run.write_yaml(run.config.name, {"settings": settings, "origin": dict(assembled.origin), "split": split})
     run.write_json("env.json", describe_environment(assembled.settings.device or "cpu"))
+    if assembled.start is not None:
+        run.write_json(RECORD, assembled.start.to_dict())
     write_split(run.split, assembled.prepared.images, assembled.prepared.split)
     sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
     write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
 
 
-def _go(run: RunFolder, assembled: Assembled, voice: Voice, callbacks: Sequence[Callback]) -> Result | None:
-    with voice.logging_to(run.log):
-        outcome = _fit(run, assembled, voice, callbacks)
-        if outcome.finished:
-            return conclude(run, assembled, outcome, voice)
-        voice.say(f"stopped after {len(outcome.rows)} epochs. Go on with: paucal train --resume {run.path}")
-        return None
+def _go(run: RunFolder, assembled: Assembled, voice: Voice, callbacks: Sequence[Callback]) -> Result | Stopped:
+    lead_children_to(run.path)
+    try:
+        with voice.logging_to(run.log):
+            outcome = _fit(run, assembled, voice, callbacks)
+            if outcome.finished:
+                return conclude(run, assembled, outcome, voice)
+            stopped = Stopped(run.path, outcome.step, assembled.plan.total_steps)
+            voice.say(str(stopped))
+            return stopped
+    finally:
+        forget_children()
 
 
 def _fit(run: RunFolder, assembled: Assembled, voice: Voice, callbacks: Sequence[Callback]) -> Outcome:

@@ -83,7 +83,7 @@ def train_loader(
     )
     sampler = StepSampler(
         prepared.part("train"),
-        settings.batch_size or 1,
+        settings.images_per_pass,
         plan.total_steps * plan.accumulate,
         settings.seed,
         start,
@@ -99,7 +99,10 @@ def view_transform(crops: Crops, preprocess: Preprocessing, settings: TrainSetti
     size = preprocess.image_size
     if crops.size is not None:
         size = (crops.size, crops.size) if isinstance(crops.size, int) else crops.size
-    return TrainTransform(size, augmentation(settings), Normalisation(preprocess.mean, preprocess.std), tracked)
+    change = augmentation(settings)
+    if crops.scale is not None:  # a method's own crops, such as the local ones of self-distillation
+        change = replace(change, crop="random-resized", scale=crops.scale)
+    return TrainTransform(size, change, Normalisation(preprocess.mean, preprocess.std), tracked)
 
 
 def eval_loader(

@@ -8,6 +8,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.objectives import DrLoc, Objective, Supervised, Term
 from paucal.recipes.settings import TrainSettings
+from paucal.recipes.tuning import fine_tuning
 from paucal.types import FeatureRequest, UserError
 
 
@@ -56,7 +57,7 @@ def _known(flag: str, name: str, table: dict) -> str:
 def _supervised(settings: TrainSettings, spec: BackboneSpec, names: tuple[str, ...]) -> Objective:
     backbone = spec.build(drop_path_rate=settings.drop_path)
     terms = {name: TERMS[name](settings, spec, backbone) for name in names}
-    return Supervised(backbone, terms, settings.label_smoothing)
+    return Supervised(backbone, terms, settings.label_smoothing, fine_tuning(settings))
 
 
 def _drloc(settings: TrainSettings, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:

@@ -1,7 +1,10 @@
 """Settings turned into what the trainer is told."""
 
+import re
+import time
+
 from paucal.data.mixing import Mixing
-from paucal.recipes.auto import steps_per_epoch
+from paucal.recipes.auto import effective_batch, processes, steps_per_epoch
 from paucal.recipes.facts import Facts, best_device
 from paucal.recipes.settings import TrainSettings
 from paucal.training import CosineWarmup, Hardware, Optimization, Plan
@@ -25,8 +28,35 @@ def training_plan(settings: TrainSettings, facts: Facts) -> Plan:
         seed=settings.seed,
         mixing=mixing,
         n_classes=facts.n_classes,
+        deadline=None if settings.time_limit is None else time.monotonic() + seconds_of(settings.time_limit),
         hardware=hardware(settings),
     )
+
+
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
+
+    Raises:
+        UserError: it is not a duration above 0.
+
+    Example:
+        >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
+        (129600.0, 5400.0, 2730.0)
+    """
+    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", duration):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", duration)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    elif re.fullmatch(r"\d+:\d{2}:\d{2}", duration):
+        hours, minutes, rest = map(int, duration.split(":"))
+        seconds = float(3600 * hours + 60 * minutes + rest)
+    else:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UserError(f"--time-limit is {duration!r}, expected a time such as 45m, 8h, 1d12h or 1:30:00.")
+    return seconds
 
 
 def hardware(settings: TrainSettings) -> Hardware:
@@ -42,6 +72,9 @@ def hardware(settings: TrainSettings) -> Hardware:
         raise UserError(f"--device is {device!r}, and this machine has none that torch can use; leave it out.")
     return Hardware(
         accelerator=device,
+        devices=settings.devices or 1,
+        nodes=settings.nodes or 1,
+        strategy="ddp" if processes(settings) > 1 else "auto",
         precision=settings.precision or "32-true",
         compile_backend="inductor" if settings.compile else None,
     )
@@ -68,7 +101,7 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 def check_plan(settings: TrainSettings, facts: Facts) -> list[str]:
     """Return remarks on plans that will run but may disappoint."""
     remarks = []
-    batch = (settings.batch_size or 1) * settings.accumulate
+    batch = effective_batch(settings)
     steps = steps_per_epoch(facts, settings)
     if batch > facts.n_train:
         remarks.append(

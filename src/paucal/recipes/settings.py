@@ -18,17 +18,48 @@ def option(help: str, default: Any = AUTO, *, group: str = "training", choices: 
 class TrainSettings:
     """Every setting of `paucal train`; the command line and `paucal.train` share it."""
 
-    data: str = option("folder of images, Parquet file or folder, or 'digits'", "digits", group="data")
+    data: str = option(
+        "folder of images, Parquet file or folder, list file, a published set such as 'cifar10', or 'digits'",
+        "digits",
+        group="data",
+    )
+    classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
+    data_root: str | None = option(
+        "folder of the published sets, or of the images of a list file; by default PAUCAL_DATA or the user's cache",
+        group="data",
+    )
+    download: bool = option("fetch a published set that is not there", False, group="data")
     fraction: float | None = option("use only this share of the training images, stratified", group="data")
     few_labels: int | None = option("use only so many training images per class", group="data")
     val_fraction: float | None = option("share of the training images kept for validation", group="data")
     test_fraction: float | None = option("share kept for the test where the data has no test part", group="data")
     on_bad_image: Literal["refuse", "skip"] = option("what to do about unreadable images", "refuse", group="data")
 
+    recipe: str | None = option("named settings, as 'paucal recipes' lists them", group="data")
+
     model: str | None = option("backbone: any timm model, or one of paucal's", group="model")
     model_args: list[str] | None = option("constructor arguments of the model, as NAME=VALUE", group="model")
     img_size: list[int] | None = option("image side in pixels, or height and width", group="model")
     drop_path: float | None = option("stochastic depth rate", group="model")
+
+    init: str | None = option(
+        "start from a run folder, a weights file (.safetensors, .pth) or 'timm' (its published weights)",
+        group="fine-tuning",
+    )
+    init_head: Literal["auto", "keep", "fresh"] = option(
+        "the start's classifier: kept where it has this run's classes, always or never", "auto", group="fine-tuning"
+    )
+    layer_decay: float | None = option(
+        "factor on the learning rate from one layer to the one below it, such as 0.75", group="fine-tuning"
+    )
+    freeze: Literal["stem", "backbone"] | int | None = option(
+        "what never changes: stem, backbone (all but the classifier), or a number of stages", group="fine-tuning"
+    )
+    freeze_epochs: int = option(
+        "epochs at the beginning in which the backbone is held still and only its classifier learns",
+        0,
+        group="fine-tuning",
+    )
 
     method: str = option("training method", "drloc", group="method")
     add: list[str] | None = option("extra losses beside the method's own", group="method")
@@ -48,7 +79,9 @@ class TrainSettings:
 
     epochs: int | None = option("passes over the training images")
     schedule_epochs: int | None = option("length of the cosine, where it is not the number of epochs")
-    batch_size: int | None = option("images per forward pass and device")
+    batch_size: int | Literal["auto"] | None = option(
+        "images per forward pass and device; 'auto' halves the usual number until it fits in memory, and accumulates"
+    )
     accumulate: int = option("forward passes per optimizer step", 1)
     lr: float | None = option("peak learning rate")
     min_lr: float | None = option("learning rate at the end of the cosine")
@@ -72,12 +105,30 @@ class TrainSettings:
     seed: int = option("seed of everything random", 0, group="run")
     device: str | None = option("cpu, cuda or mps", group="run")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = option("arithmetic", group="run")
+    devices: int | None = option("devices per machine that train together", group="run")
+    nodes: int | None = option("machines that train together", group="run")
     workers: int | None = option("processes that load images", group="run")
+    time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
     compile: bool = option("compile the backbone with torch.compile", False, group="run")
     output: str | None = option("run folder; by default the next number below runs/", group="run")
     overwrite: bool = option("replace an existing run folder", False, group="run")
+
+    @property
+    def images_per_pass(self) -> int:
+        """The batch size of one device once it is resolved; 1 before."""
+        return self.batch_size if isinstance(self.batch_size, int) else 1
 
 
 def setting_fields() -> dict[str, Field]:
     """Return the fields by name."""
     return {f.name: f for f in fields(TrainSettings)}
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting.
+
+    Example:
+        >>> flag("batch_size")
+        '--batch-size'
+    """
+    return "--" + name.replace("_", "-")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, Trainer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -17,7 +18,7 @@ from paucal.backbones import FeatureBackbone
 
 if TYPE_CHECKING:
     from paucal.objectives import Objective
-    from paucal.recipes.launch import Assembled
+    from paucal.recipes.assembly import Assembled
 
 log = logging.getLogger("paucal")
 EPOCH_LINES = 30  # printed in a run, at most
@@ -51,7 +52,7 @@ class Voice:
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
         """Write everything said so far and inside the block to a file, with times."""
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = logging.FileHandler(path, encoding="utf-8", errors="surrogateescape")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
         level, log.level = log.level, logging.INFO
@@ -102,7 +103,7 @@ class Voice:
         for name, origin in assembled.origin.items():
             value = getattr(settings, name)
             if origin != "default" and value is not None:
-                table.add_row(name, _plain(value), origin)
+                table.add_row(name, escape(_plain(value)), origin)
                 self.note(f"setting {name} = {_plain(value)} ({origin})")
         self.show(table)
         for remark in assembled.remarks:
@@ -126,6 +127,19 @@ class Quiet(Voice):
 
     def __init__(self) -> None:
         super().__init__(Console(file=sys.stderr, quiet=True))
+
+
+class Mute(Quiet):
+    """Neither prints nor logs: the voice of all processes but the first."""
+
+    @contextmanager
+    def logging_to(self, path: Path) -> Iterator[None]:
+        """Leave the log to the first process."""
+        yield
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Show nothing."""
+        return []
 
 
 class LiveBar(Callback):
