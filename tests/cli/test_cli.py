@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +17,7 @@ from PIL import Image
 
 from paucal.cli.main import main
 
+TORCHRUN = ["--standalone", "--nproc-per-node=2", "-m", "paucal.cli.main"]
 # Small enough for seconds: 16 pixels, one block.
 QUICK = [
     "--img-size",
@@ -333,3 +338,62 @@ def test_resume__refuses_what_would_change_the_result(tmp_path, capsys):
     assert "leave out --epochs, --lr" in message or "leave out --lr, --epochs" in message
     assert "--workers" in message
     assert (run / "config.yaml").read_bytes() == before
+
+
+def test_config_of_a_run__repeats_it(trained, tmp_path):
+    config = trained / "run" / "config.yaml"
+    assert main(["train", "--config", str(config), "--output", str(tmp_path / "again")]) == 0
+    one, two = ((run / "model.safetensors").read_bytes() for run in (trained / "run", tmp_path / "again"))
+    assert one == two
+
+
+def test_print_config__prints_what_config_reads_and_writes_nothing(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(trained / "photos"), *QUICK, "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "epochs: 2  # flag" in printed
+    assert "lr: 0.0005  # auto: 0.001 at batch 64" in printed
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "printed.yaml").write_text(printed)
+    assert main(["train", "--config", "printed.yaml", "--output", "run"]) == 0
+    assert (tmp_path / "run/model.safetensors").read_bytes() == (trained / "run/model.safetensors").read_bytes()
+
+
+def test_recipe__is_stored_as_the_origin(tmp_path, capsys):
+    assert main(["train", *QUICK, "--recipe", "small-images", "--print-config"]) == 0
+    assert "batch_size: 64  # recipe small-images" in capsys.readouterr().out
+    assert main(["recipes"]) == 0
+    assert "drloc-scratch-reference" in capsys.readouterr().out
+    assert "did you mean 'small-images'" in failure(capsys, "train", "--recipe", "small-image")
+
+
+def test_loss_options__without_the_loss_are_refused(capsys):
+    message = failure(capsys, "train", "--method", "supervised", "--drloc-weight", "3")
+    assert "--drloc-weight has no effect with --method supervised" in message
+
+
+def test_resume__refuses_settings_of_another_type(trained, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    (run / "summary.json").unlink()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["settings"]["lr"] = "fast"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "is not of this version of paucal" in failure(capsys, "train", "--resume", run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", [["-m", "paucal.cli.main"], ["-m", "torch.distributed.run", *TORCHRUN]])
+def test_two_processes__write_one_run_with_the_joint_batch(launch, tmp_path):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    flags = ["--devices", "2"] if "torch.distributed.run" not in launch else []
+    command = [sys.executable, *launch, "train", *QUICK, "--batch-size", "32", "--output", "run", *flags]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("test accuracy:") == 1
+    run = tmp_path / "run"
+    config = yaml.safe_load((run / "config.yaml").read_text())["settings"]
+    assert (config["devices"], config["nodes"]) == (2, 1)
+    rows = table(run / "metrics.csv")
+    assert [float(row["step"]) for row in rows] == [1259 // 64, 2 * (1259 // 64)]
+    assert len(table(run / "evaluation/test/predictions.csv")) == 359

@@ -1,9 +1,11 @@
 """Single properties of a step that the contract tests do not see."""
 
 import copy
+import errno
 import logging
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +13,19 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from contracts import toys
-from paucal.training import Watch, checkpoint_position
+from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position
 from paucal.training.average import MovingAverage
+from paucal.training.health import FiniteWatch
 from paucal.training.keeper import Records, RunKeeper
 from paucal.training.meters import Meters
-from paucal.training.module import clip_gradients
+from paucal.training.module import TrainingModule, clip_gradients
 from paucal.training.stopping import StopSignal
-from paucal.types import LossTerms, UserError
+from paucal.types import Batch, LossTerms, Progress, UserError
+
+
+def a_batch() -> Batch:
+    images = torch.rand(4, 3, toys.SIZE, toys.SIZE, generator=torch.Generator().manual_seed(1))
+    return Batch(torch.arange(4), [images], torch.arange(4))
 
 
 class Poisoned(toys.PerBlock):
@@ -143,3 +151,91 @@ def test_keeper__without_a_watch_keeps_the_newest():
     keeper = RunKeeper(Records(None, None), None, StopSignal())
     keeper.best = {"epoch": 3}
     assert keeper._improves({"epoch": 4})
+
+
+def test_scaler__is_taken_out_before_clipping(tmp_path):
+    """With scaled gradients and a scaler a step gives the weights of one without either."""
+
+    def one_step(scale: float | None) -> tuple[nn.Parameter, float]:
+        torch.manual_seed(0)
+        objective = toys.make("per_block")
+        module = TrainingModule(objective, Optimization(CosineWarmup(1e-2, 10), clip=0.5), Plan(10, 10), lambda: None)
+        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        plugin = SimpleNamespace(scaler=scaler)
+        module._trainer = SimpleNamespace(precision_plugin=plugin, global_step=0)
+        optimizer = module.configure_optimizers()
+        loss = objective(a_batch(), Progress(0, 10, 10)).total
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        module.on_before_optimizer_step(optimizer)
+        optimizer.step() if scaler is None else scaler.step(optimizer)
+        return next(objective.parameters()), module.meters.read()["gradient_norm"]
+
+    plain, norm = one_step(None)
+    scaled, same_norm = one_step(4096.0)
+    torch.testing.assert_close(scaled, plain)
+    assert norm == pytest.approx(same_norm, rel=1e-5)
+
+
+def test_meters__leave_values_that_are_not_finite_out_of_means():
+    meters = Meters()
+    for value in (2.0, float("nan"), 4.0):
+        loss = torch.tensor(value)
+        meters.add(LossTerms({"class": loss}), loss)
+    assert meters.read()["train_class"] == 3.0
+    again = Meters()
+    again.load_state_dict(meters.state_dict(), torch.device("cpu"))
+    assert again.read()["train_class"] == 3.0
+    assert again.newest_mean("train_loss") == 3.0
+    meters.reset()
+    meters.add(LossTerms({"class": torch.tensor(float("nan"))}), torch.tensor(float("nan")))
+    assert meters.read()["train_class"] != meters.read()["train_class"]
+
+
+def test_health__remembers_old_skips_when_a_run_goes_on():
+    meters = SimpleNamespace(skipped=65.0, rate=1e-3, culprits=lambda: ["class"])
+    module = SimpleNamespace(plan=Plan(1000, 10), meters=meters)
+    before, after = FiniteWatch(), FiniteWatch()
+    before.on_train_batch_end(SimpleNamespace(global_step=500), module, None, None, 499)
+    after.load_state_dict(before.state_dict())
+    meters.skipped = 67.0
+    after.on_train_batch_end(SimpleNamespace(global_step=550), module, None, None, 549)  # two of fifty: a warning
+    meters.skipped = 117.0
+    with pytest.raises(UserError, match="the last 50 steps were all skipped"):
+        after.on_train_batch_end(SimpleNamespace(global_step=600), module, None, None, 599)
+
+
+def test_health__speaks_up_at_the_end_of_a_short_run(tmp_path):
+    torch.manual_seed(0)
+    with pytest.raises(UserError, match=r"the last 8 steps were all skipped .*'block1'"):
+        toys.train(Poisoned(range(8)), tmp_path, epochs=2)
+
+
+def test_resume__refuses_the_state_of_another_model(tmp_path):
+    toys.train(toys.make("per_block"), tmp_path, epochs=1)
+    with pytest.raises(UserError, match="holds the state of another model"):
+        toys.train(toys.make("two_networks"), tmp_path, epochs=2)
+
+
+def test_resume__refuses_a_file_that_is_no_state(tmp_path):
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": {}}, path)
+    with pytest.raises(UserError, match="is no checkpoint of this version"):
+        checkpoint_position(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match="is damaged"):
+        checkpoint_position(path)
+
+
+def test_full_disk__leaves_the_state_before(tmp_path, monkeypatch):
+    toys.train(toys.make("per_block"), tmp_path, epochs=1)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    before = last.read_bytes()
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        toys.train(toys.make("per_block"), tmp_path, epochs=2)
+    assert last.read_bytes() == before
+    assert [p.name for p in last.parent.iterdir() if p.suffix == ".tmp"] == []

@@ -12,8 +12,10 @@ Without DATA the built-in digits are used; that takes about a minute on two proc
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where training was stopped before its end."""
-    parser = new_parser("train", DESCRIPTION)
-    parser.add_argument("data", nargs="?", type=str | None, help=setting_fields()["data"].metadata["help"])
+    parser, help_of_data = new_parser("train", DESCRIPTION), setting_fields()["data"].metadata["help"]
+    # Two names for one thing: a positional argument that is left out would hide the value of a config.
+    parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
+    parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
     parser.add_argument("--config", action="config", help="YAML file of settings; flags win over it")
     parser.add_argument(
         "--resume", nargs="?", const="runs", type=str | None, metavar="RUN", help="go on with a stopped run"
@@ -21,6 +23,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
     add_settings(parser, TrainSettings, skip=["data"])
     values, given = parse(parser, argv)
+    if given.pop("subject", None):
+        values.data, given["data"] = values.subject, "flag"
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.recipes.launch import Stopped, resume_run, show_config, train_run
     from paucal.recipes.voice import Voice

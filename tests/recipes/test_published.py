@@ -1,0 +1,64 @@
+"""Named recipes, and what wins over what."""
+
+from dataclasses import fields
+
+import pytest
+
+from paucal.recipes.auto import resolve
+from paucal.recipes.checks import check_ranges
+from paucal.recipes.facts import Facts
+from paucal.recipes.published import RECIPES, with_recipe
+from paucal.recipes.settings import TrainSettings
+from paucal.types import UserError
+
+FACTS = Facts(n_train=50000, n_classes=10, median_side=32, cores=2)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe__names_settings_that_exist_and_are_in_range(name):
+    recipe = RECIPES[name]
+    assert set(recipe.settings) <= {field.name for field in fields(TrainSettings)}
+    settings, origin = with_recipe(TrainSettings(recipe=name), {"recipe": "flag"})
+    check_ranges(settings)
+    assert all(origin[key] == f"recipe {name}" for key in recipe.settings)
+    assert all(getattr(settings, key) == value for key, value in recipe.settings.items())
+    assert all([recipe.summary, recipe.source, recipe.cost, recipe.expected])
+
+
+def test_recipe__wins_over_the_data_and_gives_way_to_what_is_given():
+    given = {"recipe": "flag", "epochs": "flag", "mixup": "config"}
+    settings, origin = with_recipe(TrainSettings(recipe="drloc-scratch", epochs=7, mixup=0.0), given)
+    assert (settings.epochs, settings.mixup, settings.cutmix) == (7, 0.0, 1.0)
+    assert (origin["epochs"], origin["mixup"], origin["cutmix"]) == ("flag", "config", "recipe drloc-scratch")
+    resolved, _ = resolve(settings, FACTS)
+    assert (resolved.model, resolved.img_size, resolved.drop_path) == ("swin_tiny_patch4_window7_224", [224], 0.2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "accumulate", "rate"),
+    # 1e-3 from scratch and 5e-4 for fine-tuning at the paper's 1,024 images, in proportion to the batch.
+    [("drloc-scratch", 8, 1e-3), ("drloc-scratch", 1, 1.25e-4), ("drloc-finetune", 8, 5e-4)],
+)
+def test_rate__is_the_papers_at_the_papers_batch(recipe, accumulate, rate):
+    settings, _ = with_recipe(TrainSettings(recipe=recipe, accumulate=accumulate, init=None), {"accumulate": "flag"})
+    resolved, reasons = resolve(settings, FACTS)
+    assert resolved.lr == pytest.approx(rate)
+    assert resolved.min_lr == pytest.approx(rate / 100)
+    assert recipe in reasons["lr"]
+
+
+def test_reference__is_the_first_third_of_a_longer_cosine():
+    settings, _ = with_recipe(TrainSettings(recipe="drloc-scratch-reference"), {})
+    assert (settings.epochs, settings.schedule_epochs, settings.drloc_preset) == (100, 300, "reference")
+
+
+def test_supervised__takes_the_recipe_without_its_extra_loss():
+    given = {"recipe": "flag", "method": "flag"}
+    settings, origin = with_recipe(TrainSettings(recipe="drloc-scratch", method="supervised"), given)
+    assert settings.method == "supervised"
+    assert "drloc_preset" not in origin
+
+
+def test_unknown__names_the_nearest():
+    with pytest.raises(UserError, match=r"'drloc-scrach' is unknown.*did you mean 'drloc-scratch'"):
+        with_recipe(TrainSettings(recipe="drloc-scrach"), {})
