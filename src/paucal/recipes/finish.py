@@ -17,7 +17,7 @@ from paucal.evaluation.tables import percent, report_table, score_lines
 from paucal.losses.collectives import rank
 from paucal.recipes.loaders import eval_loader
 from paucal.recipes.processes import wait_for_all
-from paucal.recipes.settings import flag
+from paucal.recipes.settings import flag, setting_fields
 from paucal.recipes.voice import Voice, describe_grid, describe_model
 from paucal.report.page import write_report
 from paucal.runs import RunFolder
@@ -155,15 +155,11 @@ def command_again(assembled: "Assembled", **changes: Any) -> str:
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if changes.get("method") == "supervised":
         dropped |= {name for name in settings if name.startswith("drloc_")}
+    defaults = {name: field.default for name, field in setting_fields().items()}
     words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
     for name, value in settings.items():
         kept = name in changes or (name in given and name not in dropped)
-        if (
-            not kept
-            or value is None
-            or value is False
-            or (changes.get("method") == "supervised" and name.startswith("drloc_"))
-        ):
+        if not kept or value is False or (value == defaults[name] and name not in changes):
             continue
         values = value if isinstance(value, list) else [value]
         words += [flag(name), *([] if value is True else map(str, values))]
