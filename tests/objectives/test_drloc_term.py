@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from paucal.backbones import BackboneSpec
 from paucal.losses import drloc_chance_level
-from paucal.objectives import drloc
+from paucal.objectives import Supervised, drloc
 from paucal.objectives.drloc import DrLoc
 from paucal.objectives.drloc_options import PRESETS, DrLocOptions, default_weight, preset_options
 from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
@@ -299,3 +300,10 @@ def test_presets__refuse_an_unknown_name():
 def test_default_weight__by_family(name, weight, reason):
     assert default_weight(name)[0] == weight
     assert reason in default_weight(name)[1]
+
+
+def test_supervised__hands_the_chance_level_on():
+    backbone = BackboneSpec("vit_mini", 3, image_size=(16, 16), arguments={"depth": 1}).build()
+    term = DrLoc([backbone.dim], [backbone.grid], DrLocOptions(hidden=16))
+    assert Supervised(backbone, {"place": term}).chance_levels() == {"place": pytest.approx(0.1875)}
+    assert Supervised(backbone).chance_levels() == {}

@@ -48,6 +48,10 @@ class Objective(nn.Module, ABC):
     def after_step(self, progress: Progress) -> None:
         """Act after a real optimizer step; `progress.step` counts that step. Update teachers and centres."""
 
+    def chance_levels(self) -> dict[str, float]:
+        """Return, per loss, what predictions that ignore the images can reach; losses may be left out."""
+        return {}
+
     def diagnostics(self) -> dict[str, Tensor]:
         """Return scalars about the objective's health; they stay on the device until they are logged."""
         return {}
@@ -61,6 +65,10 @@ class Term(nn.Module, ABC):
     @abstractmethod
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
         """Return the unweighted loss, a scalar."""
+
+    def chance_level(self) -> float | None:
+        """Return the loss that predictions which ignore the images can reach; None where that is not known."""
+        return None
 
     @abstractmethod
     def weight(self, progress: Progress) -> float:

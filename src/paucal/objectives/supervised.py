@@ -65,6 +65,11 @@ class Supervised(Objective):
             losses.weights[name] = term.weight(progress)
         return losses
 
+    def chance_levels(self) -> dict[str, float]:
+        """Return those of the terms that know theirs."""
+        levels = {name: term.chance_level() for name, term in zip(self.names, self._terms(), strict=True)}
+        return {name: level for name, level in levels.items() if level is not None}
+
     def deployable(self) -> nn.Module:
         """Return the timm model; the heads of the terms stay behind."""
         return self.backbone.model

@@ -51,7 +51,9 @@ def conclude(run: RunFolder, assembled: "Assembled", outcome: Outcome, voice: Vo
     if rank() != 0:
         report = classification_report(predictions, assembled.card.classes, _train_labels(assembled))
         return Result(run.path, report, outcome.seconds)
-    save_figure(run.plots / "curves.png", curves_figure(outcome.rows, best=outcome.best.get("epoch")))
+    chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
+    curves = curves_figure(outcome.rows, chance=chance, best=outcome.best.get("epoch"))
+    save_figure(run.plots / "curves.png", curves)
     report = _judge(run, assembled, predictions)
     run.write_json("summary.json", summary(run, assembled, outcome, report))
     page = write_report(run.path)
