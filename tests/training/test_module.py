@@ -153,6 +153,17 @@ def test_keeper__without_a_watch_keeps_the_newest():
     assert keeper._improves({"epoch": 4})
 
 
+def test_unused_parameters__are_named(tmp_path, caplog):
+    torch.manual_seed(0)
+    objective = toys.make("per_block")
+    objective.spare = nn.Linear(2, 2)
+    with caplog.at_level(logging.WARNING, logger="paucal"):
+        toys.train(objective, tmp_path, epochs=1)
+    said = [record.getMessage() for record in caplog.records if "no gradient reaches" in record.getMessage()]
+    assert len(said) == 1
+    assert "no gradient reaches 2 trainable parameters (spare.weight, spare.bias" in said[0]
+
+
 def test_scaler__is_taken_out_before_clipping(tmp_path):
     """With scaled gradients and a scaler a step gives the weights of one without either."""
 
@@ -162,7 +173,7 @@ def test_scaler__is_taken_out_before_clipping(tmp_path):
         module = TrainingModule(objective, Optimization(CosineWarmup(1e-2, 10), clip=0.5), Plan(10, 10), lambda: None)
         scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         plugin = SimpleNamespace(scaler=scaler)
-        module._trainer = SimpleNamespace(precision_plugin=plugin, global_step=0)
+        module._trainer = SimpleNamespace(precision_plugin=plugin, global_step=0, world_size=1)
         optimizer = module.configure_optimizers()
         loss = objective(a_batch(), Progress(0, 10, 10)).total
         (loss if scaler is None else scaler.scale(loss)).backward()

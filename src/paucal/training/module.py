@@ -1,5 +1,6 @@
 """The LightningModule that trains any objective."""
 
+import logging
 from collections.abc import Callable, Iterable
 
 import torch
@@ -13,6 +14,8 @@ from paucal.training.groups import parameter_groups
 from paucal.training.meters import Meters
 from paucal.training.plan import Optimization, Plan
 from paucal.types import Batch, GroupScale, LossTerms, Progress
+
+log = logging.getLogger("paucal")
 
 
 class TrainingModule(LightningModule):
@@ -73,6 +76,8 @@ class TrainingModule(LightningModule):
         progress = self.progress()
         self._set_rates(optimizer, progress)
         self.objective.before_step(progress)
+        if progress.step == 0:
+            self._notice_unused()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None:  # Lightning leaves this to a fused optimizer, which would be after the clipping
             scaler.unscale_(optimizer)
@@ -82,6 +87,21 @@ class TrainingModule(LightningModule):
         if scaler is None:  # else it has found them itself
             optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         self.meters.add_step(norm, found_inf)
+
+    def _notice_unused(self) -> None:
+        """Say which trainable parameters got no gradient: the objective should have frozen them.
+
+        Raises:
+            RuntimeError: there are several processes, which would wait for those gradients at the next step.
+        """
+        unused = [name for name, p in self.objective.named_parameters() if p.requires_grad and p.grad is None]
+        if not unused:
+            return
+        names = ", ".join(unused[:3])
+        text = f"no gradient reaches {len(unused)} trainable parameters ({names}, ...): they stay as they are"
+        if self.trainer.world_size > 1:
+            raise RuntimeError(f"{text}; on several processes the objective must freeze them.")
+        log.warning(text)
 
     def configure_gradient_clipping(self, *args, **kwargs) -> None:
         """Leave clipping to `on_before_optimizer_step`, which needs the norm anyway."""
