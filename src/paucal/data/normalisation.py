@@ -1,6 +1,7 @@
 """Mean and standard deviation per channel: measured, applied and undone."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,8 +34,13 @@ class Normalisation:
         # Bytes are moved before they become floats, and one subtraction and one product do the rest: three
         # times as fast as the plain formula on interleaved floats.
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float()
+        mean, factor = self._factors
+        return pixels.sub_(mean).mul_(factor)
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
         mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (self.mean, self.std))
-        return pixels.sub_(mean).mul_(1 / std)
+        return mean, 1 / std
 
     def undo(self, views: Tensor) -> Tensor:
         """Return normalised (..., 3, H, W) views as (..., 3, H, W) uint8 pixels."""

@@ -29,12 +29,34 @@ def derive_seed(*parts: int) -> int:
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 
-@contextmanager
-def seeded(*parts: int) -> Iterator[None]:
-    """Seed Python's, NumPy's legacy and torch's CPU generator from `parts`; restore all three afterwards.
+def reseed(*parts: int) -> None:
+    """Seed Python's, NumPy's legacy and torch's CPU generator from `parts`; takes about 10 microseconds.
 
     timm's augmentations draw from the first two, torchvision's from the third. The generators of accelerators
-    are left alone. Entering and leaving costs less than 100 microseconds together.
+    are left alone.
+    """
+    seed = derive_seed(*parts)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Restore the three generators of `reseed` afterwards; takes about 120 microseconds."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.default_generator.set_state(torch_state)
+
+
+@contextmanager
+def seeded(*parts: int) -> Iterator[None]:
+    """Seed the three generators of `reseed` from `parts`; restore them afterwards.
 
     Example:
         >>> with seeded(3):
@@ -44,15 +66,6 @@ def seeded(*parts: int) -> Iterator[None]:
         >>> bool((first == second).all())
         True
     """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state = torch.default_generator.get_state()
-    seed = derive_seed(*parts)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    try:
+    with preserved():
+        reseed(*parts)
         yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.default_generator.set_state(torch_state)

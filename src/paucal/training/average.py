@@ -33,8 +33,9 @@ class MovingAverage(Callback):
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         ours, theirs = self.module.state_dict(), self.source.state_dict()
         floats = [name for name, value in ours.items() if value.is_floating_point()]
-        for name in floats:
-            ours[name].lerp_(theirs[name], 1 - decay)
+        torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
+            [ours[name] for name in floats], [theirs[name] for name in floats], 1 - decay
+        )
         for name in ours.keys() - set(floats):
             ours[name].copy_(theirs[name])
         self.updates += 1

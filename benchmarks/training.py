@@ -1,0 +1,139 @@
+"""Images per second of whole training epochs, beside timm's parts in a plain loop.
+
+Both train the same model on the same images with the same augmentation (random resized crop, flip, RandAugment,
+erasing, mixup and cutmix), AdamW, clipping, moving average and number of loader processes; ours also validates (on a
+handful of images), records and saves. They take turns; the first epoch of each turn, which fills caches, is left out.
+
+    python benchmarks/training.py ../shared/data/cifar10/train.parquet --size 32 --images 2000 \
+        --model vit_tiny_patch16_224 --model-args patch_size=4 embed_dim=64 depth=6 num_heads=2
+    python benchmarks/training.py ../shared/data/clothing/train.parquet --size 224 --images 256 --model resnet18
+"""
+
+import argparse
+import itertools
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from timm.data import Mixup, create_dataset, create_loader
+from timm.data.auto_augment import RandAugment
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.utils import ModelEmaV3, dispatch_clip_grad
+
+import paucal
+from measuring import ratio, store, surroundings, synchronize
+from paucal.data.augment import Augmentation, build_rand_augment
+from paucal.data.normalisation import Normalisation
+from paucal.data.sources import open_images
+from paucal.recipes.model import model_arguments
+
+POLICY = "rand-m9-mstd0.5-inc1"
+DECAY = 0.99
+
+
+def export(source: str, count: int, folder: Path) -> None:
+    """Write images as class folders: what both loops read."""
+    images = open_images(source)
+    for index in np.random.default_rng(0).permutation(len(images))[:count].tolist():
+        target = folder / images.classes[images.labels[index]] / f"{index}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        images.store.read(index).save(target)
+
+
+def ours(folder: Path, options: argparse.Namespace) -> list[float]:
+    """Return the images per second of the epochs but the first."""
+    with tempfile.TemporaryDirectory() as work:
+        result = paucal.train(
+            folder,
+            output=f"{work}/run",
+            **{"method": "supervised", "model": options.model, "model_args": options.model_args or None},
+            **{"img_size": [options.size], "batch_size": options.batch, "epochs": options.epochs, "average": DECAY},
+            **{"crop": "random-resized", "rand_augment": POLICY, "erase": 0.25, "mixup": 0.8, "cutmix": 1.0},
+            **{"val_fraction": 1e-6, "test_fraction": 1e-6, "workers": options.workers, "device": options.device},
+        )
+        lines = (result.run / "metrics.csv").read_text().splitlines()
+    names, *table = [line.split(",") for line in lines]
+    ends = [float(row[names.index("seconds")]) for row in table]
+    images = float(table[0][names.index("step")]) * options.batch
+    return [images / (after - before) for before, after in itertools.pairwise(ends)]
+
+
+def plain(folder: Path, options: argparse.Namespace) -> list[float]:
+    """Return the images per second of the epochs but the first, of a loop made of timm's parts."""
+    torch.manual_seed(0)
+    size, device = (3, options.size, options.size), torch.device(options.device)
+    dataset = create_dataset("", root=str(folder), split="train", is_training=True)
+    classes = len(dataset.reader.class_to_idx)  # type: ignore[attr-defined]
+    loader = create_loader(
+        dataset,
+        input_size=size,
+        batch_size=options.batch,
+        is_training=True,
+        re_prob=0.25,
+        re_mode="pixel",
+        auto_augment=POLICY,
+        interpolation="bicubic",
+        num_workers=options.workers,
+        use_prefetcher=False,
+        persistent_workers=options.workers > 0,
+        device=device,
+    )
+    for number, transform in enumerate(dataset.transform.transforms):  # type: ignore[attr-defined]
+        if isinstance(transform, RandAugment):  # timm's own fails with Pillow 13 where it posterizes; ours is the same
+            same = build_rand_augment(Augmentation(rand_augment=POLICY), size[1:], Normalisation(), tracked=False)
+            dataset.transform.transforms[number] = same  # type: ignore[attr-defined]
+    arguments = model_arguments(options.model_args or [])
+    if "patch_size" in arguments:
+        arguments["img_size"] = options.size
+    model = timm.create_model(options.model, num_classes=classes, **arguments).to(device).train()
+    average = ModelEmaV3(model, decay=DECAY)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
+    mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=classes)
+    criterion, speeds = SoftTargetCrossEntropy(), []
+    for _ in range(options.epochs):
+        begin = time.perf_counter()
+        for images, labels in loader:
+            images, labels = mixup(images.to(device), labels.to(device))
+            loss = criterion(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            dispatch_clip_grad(model.parameters(), 5.0)
+            optimizer.step()
+            average.update(model)
+        synchronize(options.device)
+        speeds.append(len(loader) * options.batch / (time.perf_counter() - begin))
+    return speeds[1:]
+
+
+def main() -> None:
+    """Measure and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="images, as paucal train takes them")
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--model-args", nargs="+")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    options = parser.parse_args()
+    speeds: dict[str, list[float]] = {"plain": [], "ours": []}
+    with tempfile.TemporaryDirectory() as work:
+        export(options.source, options.images, Path(work))
+        for _ in range(options.turns):
+            speeds["plain"] += plain(Path(work), options)
+            speeds["ours"] += ours(Path(work), options)
+    result = {"speed_ratio": ratio(speeds, "ours", "plain"), "images_per_second": speeds}
+    settings = {**vars(options), "source": Path(options.source).parent.name}
+    name = f"training_{options.device}_{options.size}"
+    store(name, {**result, "settings": settings, "surroundings": surroundings(options.device)})
+
+
+if __name__ == "__main__":
+    main()
