@@ -397,3 +397,16 @@ def test_two_processes__write_one_run_with_the_joint_batch(launch, tmp_path):
     rows = table(run / "metrics.csv")
     assert [float(row["step"]) for row in rows] == [1259 // 64, 2 * (1259 // 64)]
     assert len(table(run / "evaluation/test/predictions.csv")) == 359
+
+
+def test_predict__passes_over_what_a_pattern_matches_beside_images(trained, tmp_path, capsys):
+    shutil.copytree(trained / "photos" / "class0", tmp_path / "mixed")
+    (tmp_path / "mixed" / "notes.txt").write_text("not an image")
+    (tmp_path / "mixed" / "more").mkdir()
+    assert main(["predict", str(trained / "run"), str(tmp_path / "mixed" / "*")]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1 + 12
+    assert "2 matches of" in captured.err
+    assert main(["predict", str(trained / "run"), str(trained / "photos" / "class*")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 36
+    assert "none of which is an image" in failure(capsys, "predict", trained / "run", str(tmp_path / "mixed" / "*.txt"))

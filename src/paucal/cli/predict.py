@@ -4,6 +4,7 @@ import csv
 import glob
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from paucal.cli.arguments import new_parser, parse
 from paucal.data.decode import UnreadableImage
+from paucal.data.folder import IMAGE_SUFFIXES
 from paucal.data.images import ImageSet
 from paucal.data.sources import open_images
 from paucal.evaluation.deployed import Deployed, load_deployed
@@ -61,8 +63,20 @@ def _open(path: str) -> Iterator[ImageSet]:
     found = sorted(glob.glob(path, recursive=True))
     if not found:
         raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
-    for name in found:
+    images = [name for name in found if _has_images(Path(name))]
+    if not images:
+        raise UserError(f"the pattern {path!r} matches {len(found)} files, none of which is an image.")
+    if len(images) < len(found):
+        Console(stderr=True).print(f"{len(found) - len(images)} matches of {path!r} are no images", markup=False)
+    for name in images:
         yield open_images(name, labelled=False)
+
+
+def _has_images(path: Path) -> bool:
+    """Return whether a match of a pattern is an image, Parquet, or a folder with images somewhere inside."""
+    if path.is_dir():
+        return any(_has_images(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    return path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet"))
 
 
 def _predict(model: Deployed, sets: Sequence[ImageSet], batch_size: int, on_bad: str) -> list[tuple[str, Tensor]]:

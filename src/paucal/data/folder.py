@@ -114,7 +114,7 @@ def _open_parts(root: Path, tops: list[str], keys: list[str], notes: list[str]) 
         if not inside:
             raise UserError(
                 f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
-                "(images without labels are for pretrain and predict)"
+                "(images without labels are for paucal predict)"
             )
         folders.extend(inside)
     flat = [key for key in keys if key.count("/") == 1]
@@ -130,7 +130,7 @@ def _open_classes(root: Path, tops: list[str], keys: list[str], notes: list[str]
     if not tops:
         raise UserError(
             f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
-            "(images without labels are for pretrain and predict)"
+            "(images without labels are for paucal predict)"
         )
     names = [key.split("/")[0] for key in keys]
     _refuse_empty_classes(root, tops, names)
