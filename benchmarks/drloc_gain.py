@@ -7,14 +7,17 @@ Scores are those of the epoch that is best on the validation images. Runs that a
 """
 
 import argparse
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from matplotlib.figure import Figure
 
 import paucal
+from measuring import store, surroundings
 
 MODELS: dict[str, dict[str, Any]] = {
     "vit": {
@@ -69,9 +72,13 @@ def run_one(data: Path, work: Path, model: str, arm: str, seed: int, epochs: int
         settings = {**RECIPE, **MODELS[model], **ARMS[arm], "epochs": epochs, "lr": lr, "seed": seed}
         paucal.train(data, output=str(output), overwrite=True, **settings)
     summary = json.loads((output / "summary.json").read_text())
-    return {"model": model, "arm": arm, "seed": seed, "lr": lr, "epochs": epochs} | {
-        name: summary[name] for name in ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")
-    }
+    with (output / "metrics.csv").open() as file:
+        curve = [float(row["val_top1"]) for row in csv.DictReader(file)]
+    return (
+        {"model": model, "arm": arm, "seed": seed, "lr": lr, "epochs": epochs}
+        | {name: summary[name] for name in ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")}
+        | {"val_top1": curve}
+    )
 
 
 def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -83,10 +90,33 @@ def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         gains = [scores[seed] - base[seed] for seed in scores if seed in base]
         values = list(scores.values())
         lines.append(
-            {"arm": arm, "seeds": len(values), "test_top1": np.mean(values), "deviation": np.std(values, ddof=1)}
-            | ({"gain": np.mean(gains), "gain_deviation": np.std(gains, ddof=1)} if arm != "supervised" else {})
+            {"arm": arm, "seeds": len(values), "test_top1": _mean(values), "deviation": _deviation(values)}
+            | ({"gain": _mean(gains), "gain_deviation": _deviation(gains)} if arm != "supervised" else {})
         )
     return lines
+
+
+def _mean(values: list[float]) -> float:
+    return round(float(np.mean(values)), 2)
+
+
+def _deviation(values: list[float]) -> float:
+    return round(float(np.std(values, ddof=1)), 2)
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Draw the validation accuracy over epochs: one line per run, one colour per arm."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="epoch", ylabel="validation accuracy (500 images)")
+    for number, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
+        curves = [row["val_top1"] for row in rows if row["arm"] == arm]
+        epochs = range(1, len(curves[0]) + 1)
+        for curve in curves:
+            axes.plot(epochs, curve, color=f"C{number}", alpha=0.3, linewidth=1)
+        axes.plot(epochs, np.mean(curves, axis=0), color=f"C{number}", linewidth=2, label=f"{arm}, mean")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    return figure
 
 
 def main() -> None:
@@ -107,9 +137,9 @@ def main() -> None:
             rows.append(run_one(data, options.work, options.model, arm, seed, options.epochs, options.lr))
             print(json.dumps(rows[-1]), flush=True)
     if len(options.seeds) > 1:
-        for line in compare(rows):
-            print({k: round(v, 2) if isinstance(v, float) else v for k, v in line.items()})
-    (options.work / f"{options.model}-{options.epochs}-{options.lr:g}.json").write_text(json.dumps(rows, indent=1))
+        name = f"drloc_gain_{options.model}"
+        store(name, {"comparison": compare(rows), "runs": rows, "surroundings": surroundings("cpu")})
+        draw(rows).savefig(Path(__file__).parent / "results" / f"{name}.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.deployed import Card, Preprocessing
 from paucal.evaluation.predictions import predict_all
 from paucal.losses.collectives import rank, world_size
-from paucal.recipes.auto import SMALL
 from paucal.recipes.model import image_size
 from paucal.recipes.prepare import Prepared
+from paucal.recipes.rules_model import SMALL
 from paucal.recipes.settings import TrainSettings
 from paucal.training import Plan
 from paucal.types import Batch, Crops, DataRequest

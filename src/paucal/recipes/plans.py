@@ -4,8 +4,8 @@ import re
 import time
 
 from paucal.data.mixing import Mixing
-from paucal.recipes.auto import effective_batch, processes, steps_per_epoch
 from paucal.recipes.facts import Facts, best_device
+from paucal.recipes.rules_length import effective_batch, processes, steps_per_epoch
 from paucal.recipes.settings import TrainSettings
 from paucal.training import CosineWarmup, Hardware, Optimization, Plan
 from paucal.types import UserError
