@@ -75,9 +75,9 @@ class TrainingModule(LightningModule):
         """Set rates, let the objective act, clip, and mark a non-finite step."""
         progress = self.progress()
         self._set_rates(optimizer, progress)
-        self.objective.before_step(progress)
         if progress.step == 0:
             self._notice_unused()
+        self.objective.before_step(progress)  # which may take gradients away
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None:  # Lightning leaves this to a fused optimizer, which would be after the clipping
             scaler.unscale_(optimizer)
