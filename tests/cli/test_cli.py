@@ -337,6 +337,8 @@ def test_resume__refuses_what_would_change_the_result(tmp_path, capsys):
     message = failure(capsys, "train", "--resume", run, "--lr", "1", "--epochs", "9")
     assert "leave out --epochs, --lr" in message or "leave out --lr, --epochs" in message
     assert "--workers" in message
+    assert "--time-limit is 'soon'" in failure(capsys, "train", "--resume", run, "--time-limit", "soon")
+    assert "--device is 'tpu'" in failure(capsys, "train", "--resume", run, "--device", "tpu")
     assert (run / "config.yaml").read_bytes() == before
 
 
@@ -410,3 +412,7 @@ def test_predict__passes_over_what_a_pattern_matches_beside_images(trained, tmp_
     assert main(["predict", str(trained / "run"), str(trained / "photos" / "class*")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 36
     assert "none of which is an image" in failure(capsys, "predict", trained / "run", str(tmp_path / "mixed" / "*.txt"))
+
+
+def test_nodes__without_a_launcher_are_refused(capsys):
+    assert "--nodes is 2, and nothing has started" in failure(capsys, "train", *QUICK, "--nodes", "2")

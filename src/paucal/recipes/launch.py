@@ -25,7 +25,7 @@ from paucal.recipes.plans import optimization
 from paucal.recipes.prepare import pin_data
 from paucal.recipes.processes import announce, announced, forget_children, is_first, lead_children_to, meet
 from paucal.recipes.published import with_recipe
-from paucal.recipes.resuming import reopen, stored_settings
+from paucal.recipes.resuming import reopen, store_changes, stored_settings
 from paucal.recipes.settings import TrainSettings
 from paucal.recipes.starting import RECORD, pin_start
 from paucal.recipes.voice import Mute, Quiet, Voice
@@ -159,7 +159,16 @@ def resume_run(
     meet()
     if not is_first():
         return _go_on(RunFolder(announced()), Mute(), callbacks)
-    return _go_on(RunFolder(announce(lambda: reopen(path, changes or {}).path)), voice, callbacks)
+    made: list[Assembled] = []
+
+    def make() -> Path:
+        run, settings, origin = reopen(path, changes or {})
+        made.append(replace(assemble(settings, origin, voice, run), origin=origin))
+        if changes:  # only now: a change that does not do must not spoil the run
+            store_changes(run, settings, origin)
+        return run.path
+
+    return _go(RunFolder(announce(make)), made[0], voice, callbacks)
 
 
 def _go_on(run: RunFolder, voice: Voice, callbacks: Sequence[Callback]) -> Result | Stopped:

@@ -5,6 +5,7 @@ import time
 
 from paucal.data.mixing import Mixing
 from paucal.recipes.facts import Facts, best_device
+from paucal.recipes.processes import launched_shape
 from paucal.recipes.rules_length import effective_batch, processes, steps_per_epoch
 from paucal.recipes.settings import TrainSettings
 from paucal.training import CosineWarmup, Hardware, Optimization, Plan
@@ -70,6 +71,14 @@ def hardware(settings: TrainSettings) -> Hardware:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(ACCELERATORS)}.")
     if device != "cpu" and best_device()[0] != device:
         raise UserError(f"--device is {device!r}, and this machine has none that torch can use; leave it out.")
+    launched, wanted = launched_shape(), (settings.devices or 1, settings.nodes or 1)
+    if launched is None and wanted[1] > 1:
+        raise UserError(f"--nodes is {wanted[1]}, and nothing has started the other machines: start with torchrun.")
+    if launched is not None and wanted != launched:
+        raise UserError(
+            f"--devices {wanted[0]} and --nodes {wanted[1]} are not what the launcher has started "
+            f"({launched[0]} on each of {launched[1]}): leave them out."
+        )
     return Hardware(
         accelerator=device,
         devices=settings.devices or 1,

@@ -45,7 +45,7 @@ def is_first() -> bool:
     environment = launcher()
     if environment is not None:
         return environment.global_rank() == 0
-    return RUN_VARIABLE not in os.environ
+    return not (RUN_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0)
 
 
 def meet() -> None:

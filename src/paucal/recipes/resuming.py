@@ -19,8 +19,8 @@ from paucal.types import UserError
 CHANGEABLE = ("workers", "device", "time_limit")
 
 
-def reopen(path: str | Path, changes: Mapping[str, Any]) -> RunFolder:
-    """Open a run that is to go on, and store the settings that change.
+def reopen(path: str | Path, changes: Mapping[str, Any]) -> tuple[RunFolder, TrainSettings, dict[str, str]]:
+    """Open a run that is to go on; return it with its settings as changed and their origins, and write nothing.
 
     Raises:
         UserError: there is no such run, it is finished, or a setting may not change.
@@ -34,16 +34,16 @@ def reopen(path: str | Path, changes: Mapping[str, Any]) -> RunFolder:
     run = open_run(path)
     if (run.path / "summary.json").exists():
         raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal train'.")
-    if changes:
-        config = run.read_yaml(run.config.name)
-        settings, origin = stored_settings(run)
-        changed = asdict(replace(settings, **changes))
-        check_ranges(TrainSettings(**changed))
-        run.write_yaml(
-            run.config.name,
-            {**config, "settings": changed, "origin": {**origin, **dict.fromkeys(changes, "flag of --resume")}},
-        )
-    return run
+    settings, origin = stored_settings(run)
+    settings = replace(settings, **changes)
+    check_ranges(settings)
+    return run, settings, {**origin, **dict.fromkeys(changes, "flag of --resume")}
+
+
+def store_changes(run: RunFolder, settings: TrainSettings, origin: Mapping[str, str]) -> None:
+    """Write changed settings into the run's config, where the other processes and the next resumption find them."""
+    config = run.read_yaml(run.config.name)
+    run.write_yaml(run.config.name, {**config, "settings": asdict(settings), "origin": dict(origin)})
 
 
 def stored_split(run: RunFolder, images: ImageSet) -> Split:
