@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from backbones.families import BY_NAME
+from backbones.reduced import BY_NAME
 from paucal.types import FeatureRequest
 
 REQUESTS = tuple(FeatureRequest(levels, norm) for levels in ("last", "stages", "blocks") for norm in (True, False))

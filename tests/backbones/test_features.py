@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from backbones.families import BY_NAME, FAMILIES, Family
+from backbones.reduced import BY_NAME, FAMILIES, Family
 from paucal.backbones.features import FeatureBackbone
 from paucal.types import FeatureRequest, UserError
 
