@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
 from vectors import fill
 
 MODELS = Path(__file__).parent / "models"
