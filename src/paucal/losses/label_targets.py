@@ -1,0 +1,170 @@
+"""Targets for every token from a teacher's label map, without a tensor over all classes.
+
+A label map keeps, for each cell of the teacher's grid, the logits of its top k classes; the others count as zero.
+Where K is a thousand, a photograph's map names some dozens of classes, so the targets are kept for those only, with
+one more number for the probability of each other class. Source: Jiang et al. 2021, "All Tokens Matter", section 3 and
+the program's target builder, which scatters everything into (B, K, H, W) first.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class SparseTargets:
+    """Probabilities over K classes for T places of each image.
+
+    Attributes:
+        classes: (B, U) int64, classes named in the image's map; -1 pads.
+        named: (B, T, U) probabilities of these; 0 for padding.
+        other: (B, T) probability of each class that is not named.
+        num_classes: K.
+    """
+
+    classes: Tensor
+    named: Tensor
+    other: Tensor
+    num_classes: int
+
+    def dense(self) -> Tensor:
+        """Return (B, T, K)."""
+        dense = self.other[..., None].repeat(1, 1, self.num_classes)
+        index = self.classes.clamp(min=0)[:, None].expand_as(self.named)
+        # Padding points at class 0 and adds nothing there.
+        difference = (self.named - self.other[..., None]) * (self.classes >= 0)[:, None]
+        return dense.scatter_add(-1, index, difference)
+
+    def smoothed(self, amount: float) -> "SparseTargets":
+        """Return (1 - amount) * target + amount / K, which sums to one.
+
+        The program adds amount / K without taking it away at the named classes; see `smoothed_like_program`.
+        """
+        keep, add = 1 - amount, amount / self.num_classes
+        return self._changed(keep, add)
+
+    def smoothed_like_program(self, amount: float) -> "SparseTargets":
+        """Return the program's smoothing, whose sum is 1 + amount / K."""
+        add = amount / self.num_classes
+        return self._changed(1 - amount + add, add)
+
+    def _changed(self, factor: float, shift: float) -> "SparseTargets":
+        named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
+        return SparseTargets(self.classes, named, self.other * factor + shift, self.num_classes)
+
+
+def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """List the classes of each map once, and say for each entry which of the list it is.
+
+    This runs where the batch is put together, on the CPU, so that the number U of classes needs no synchronisation.
+
+    Args:
+        indices: (B, k, H, W) int64 classes.
+
+    Returns:
+        classes (B, U) int64, rising, padded with -1, and slots (B, k, H, W) int64 into them.
+
+    Example:
+        >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
+        tensor([[3, 7]])
+    """
+    lists, slots = [], []
+    for one in indices:
+        classes, slot = torch.unique(one, return_inverse=True)
+        lists.append(classes)
+        slots.append(slot)
+    most = max(len(classes) for classes in lists)
+    padded = [functional.pad(classes, (0, most - len(classes)), value=-1) for classes in lists]
+    return torch.stack(padded), torch.stack(slots)
+
+
+def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
+    """Return maps (B, U, H, W) of the named classes' logits from top-k values and slots (B, k, H, W)."""
+    batch, _, height, width = values.shape
+    maps = values.new_zeros(batch, named, height, width, dtype=torch.float32)
+    return maps.scatter_add(1, slots, values.float())
+
+
+def sample_maps(maps: Tensor, geometry: Tensor, size: tuple[int, int]) -> Tensor:
+    """Average label maps over the cells of a view.
+
+    For views that are boxes this is RoIAlign with adaptive sampling (as many points along a side of a cell as it
+    spans cells of the map, rounded up), as the program uses it; here a view may also be mirrored, turned or sheared.
+    What lies outside the image counts as zero.
+
+    Args:
+        maps: (B, U, H, W).
+        geometry: (B, 2, 3) from points of the view to points of the map, as `types.Batch.geometry`.
+        size: (rows, columns) of the cells wanted.
+
+    Returns:
+        (B, U, rows, columns).
+    """
+    rows, columns = size
+    down, across = _samples(geometry, maps.shape[-2:], size)
+    most_down, most_across = _most(maps.shape[-2], rows), _most(maps.shape[-1], columns)
+    y, weight_y = _points(down, most_down, rows)
+    x, weight_x = _points(across, most_across, columns)
+    points = torch.stack((x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])), -1)
+    ones = torch.ones_like(points[..., :1])
+    at = torch.cat((points, ones), -1) @ geometry[:, None].transpose(-1, -2)
+    inside = (at.abs() <= 1 + 1e-6).all(-1)
+    sampled = functional.grid_sample(maps, at, padding_mode="border", align_corners=False)
+    weight = inside * weight_y[:, :, None] * weight_x[:, None, :]
+    sampled = sampled * weight[:, None]
+    return sampled.unflatten(-1, (columns, most_across)).sum(-1).unflatten(-2, (rows, most_down)).sum(-2)
+
+
+def map_targets(
+    maps: Tensor, classes: Tensor, geometry: Tensor, size: tuple[int, int], num_classes: int
+) -> SparseTargets:
+    """Return the targets of a view's cells: the softmax, over all classes, of the averaged logits.
+
+    Args:
+        maps: (B, U, H, W) logits of the named classes, as `compact_maps` gives them.
+        classes: (B, U) their numbers, -1 for padding.
+        geometry: (B, 2, 3), as for `sample_maps`.
+        size: (rows, columns) of the cells, which come row by row; (1, 1) for the target of the whole view.
+        num_classes: K.
+    """
+    logits = sample_maps(maps, geometry, size).flatten(2).transpose(1, 2)
+    there = (classes >= 0)[:, None]
+    top = logits.masked_fill(~there, 0.0).amax(-1, keepdim=True).clamp(min=0)  # the other classes' logit is 0
+    weights = (logits - top).exp() * there
+    rest = (-top).exp()
+    unnamed = num_classes - there.sum(-1, keepdim=True)
+    total = weights.sum(-1, keepdim=True) + unnamed * rest
+    return SparseTargets(classes, weights / total, (rest / total).squeeze(-1), num_classes)
+
+
+def transpose_geometry(geometry: Tensor) -> Tensor:
+    """Exchange rows and columns of a view's box: where the program looks a crop's labels up, by mistake."""
+    return geometry[:, [1, 0]][:, :, [1, 0, 2]]
+
+
+def _samples(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return how many points (B,) to take along the height and the width of a cell."""
+    scale = geometry.new_tensor([sides[1], sides[0]])
+    # A view is two units wide, and so is the map.
+    spans = (geometry[:, :, :2] * scale[:, None]).norm(dim=1)  # of the view's width and height, in cells of the map
+    counts = (spans / spans.new_tensor([size[1], size[0]]) - 1e-4).ceil()
+    most = counts.new_tensor([_most(sides[1], size[1]), _most(sides[0], size[0])])
+    counts = counts.clamp(min=1).minimum(most)
+    return counts[:, 1], counts[:, 0]
+
+
+def _most(cells: int, bins: int) -> int:
+    """Return the most points along a cell: half as many again as a view of the whole image needs, for turned ones."""
+    return -(-3 * cells // (2 * bins))
+
+
+def _points(counts: Tensor, most: int, bins: int) -> tuple[Tensor, Tensor]:
+    """Return positions (B, bins * most) in [-1, 1] along a side of the view, and the weight of each."""
+    point = torch.arange(most, device=counts.device)
+    offsets = (point + 0.5) / counts[:, None]
+    starts = torch.arange(bins, device=counts.device)
+    positions = (starts[None, :, None] + offsets[:, None]) / bins * 2 - 1
+    weights = (point < counts[:, None]) / counts[:, None]
+    return positions.flatten(1), weights[:, None].expand(-1, bins, -1).flatten(1)

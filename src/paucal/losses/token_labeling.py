@@ -1,0 +1,127 @@
+"""The loss of token labeling (Jiang et al. 2021, "All Tokens Matter", section 3) and of ReLabel.
+
+total = class_weight * H(class target, class logits) + dense_weight * mean over tokens of H(token target, token logits)
+
+The class target is the label map averaged over the view, not the true class. The paper's weight of the dense part is
+0.5; the published program runs with 1.0 and uses 0.5 for its inference alone.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paucal.losses.label_targets import SparseTargets
+
+Targets = SparseTargets | Tensor  # or dense (B, T, K) probabilities
+Box = tuple[int, int, int, int]  # first row, first column, end row, end column, in cells
+
+RIGHT, WRONG = 0.5, 0.9  # shares of the teacher's label where it names the true class and where it does not
+
+
+def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
+    """Return -sum_k p_k log softmax(z)_k for every place.
+
+    Args:
+        logits: (B, T, K).
+        targets: of the same places; sparse ones are never spread over the classes.
+
+    Returns:
+        (B, T).
+    """
+    normaliser = logits.float().logsumexp(-1)
+    if isinstance(targets, Tensor):
+        return targets.sum(-1) * normaliser - (targets * logits).sum(-1)
+    there = (targets.classes >= 0)[:, None]
+    index = targets.classes.clamp(min=0)[:, None].expand_as(targets.named)
+    named = logits.gather(-1, index)
+    others = targets.num_classes - there.sum(-1)
+    mass = targets.named.sum(-1) + others * targets.other
+    aligned = ((targets.named - targets.other[..., None]) * named * there).sum(-1) + targets.other * logits.sum(-1)
+    return mass * normaliser - aligned
+
+
+def flipped(targets: Targets) -> Targets:
+    """Return the targets of the batch in reverse order: of the images that MixToken mixes in."""
+    if isinstance(targets, Tensor):
+        return targets.flip(0)
+    named, other = targets.named.flip(0), targets.other.flip(0)
+    return SparseTargets(targets.classes.flip(0), named, other, targets.num_classes)
+
+
+def kept_share(box: Box | None, grid: tuple[int, int]) -> float:
+    """Return the share of cells that keep their own image: one minus the area of the exchanged box."""
+    if box is None:
+        return 1.0
+    top, left, bottom, right = box
+    return 1 - (bottom - top) * (right - left) / (grid[0] * grid[1])
+
+
+@dataclass(frozen=True)
+class TokenLabelingReading:
+    """The readings of the loss.
+
+    Attributes:
+        class_weight: of the class logits' part.
+        dense_weight: of the tokens' part.
+        use_truth: whether the true class is mixed into the class target: half where the teacher names it, a tenth
+            where it does not. (A remark in the program claims the opposite; its arithmetic is this.)
+    """
+
+    class_weight: float = 1.0
+    dense_weight: float = 0.5
+    use_truth: bool = False
+
+    @classmethod
+    def from_preset(cls, preset: str) -> "TokenLabelingReading":
+        """Return "paper" (dense weight 0.5) or "reference" (the published program's 1.0)."""
+        return {"paper": cls(), "reference": cls(dense_weight=1.0)}[preset]
+
+
+def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targets | None = None) -> Tensor:
+    """Return the class part: soft cross-entropy with the image's and its partner's targets.
+
+    This alone, with the class target of a label map, is ReLabel (Yun et al. 2021).
+
+    Args:
+        logits: (B, K).
+        targets: (B, 1, K) class targets.
+        kept: share of the cells that are the image's own.
+        truth: (B, 1, K) true classes to be mixed in.
+
+    Returns:
+        A scalar.
+    """
+    places = logits[:, None]
+
+    def against(own: Targets, true: Targets | None) -> Tensor:
+        loss = soft_cross_entropy(places, own).squeeze(1)
+        if true is None:
+            return loss
+        agreed = most_likely(own).squeeze(1) == most_likely(true).squeeze(1)
+        share = torch.where(agreed, RIGHT, WRONG).to(loss.dtype)
+        return share * loss + (1 - share) * soft_cross_entropy(places, true).squeeze(1)
+
+    loss = against(targets, truth)
+    if kept < 1:
+        loss = kept * loss + (1 - kept) * against(flipped(targets), None if truth is None else flipped(truth))
+    return loss.mean()
+
+
+def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
+    """Return the tokens' part, the mean over images and tokens; each token meets its own image's label.
+
+    Args:
+        logits: (B, T, K), un-mixed.
+        targets: of the same tokens.
+    """
+    return soft_cross_entropy(logits, targets).mean()
+
+
+def most_likely(targets: Targets) -> Tensor:
+    """Return (B, T) the class of the largest probability."""
+    if isinstance(targets, Tensor):
+        return targets.argmax(-1)
+    # Every class has the same logit where none is named, and an unnamed one is never said to win.
+    named = targets.named.masked_fill((targets.classes < 0)[:, None], -1.0)
+    return targets.classes.gather(1, named.argmax(-1))
