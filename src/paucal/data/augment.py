@@ -20,12 +20,6 @@ RESAMPLING = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-# timm's RandAugment operations that leave every pixel where it is.
-_STILL = ["AutoContrast", "Equalize", "Invert", "Posterize", "Solarize", "SolarizeAdd"]
-_STILL += ["Color", "Contrast", "Brightness", "Sharpness"]
-# Under "inc" a larger magnitude is always a stronger change; these have a variant of their own for it.
-_WITH_INCREASING = {"Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
-
 _TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
 
 
@@ -71,7 +65,7 @@ class Augmentation:
 
 
 def build_rand_augment(
-    augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation, tracked: bool
+    augmentation: Augmentation, size: tuple[int, int], normalisation: Normalisation
 ) -> RandAugment | None:
     """Build timm's RandAugment as timm's own training transform does, or None where it is off.
 
@@ -79,8 +73,6 @@ def build_rand_augment(
         augmentation: its `rand_augment` and `interpolation` are used.
         size: (height, width) of the view in pixels.
         normalisation: its mean fills what moves into the picture.
-        tracked: leave out the operations that move pixels (shear, translate, rotate), so that the known
-            geometry of crop and flip stays exact.
 
     Raises:
         UserError: timm does not understand the description.
@@ -93,9 +85,8 @@ def build_rand_augment(
         "img_mean": tuple(min(255, round(255 * value)) for value in normalisation.mean),
         "interpolation": RESAMPLING[augmentation.interpolation],
     }
-    still = _still_operations(increasing="inc1" in description.split("-")) if tracked else None
     try:
-        policy = rand_augment_transform(description, settings, still)
+        policy = rand_augment_transform(description, settings)
     except (AssertionError, ValueError, KeyError):
         raise UserError(
             f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none"
@@ -104,10 +95,6 @@ def build_rand_augment(
         if operation.name.startswith("Posterize"):
             operation.level_fn = partial(_one_bit_or_more, operation.level_fn)
     return policy
-
-
-def _still_operations(increasing: bool) -> list[str]:
-    return [name + "Increasing" if increasing and name in _WITH_INCREASING else name for name in _STILL]
 
 
 def _one_bit_or_more(level: Callable[..., tuple[int]], *args: object) -> tuple[int]:

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from paucal.data.augment import RESAMPLING, Augmentation, Interpolation, build_rand_augment
 from paucal.data.normalisation import Normalisation
+from paucal.data.tracked import TrackedRandAugment
 from paucal.types import UserError
 
 Size = tuple[int, int]
@@ -22,6 +23,9 @@ EVAL_CROP_RATIO = 224 / 256
 class TrainTransform:
     """Crop, flip, RandAugment, normalise and erase, in the order of timm's training transform.
 
+    Where the geometry is tracked, the order is that of the token-labeling program: flip, RandAugment on the whole
+    image, crop. What RandAugment fills in then lies outside the image; after a crop it could hide a part of it.
+
     The randomness is drawn from the global generators of Python, NumPy and torch (CPU); see
     `randomness.seeded`.
 
@@ -29,8 +33,8 @@ class TrainTransform:
         size: (height, width) of the view in pixels.
         augmentation: what is done.
         normalisation: applied after RandAugment.
-        tracked: whether the returned geometry must be exact. RandAugment then runs without its operations
-            that move pixels; otherwise the geometry covers crop and flip only.
+        tracked: whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
+            flip only.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -45,18 +49,37 @@ class TrainTransform:
         _check_size(size)
         self.size, self.augmentation, self.normalisation = size, augmentation, normalisation
         self._crop = v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio)
-        self._rand_augment = build_rand_augment(augmentation, size, normalisation, tracked)
+        policy = build_rand_augment(augmentation, size, normalisation)
+        self._rand_augment = None if tracked else policy
+        self._tracked = TrackedRandAugment(policy) if tracked and policy is not None else None
+        self._crops_last = tracked
         self._erase = RandomErasing(augmentation.erase_prob, mode="pixel", device="cpu")
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        view, theta = self._changed_then_cropped(image) if self._crops_last else self._cropped_then_changed(image)
+        return self._erase(self.normalisation.apply(view)), theta
+
+    def _cropped_then_changed(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         view, theta = self._cropped(image)
-        if torch.rand(()).item() < self.augmentation.hflip:
+        if self._flips():
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -theta[0, 0]
-        if self._rand_augment is not None:
-            view = self._rand_augment(view)
-        return self._erase(self.normalisation.apply(view)), theta
+        return (view if self._rand_augment is None else self._rand_augment(view)), theta
+
+    def _changed_then_cropped(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+        theta = torch.eye(3)
+        if self._flips():
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            theta[0, 0] = -1
+        if self._tracked is not None:
+            image, moved = self._tracked(image)
+            theta = theta @ moved
+        view, box = self._cropped(image)
+        return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
+
+    def _flips(self) -> bool:
+        return torch.rand(()).item() < self.augmentation.hflip
 
     def _cropped(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         interpolation = self.augmentation.interpolation
