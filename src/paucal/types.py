@@ -102,11 +102,14 @@ class Features:
         grids: (B, D, H, W) maps, shallow to deep; class tokens and other prefix tokens are left out.
         pooled: (B, D), the class token where the family has one, else the mean over the last grid.
         logits: (B, K), or None where the backbone has no classifier.
+        token_logits: (B, H * W, K) of a backbone with a classifier of tokens, where they were asked for; `logits` are
+            then those of the class alone.
     """
 
     grids: list[Tensor]
     pooled: Tensor
     logits: Tensor | None
+    token_logits: Tensor | None = None
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
-from paucal.backbones.probe import final_prefixes, make_plan, model_name, probe_images, undisturbed
+from paucal.backbones.probe import Plan, final_prefixes, make_plan, model_name, probe_images, undisturbed
 from paucal.backbones.taps import Taps
 from paucal.types import FeatureRequest, Features, UserError
 
@@ -58,6 +58,11 @@ class FeatureBackbone(nn.Module):
             self._plan = make_plan(model, probe_images(model, self.image_size), self._taps)
 
     @property
+    def plan(self) -> Plan:
+        """How the model's outputs are read, as the probe at its construction has shown."""
+        return self._plan
+
+    @property
     def grid(self) -> tuple[int, int]:
         """(rows, columns) of the last grid at `image_size`."""
         return self._plan.last[1:]
@@ -77,34 +82,55 @@ class FeatureBackbone(nn.Module):
         """Outputs of the model's classifier; 0 where it has none."""
         return int(getattr(self.model, "num_classes", 0))
 
-    @overload
-    def forward(self, images: Tensor, request: FeatureRequest = ...) -> Features: ...
+    @property
+    def classifies_tokens(self) -> bool:
+        """Whether the model has a classifier of tokens, as LV-ViT."""
+        return self.num_classes > 0 and getattr(self.model, "aux_head", None) is not None
 
     @overload
-    def forward(self, images: Tensor, request: tuple[FeatureRequest, ...]) -> list[Features]: ...
+    def forward(
+        self, images: Tensor, request: FeatureRequest = ..., dense: bool = ..., mix_box: Tensor | None = ...
+    ) -> Features: ...
+
+    @overload
+    def forward(
+        self, images: Tensor, request: tuple[FeatureRequest, ...], dense: bool = ..., mix_box: Tensor | None = ...
+    ) -> list[Features]: ...
 
     def forward(
-        self, images: Tensor, request: FeatureRequest | tuple[FeatureRequest, ...] = _LAST
+        self,
+        images: Tensor,
+        request: FeatureRequest | tuple[FeatureRequest, ...] = _LAST,
+        dense: bool = False,
+        mix_box: Tensor | None = None,
     ) -> Features | list[Features]:
         """Run the model once and return the features asked for.
 
         Args:
             images: (B, C, H, W), normalised as the model expects.
             request: one request, or a tuple of them, which gives a list of features in the same order.
+            dense: give the logits of class and tokens apart; for models that classify tokens.
+            mix_box: MixToken's box of cells (4,) int64, for models that mix within (LV-ViT).
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
-        final, maps, kept = self._run(images, requests)
+        final, maps, kept = self._run(images, requests, mix_box)
         size = (images.shape[-2], images.shape[-1])
         last = self._last_grid(final, maps, size)
         pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
-        logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
+        logits, token_logits = self._classify(final, dense)
         kept_grid = partial(self._kept_grid, kept, size, (last.shape[2], last.shape[3]))
-        answers = [Features(self._grids(ask, last, maps, kept_grid), pooled, logits) for ask in requests]
+        answers = [Features(self._grids(ask, last, maps, kept_grid), pooled, logits, token_logits) for ask in requests]
         return answers[0] if isinstance(request, FeatureRequest) else answers
 
-    def extract(self, images: Tensor, requests: Sequence[FeatureRequest]) -> list[Features]:
+    def extract(
+        self,
+        images: Tensor,
+        requests: Sequence[FeatureRequest],
+        dense: bool = False,
+        mix_box: Tensor | None = None,
+    ) -> list[Features]:
         """Answer several requests from one forward pass, compiled where the module is."""
-        return self(images, tuple(requests))
+        return self(images, tuple(requests), dense, mix_box)
 
     def shapes(self, request: FeatureRequest = _LAST, image_size: Size | None = None) -> list[tuple[int, int, int]]:
         """Return (dim, height, width) of each grid of a request, found by a forward pass of one black image.
@@ -119,16 +145,24 @@ class FeatureBackbone(nn.Module):
             features = self.forward(probe_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
+    def _classify(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None]:
+        if dense:
+            return self.model.dense_logits(final)  # type: ignore[operator]
+        return (self.model.forward_head(final) if self.num_classes > 0 else None), None  # type: ignore[operator]
+
     def _run(
-        self, images: Tensor, requests: Sequence[FeatureRequest]
+        self, images: Tensor, requests: Sequence[FeatureRequest], mix_box: Tensor | None
     ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
         stages = not self._plan.last_is_final or any(ask.levels == "stages" for ask in requests)
+        mixed = {} if mix_box is None else {"mix_box": mix_box}
         self._taps.kept = {}
         try:
             if stages:
+                if mixed:
+                    raise UserError("MixToken mixes within the model, where 'stages' cannot be read; use 'blocks'.")
                 final, maps = self.model.forward_intermediates(images)  # type: ignore[operator]
             else:
-                final, maps = self.model.forward_features(images), None  # type: ignore[operator]
+                final, maps = self.model.forward_features(images, **mixed), None  # type: ignore[operator]
             kept = self._taps.kept
         finally:
             self._taps.kept = None

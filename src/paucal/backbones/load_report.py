@@ -20,6 +20,8 @@ class LoadReport:
         adapted: tensors changed to fit, and how.
         fresh: tensors of the model that kept the values it was built with.
         unused: tensors of the file that the model has no place for.
+        program: what wrote the file, where the names of its tensors say so.
+        method: tensors of the file that belong to that program's training method, such as projection heads.
     """
 
     source: str
@@ -30,10 +32,14 @@ class LoadReport:
     adapted: Mapping[str, str] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    program: str = ""
+    method: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return sentences for people: how much was loaded, then only what is not as one would expect."""
-        part = f" ({self.part})" if self.part else ""
+        found = [f"written by {self.program}"] if self.program else []
+        where = "; ".join([*found, *([self.part] if self.part else [])])
+        part = f" ({where})" if where else ""
         taken = len(self.loaded) + len(self.adapted)
         lines = [
             f"starts from {self.source}{part}: {taken} tensors loaded, {percent(self.share)} of the parameters below "
@@ -49,6 +55,7 @@ class LoadReport:
             ([name for name in self.unused if name not in misfits], "in the start and of no use here"),
         ):
             lines += [f"{what}: {some(names)}"] if names else []
+        lines += [f"left out, as part of the training method: {some(self.method)}"] if self.method else []
         return lines
 
     def __str__(self) -> str:
@@ -56,7 +63,7 @@ class LoadReport:
 
     def short(self) -> dict[str, Any]:
         """Return the outcome without the names, for `summary.json`."""
-        return {name: getattr(self, name) for name in ("source", "part", "share", "classifier")}
+        return {name: getattr(self, name) for name in ("source", "program", "part", "share", "classifier")}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, for `init.json`."""
@@ -66,6 +73,7 @@ class LoadReport:
             "adapted": dict(self.adapted),
             "fresh": list(self.fresh),
             "unused": list(self.unused),
+            "method": list(self.method),
         }
 
     @classmethod

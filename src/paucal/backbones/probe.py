@@ -99,11 +99,12 @@ def _prefixes(model: nn.Module) -> tuple[int, ...]:
     counted = getattr(model, "num_prefix_tokens", None)
     if counted is None:
         counted = int(_has_class_token(model))
-    return (counted, 0) if counted else (0, 1)
+    inner = getattr(model, "inner_prefix_tokens", (0, 1))  # of blocks whose extra tokens end with their stage
+    return tuple(dict.fromkeys((counted, 0) if counted else (0, *inner)))
 
 
 def _has_class_token(model: nn.Module) -> bool:
-    return any(name.startswith("cls_token") for name, _ in model.named_parameters())
+    return any(name.rpartition(".")[2].startswith("cls_token") for name, _ in model.named_parameters())
 
 
 def _reads_class_token(model: nn.Module, final: Any) -> bool:

@@ -80,9 +80,11 @@ def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose once per process: trying takes up to a second, and a run asks several times."""
     given = json.loads(arguments)
     model = build_empty(name, given)
+    # Resizes its positions to any image, but is better built for this one where its patches change for it anyway.
+    dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _Built | None = None
     for extra in arguments_to_try(model, image_size, given):
-        built = _build(name, image_size, given, extra)
+        built = _build(name, image_size, given, extra, dynamic and bool(extra))
         if built is not None and (best is None or built.side > best.side):
             best = built
         if best is not None and best.side >= wanted_side(model):
@@ -132,8 +134,10 @@ class _Built:
         return min(self.backbone.grid)
 
 
-def _build(name: str, image_size: Size, given: dict[str, Any], extra: dict[str, Any]) -> _Built | None:
-    for size_argument in ({}, {"img_size": image_size}):
+def _build(
+    name: str, image_size: Size, given: dict[str, Any], extra: dict[str, Any], size_first: bool
+) -> _Built | None:
+    for size_argument in ({"img_size": image_size}, {}) if size_first else ({}, {"img_size": image_size}):
         backbone = try_size(name, image_size, {**given, **extra, **size_argument})
         if backbone is not None:
             return _Built(backbone, size_argument, extra)

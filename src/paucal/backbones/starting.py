@@ -1,7 +1,7 @@
 """Start a model from weights that were trained elsewhere, and say what was taken."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,9 @@ from paucal.backbones.layers import classifier_modules, within
 from paucal.backbones.layout import Size
 from paucal.backbones.load_report import LoadReport, percent
 from paucal.backbones.probe import model_name
-from paucal.backbones.unwrap import candidates
+from paucal.backbones.published import Program, models_of, recognise
+from paucal.backbones.trial import build_empty
+from paucal.backbones.unwrap import Candidate, candidates
 from paucal.types import UserError
 
 # Below this share of the parameters, most of the "pre-trained" model would be random without anybody noticing.
@@ -73,10 +75,12 @@ def start_from(
         (1.0, 'fresh, as the start has 9 classes and this run 4')
     """
     model = model.model if isinstance(model, FeatureBackbone) else model
-    part, fitted, share = _best_fit(model, weights)
-    if share < MIN_SHARE:
-        raise UserError(_too_little(model, weights, fitted, share))
+    best = _best_fit(model, weights)
+    fitted = best.fitted
+    if best.share < MIN_SHARE:
+        raise UserError(_too_little(model, weights, best))
     of_classifier = classifier_modules(model)
+    _require_shapes(model, weights.source, best, of_classifier)
     from_classifier = {
         name: fitted.state.pop(name, None) if name in fitted.state else fitted.misfits.pop(name)
         for name in [*fitted.state, *fitted.misfits]
@@ -90,27 +94,89 @@ def start_from(
     model.load_state_dict(state, strict=False)
     return LoadReport(
         weights.source,
-        part,
-        share,
+        best.part,
+        best.share,
         verdict,
         loaded=tuple(name for name in state if name not in fitted.changes),
         adapted={name: what for name, what in fitted.changes.items() if name in state},
         fresh=tuple(name for name in own if name not in state and name not in shapes and not _is_count(name)),
         unused=tuple([*fitted.unused, *fitted.misfits]),
+        program=best.program.name if best.program else "",
+        method=tuple(best.method),
     )
 
 
-def _best_fit(model: nn.Module, weights: StartWeights) -> tuple[str, Fitted, float]:
-    names = model.state_dict().keys()
-    best: tuple[str, Fitted, float] = ("", Fitted(), 0.0)
-    for candidate in candidates(weights.tree, names):
-        fitted = fit_to_model(model, candidate.state, weights.grid)
-        share = _share(model, fitted)
-        if share > best[2] or (not best[2] and len(fitted.misfits) > len(best[1].misfits)):
-            best = (candidate.part, fitted, share)
-        if share >= COMPLETE:
+def suggest_model(tree: Mapping[str, Any]) -> str | None:
+    """Return the registered model that a published checkpoint's weights are of; None where nothing tells.
+
+    The program is known by the names of its tensors, the variant by their shapes.
+    """
+    for candidate in candidates(tree, ()):
+        program = recognise(candidate.state)
+        fits: dict[str, int] = {}
+        for name in models_of(program) if program is not None else ():
+            fit = _fit_part(build_empty(name, {}), candidate, None)
+            if fit.share < COMPLETE:
+                continue
+            # A smaller variant takes its part of a larger one's tensors and leaves the rest.
+            fits[name] = len(fit.fitted.changes) + len(fit.fitted.unused)
+            if not fits[name]:
+                break
+        if fits:
+            return min(fits, key=fits.__getitem__)
+    return None
+
+
+def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
+    """Return the part of a checkpoint that is stored under a name, such as "teacher" or "student".
+
+    Raises:
+        UserError: there is none.
+    """
+    part = tree.get(name)
+    if not isinstance(part, Mapping):
+        there = ", ".join(key for key, value in tree.items() if isinstance(value, Mapping))
+        raise UserError(f"--init-network: {source} holds no {name!r}; it holds {there or 'one network, unnamed'}.")
+    return {name: part}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a part of a file fits a model.
+
+    Attributes:
+        part: where in the file it lies.
+        fitted: its tensors, sorted by what the model can do with them.
+        share: of the elements of the model's parameters outside the classifier, how many it gives.
+        program: what wrote it, where its names say so.
+        method: names of tensors that belong to that program's training method.
+    """
+
+    part: str = ""
+    fitted: Fitted = field(default_factory=Fitted)
+    share: float = 0.0
+    program: Program | None = None
+    method: Sequence[str] = ()
+
+
+def _best_fit(model: nn.Module, weights: StartWeights) -> Fit:
+    best = Fit()
+    for candidate in candidates(weights.tree, model.state_dict().keys()):
+        fit = _fit_part(model, candidate, weights.grid)
+        if fit.share > best.share or (not best.share and len(fit.fitted.misfits) > len(best.fitted.misfits)):
+            best = fit
+        if fit.share >= COMPLETE:
             break
     return best
+
+
+def _fit_part(model: nn.Module, part: Candidate, grid: Size | None) -> Fit:
+    program, state, method = recognise(part.state), part.state, []
+    if program is not None:
+        state, method = program.without_method(state)
+        state = program.rename(state)
+    fitted = fit_to_model(model, state, grid)
+    return Fit(part.part, fitted, _share(model, fitted), program, method)
 
 
 def _share(model: nn.Module, fitted: Fitted) -> float:
@@ -119,8 +185,8 @@ def _share(model: nn.Module, fitted: Fitted) -> float:
     return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
 
 
-def _too_little(model: nn.Module, weights: StartWeights, fitted: Fitted, share: float) -> str:
-    name, own = model_name(model), model.state_dict()
+def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
+    name, own, fitted = model_name(model), model.state_dict(), best.fitted
     found = f"{len(fitted.state)} of the {len(own)} tensors of {name} in the right shape"
     told = weights.model is not None and weights.model != name
     if told:
@@ -137,7 +203,20 @@ def _too_little(model: nn.Module, weights: StartWeights, fitted: Fitted, share: 
             f"its tensors have names such as {theirs!r}, the model's such as {next(iter(own))!r}; choose the --model "
             "that the weights were made with"
         )
-    return f"--init: {weights.source} has only {found} ({percent(share)} of the parameters): {reason}."
+    return f"--init: {weights.source} has only {found} ({percent(best.share)} of the parameters): {reason}."
+
+
+def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Sequence[str]) -> None:
+    """Refuse a published checkpoint that fits in part: it is of another variant, which nobody wants by half."""
+    wrong = [name for name in best.fitted.misfits if not within(name, of_classifier)]
+    if best.program is None or not wrong:
+        return
+    theirs, own = best.fitted.misfits[wrong[0]], model.state_dict()[wrong[0]]
+    raise UserError(
+        f"--init: {source} holds weights as {best.program.name} writes them, but {len(wrong)} of its tensors have "
+        f"other shapes than in {model_name(model)}: {wrong[0]!r}, for one, is {_times(theirs)} there and {_times(own)} "
+        "here; choose the --model and --model-args that they were made with."
+    )
 
 
 def _names(tree: Mapping[str, Any]) -> list[str]:

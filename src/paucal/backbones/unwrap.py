@@ -12,6 +12,8 @@ MOST_MAPPINGS, MOST_PREFIXES = 6, 3
 # In a file with several networks the averaged one is the better (DINO, EsViT, moving averages), and it comes first.
 PREFERRED = ("ema", "average", "averaged", "teacher", "momentum")
 LAST = ("student", "online", "optimizer")
+# What programs wrap their networks in; tried too, since a published file need not have the model's own names.
+WRAPPERS = ("module.", "_orig_mod.", "module.backbone.", "backbone.", "model.")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ def _prefixes(tensors: Mapping[str, Tensor], names: Collection[str]) -> list[str
         for cut in range(1, len(parts)):
             if ".".join(parts[cut:]) in names:
                 votes[".".join(parts[:cut]) + "."] += 1
-    return [*(prefix for prefix, _ in votes.most_common(MOST_PREFIXES)), ""]
+    found = [prefix for prefix, _ in votes.most_common(MOST_PREFIXES)]
+    wrapped = [prefix for prefix in WRAPPERS if sum(key.startswith(prefix) for key in tensors) > len(tensors) / 2]
+    return list(dict.fromkeys([*found, *reversed(wrapped), ""]))
 
 
 def _strip(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

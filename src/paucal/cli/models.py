@@ -1,37 +1,62 @@
-"""`paucal models`: names of backbones."""
+"""`paucal models`: the backbones, their size and cost."""
 
 import fnmatch
 from collections.abc import Sequence
 
 import timm
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
-from paucal.backbones import small
+import paucal.backbones  # registers our models
+from paucal.backbones.measure import Measured
+from paucal.backbones.model_table import describe, stored
+from paucal.backbones.sources import is_ours, source_of
 from paucal.cli.arguments import new_parser, parse
 from paucal.objectives import default_weight
 from paucal.types import UserError
 
-DESCRIPTION = "List backbones. PATTERN may hold wildcards, for instance 'swin*'; any timm model can be trained."
-OURS = (small.__name__,)
+DESCRIPTION = (
+    "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may hold wildcards, "
+    "for instance 'swin*'; any of them can be trained."
+)
+COLUMNS = ("model", "made for", "parameters", "GMACs", "grid", "source", "DrLoc weight")
+assert paucal.backbones
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = new_parser("models", DESCRIPTION)
     parser.add_argument("pattern", nargs="?", type=str, default="*", help="names to list")
+    parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
-    pattern = values.pattern if any(c in values.pattern for c in "*?[") else f"*{values.pattern}*"
-    names = [name for name in timm.list_models() if fnmatch.fnmatch(name, pattern)]
-    if not names:
-        raise UserError(f"no model is called like {values.pattern!r}; 'paucal models' lists all.")
+    names = _names(values.pattern, values.ours)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("model", "made for", "source", "DrLoc weight"):
-        table.add_column(heading)
+    for heading in COLUMNS:
+        table.add_column(heading, justify="right" if heading in ("parameters", "GMACs") else "left", no_wrap=True)
+    unknown = [name for name in names if name not in stored()]
+    found = {name: describe(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
     for name in names:
-        config = timm.get_pretrained_cfg(name)
-        size = "x".join(map(str, config.input_size[1:])) if config else ""
-        source = "paucal" if timm.model_entrypoint(name).__module__ in OURS else "timm"
-        table.add_row(name, size, source, f"{default_weight(name)[0]:g}")
+        table.add_row(*_row(name, found.get(name) or describe(name)))
     Console(highlight=False).print(table)
     return 0
+
+
+def _names(pattern: str, ours: bool) -> list[str]:
+    wanted = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
+    names = [name for name in timm.list_models() if fnmatch.fnmatch(name, wanted) and (is_ours(name) or not ours)]
+    if not names:
+        raise UserError(f"no model is called like {pattern!r}; 'paucal models' lists all.")
+    return names
+
+
+def _row(name: str, one: Measured) -> tuple[str, ...]:
+    return (
+        name,
+        "x".join(map(str, one.image_size)),
+        f"{one.parameters / 1e6:.2f} M",
+        "" if one.macs is None else f"{one.macs / 1e9:.3g}",
+        "" if one.grid is None else "x".join(map(str, one.grid)),
+        source_of(name),
+        f"{default_weight(name)[0]:g}",
+    )

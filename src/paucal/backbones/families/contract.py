@@ -111,8 +111,8 @@ class Classifying(nn.Module):
         self.head_drop = nn.Dropout(drop_rate)
         self.head = new_classifier(num_features, num_classes)
 
-    def get_classifier(self) -> nn.Module:
-        """Return the last linear layer, an identity where there are no classes."""
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
+        """Return the last linear layer, an identity where there are no classes; all of them where there are several."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
@@ -163,9 +163,15 @@ def new_classifier(features: int, classes: int) -> nn.Module:
 def init_linear(module: nn.Module) -> None:
     """Initialise a linear layer as all four papers do: truncated normal of 0.02, biases zero."""
     if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
+        init_table(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def init_table(table: Tensor) -> None:
+    """Draw tokens or positions as all four papers do: truncated normal of 0.02."""
+    if not table.is_meta:  # without values there is nothing to draw, and trying takes 15 ms
+        trunc_normal_(table, std=0.02)
 
 
 def like(model: nn.Module, new: nn.Module) -> nn.Module:

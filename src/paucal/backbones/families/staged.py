@@ -91,7 +91,7 @@ class StagedBackbone(Classifying):
             kept[last] = (
                 final if final.ndim == 4 else to_map(final[:, self.num_prefix_tokens :], (x.shape[2], x.shape[3]))
             )
-        maps = [kept[index] for index in wanted]
+        maps = [kept[index].contiguous() for index in wanted]
         return maps if intermediates_only else (final, maps)
 
     def prune_intermediate_layers(

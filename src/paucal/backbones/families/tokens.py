@@ -121,4 +121,4 @@ class TokenBackbone(Classifying):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return how parameters are grouped by depth, for layer-wise learning rates."""
         stem = "|".join(self.stem_names)
-        return {"stem": rf"^({stem})", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+        return {"stem": rf"^(?:{stem})", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}

@@ -1,0 +1,39 @@
+"""Measure every registered model and store the table that `paucal models` shows.
+
+    python benchmarks/model_table.py            # all: about 15 minutes
+    python benchmarks/model_table.py --ours     # measure paucal's own anew and keep the rest
+
+Nothing is computed: models are built on the meta device, so the numbers depend on the versions only.
+"""
+
+import argparse
+from pathlib import Path
+
+import timm
+import torch
+from rich.progress import track
+
+import paucal.backbones
+from paucal.backbones.measure import Measured, measure
+from paucal.backbones.model_table import FILE, read_table, write_table
+from paucal.backbones.sources import is_ours
+
+TABLE = Path(paucal.backbones.__file__).with_name(FILE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ours", action="store_true", help="measure only paucal's own models")
+    names = timm.list_models()
+    kept: dict[str, Measured] = {}
+    if parser.parse_args().ours and TABLE.exists():
+        kept = dict(read_table(TABLE.read_text(encoding="utf-8").splitlines()))
+    todo = [name for name in names if name not in kept or is_ours(name)]
+    for name in track(todo, "measuring"):
+        kept[name] = measure(name)
+    comment = f"measured on the meta device with timm {timm.__version__}, torch {torch.__version__.split('+')[0]}"
+    write_table(TABLE, [(name, kept[name]) for name in names], comment)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Cut maps that do not divide into windows, in the order of Swin's papers: pad, shift, windows.
+
+Cells are padded at the right and the bottom to whole windows, and the padded map is shifted cyclically, so that cells
+wrap round to the other border and are kept apart there by a mask. (timm shifts before it pads, which puts other cells
+side by side: Swin in EsViT at 96 pixels, and detection, are not the papers' models there.)
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Size = tuple[int, int]
+_CACHED = 32  # masks; a model needs up to four per image size, which all of its blocks share
+
+
+class Windows(NamedTuple):
+    """How a map is cut into windows.
+
+    Attributes:
+        size: (rows, columns) of the map.
+        window: (rows, columns) of a window.
+        shift: cells by which the padded map is shifted up and to the left.
+        hides_padding: whether the map's own cells must not see padding.
+    """
+
+    size: Size
+    window: Size
+    shift: Size
+    hides_padding: bool = False
+
+    @property
+    def padded(self) -> Size:
+        """(rows, columns) of the map with padding."""
+        (height, width), (rows, columns) = self.size, self.window
+        return height + -height % rows, width + -width % columns
+
+    @property
+    def counts(self) -> Size:
+        """How many windows lie one below another, and side by side."""
+        return self.padded[0] // self.window[0], self.padded[1] // self.window[1]
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether cells of one window must be kept apart."""
+        return any(self.shift) or (self.hides_padding and self.padded != self.size)
+
+    def shrunk(self) -> "Windows":
+        """Return windows no larger than the map, without a shift along a side that one window spans."""
+        (height, width), (rows, columns), (down, right) = self.size, self.window, self.shift
+        return self._replace(
+            window=(min(rows, height), min(columns, width)),
+            shift=(down if height > rows else 0, right if width > columns else 0),
+        )
+
+
+def lay_out(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
+    """Return a map (B, H, W, C) padded and shifted.
+
+    Args:
+        x: the map.
+        windows: how it will be cut.
+        fill: (C,), the content of padded cells; None for zeros.
+    """
+    for axis, shift, padded in zip((1, 2), windows.shift, windows.padded, strict=True):
+        size = x.shape[axis]
+        if shift or padded > size:
+            # A shift beyond the map leads into the padding, which then lies on both sides.
+            around, beyond = min(shift, size), max(shift - size, 0)
+            after = _filling(x, axis, padded - size - beyond, fill)
+            parts = [x.narrow(axis, around, size - around), after, x.narrow(axis, 0, around)]
+            x = torch.cat([*parts, _filling(x, axis, beyond, fill)] if beyond else parts, axis)
+    return x
+
+
+def take_back(x: Tensor, windows: Windows) -> Tensor:
+    """Return what `lay_out` made of a map (B, H, W, C), without padding and in its place."""
+    for axis, shift, size, padded in zip((1, 2), windows.shift, windows.size, windows.padded, strict=True):
+        around = min(shift, size)
+        rest = x.narrow(axis, 0, size - around)
+        x = torch.cat([x.narrow(axis, padded - shift, around), rest], axis) if around else rest
+    return x
+
+
+def _filling(x: Tensor, axis: int, count: int, fill: Tensor | None) -> Tensor:
+    shape = [count if place == axis else side for place, side in enumerate(x.shape)]
+    return x.new_zeros(shape) if fill is None else fill.to(x.dtype).expand(shape)
+
+
+def kept_apart(windows: Windows, like: Tensor) -> Tensor:
+    """Return which cells of a window must not see each other, (windows, queries, keys), True where hidden.
+
+    Cells that only the cyclic shift has brought together are kept apart; padding sees what it likes, since nothing
+    reads it, so that no query is left without a key. Kept for the last sizes, for all models of the process.
+
+    Args:
+        windows: how the map is cut.
+        like: a tensor of the device.
+    """
+    # A mask made while a program is traced, or of another kind of tensor, must not be met again outside.
+    if torch.compiler.is_compiling() or type(like) is not Tensor:
+        return _kept_apart(windows, like.device)
+    return _remembered(windows, like.device)
+
+
+@lru_cache(maxsize=_CACHED)
+def _remembered(windows: Windows, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # else a mask made for inference could not be used in training
+        return _kept_apart(windows, device)
+
+
+def _kept_apart(windows: Windows, device: torch.device) -> Tensor:
+    sides = []
+    for size, padded, shift in zip(windows.size, windows.padded, windows.shift, strict=True):
+        place = torch.arange(padded, device=device)
+        sides.append((place >= padded - shift, (place + shift) % padded >= size))
+    (below, low), (beside, far) = sides
+    region = _cut(below[:, None] * 2 + beside, windows)
+    apart = region[:, :, None] != region[:, None, :]
+    if windows.hides_padding:
+        padding = _cut(low[:, None] | far, windows)
+        apart = apart | (padding[:, None, :] & ~padding[:, :, None])
+    return apart
+
+
+def _cut(cells: Tensor, windows: Windows) -> Tensor:
+    """Return (H, W) values of the cells as (windows, cells of a window)."""
+    (down, across), (rows, columns) = windows.counts, windows.window
+    return cells.view(down, rows, across, columns).transpose(1, 2).reshape(down * across, rows * columns)
