@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
     from paucal.recipes.launch import train as train
+    from paucal.recipes.starting import load_published as load_published
     from paucal.types import UserError as UserError
 
 __version__ = version("paucal")
@@ -41,6 +42,7 @@ _WHERE = {
     "UserError": ("paucal.types", "UserError"),
     "drloc_loss": ("paucal.losses", "drloc_loss"),
     "load": ("paucal.evaluation.deployed", "load_deployed"),
+    "load_published": ("paucal.recipes.starting", "load_published"),
     "train": ("paucal.recipes.launch", "train"),
 }
 _PACKAGES = (
@@ -67,6 +69,7 @@ __all__ = [
     "__version__",
     "drloc_loss",
     "load",
+    "load_published",
     "train",
 ]
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torchvision.ops import roi_align
 
+from paucal.data.label_maps import name_classes
 from paucal.losses.label_targets import (
     SparseTargets,
     compact_maps,
     map_targets,
-    name_classes,
     sample_maps,
     transpose_geometry,
 )

@@ -16,6 +16,7 @@ VERBS = {
     "train": "train a model on a folder of images",
     "eval": "judge a trained model on labelled images",
     "predict": "classify images with a trained model",
+    "label": "make label maps for token labeling",
     "models": "list backbones",
     "recipes": "list named settings",
 }

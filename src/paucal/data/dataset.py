@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from paucal.data.images import ImageSet
+from paucal.data.label_maps import name_classes
 from paucal.data.randomness import preserved, reseed
 from paucal.data.transforms import ViewTransform
 from paucal.types import Batch
@@ -106,5 +107,13 @@ def collate(samples: list[Sample]) -> Batch:
         views=default_collate([sample.views for sample in samples]),
         labels=None if first.label is None else torch.tensor([sample.label for sample in samples]),
         geometry=None if first.geometry is None else default_collate([sample.geometry for sample in samples]),
-        label_maps=None if first.label_maps is None else default_collate([sample.label_maps for sample in samples]),
+        label_maps=None if first.label_maps is None else _collate_maps([sample.label_maps for sample in samples]),
     )
+
+
+def _collate_maps(maps: list[dict[str, Tensor] | None]) -> dict[str, Tensor]:
+    """Stack dense targets; for a teacher's maps, list the classes of each here, where counting them is free."""
+    stacked = default_collate(maps)
+    if "indices" in stacked:
+        stacked["classes"], stacked["slots"] = name_classes(stacked.pop("indices"))
+    return stacked

@@ -81,6 +81,17 @@ def _cifar(title: str, number: int) -> NamedSet:
 NAMED: dict[str, NamedSet] = {
     "cifar10": _cifar("CIFAR-10", 10),
     "cifar100": _cifar("CIFAR-100", 100),
+    "mnist": NamedSet(
+        title="MNIST",
+        portions=(Portion("train", 60_000, {"train": True}), Portion("test", 10_000, {"train": False})),
+        files="the four files {train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
+        source="http://yann.lecun.com/exdb/mnist/",
+        folder="MNIST/raw",
+        unpacked=tuple(
+            f"MNIST/raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+        ),
+        hints=_DIGITS_OR_SIGNS,
+    ),
     "svhn": NamedSet(
         title="Street View House Numbers",
         portions=_splits(("train", 73_257), ("test", 26_032)),

@@ -86,6 +86,10 @@ def _cifar(data: datasets.CIFAR10, root: Path, key: str) -> Piece:
     return _array(data.data, data.targets, data.classes, key)
 
 
+def _mnist(data: datasets.MNIST, root: Path, key: str) -> Piece:
+    return _array(data.data.numpy(), data.targets.numpy(), "0123456789", key)
+
+
 def _svhn(data: datasets.SVHN, root: Path, key: str) -> Piece:
     return _array(data.data.transpose(0, 2, 3, 1), data.labels, "0123456789", key)
 
@@ -105,6 +109,7 @@ _Read = Callable[[Any, Path, str], Piece]
 _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "cifar10": (datasets.CIFAR10, _cifar),
     "cifar100": (datasets.CIFAR100, _cifar),
+    "mnist": (datasets.MNIST, _mnist),
     "svhn": (datasets.SVHN, _svhn),
     "stl10": (datasets.STL10, _stl10),
     "food101": (datasets.Food101, _listed),

@@ -138,6 +138,26 @@ class EvalTransform:
         return self.normalisation.apply(view), theta
 
 
+class WholeImage:
+    """Resize all of an image to (H, W), whatever its shape, and normalise.
+
+    Args:
+        size: (height, width) of the view in pixels.
+        normalisation: applied at the end.
+        interpolation: filter of the resize.
+    """
+
+    def __init__(self, size: Size, normalisation: Normalisation, interpolation: Interpolation = "bicubic") -> None:
+        _check_size(size)
+        self.size, self.normalisation = size, normalisation
+        self.interpolation: Interpolation = interpolation
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the (3, H, W) view and its (2, 3) geometry, which is that of the whole image."""
+        view = _resized(image, self.size, self.interpolation)
+        return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
+
+
 def cover_and_centre(
     image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
 ) -> tuple[Image.Image, Tensor]:

@@ -55,31 +55,6 @@ class SparseTargets:
         return SparseTargets(self.classes, named, self.other * factor + shift, self.num_classes)
 
 
-def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """List the classes of each map once, and say for each entry which of the list it is.
-
-    This runs where the batch is put together, on the CPU, so that the number U of classes needs no synchronisation.
-
-    Args:
-        indices: (B, k, H, W) int64 classes.
-
-    Returns:
-        classes (B, U) int64, rising, padded with -1, and slots (B, k, H, W) int64 into them.
-
-    Example:
-        >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
-        tensor([[3, 7]])
-    """
-    lists, slots = [], []
-    for one in indices:
-        classes, slot = torch.unique(one, return_inverse=True)
-        lists.append(classes)
-        slots.append(slot)
-    most = max(len(classes) for classes in lists)
-    padded = [functional.pad(classes, (0, most - len(classes)), value=-1) for classes in lists]
-    return torch.stack(padded), torch.stack(slots)
-
-
 def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
     """Return maps (B, U, H, W) of the named classes' logits from top-k values and slots (B, k, H, W)."""
     batch, _, height, width = values.shape

@@ -5,5 +5,16 @@ from paucal.objectives.drloc import DrLoc
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.drloc_options import DrLocOptions, default_weight
 from paucal.objectives.supervised import Supervised
+from paucal.objectives.token_labeling import TokenLabeling, TokenLabelingOptions
 
-__all__ = ["DrLoc", "DrLocOptions", "LocalizationHead", "Objective", "Supervised", "Term", "default_weight"]
+__all__ = [
+    "DrLoc",
+    "DrLocOptions",
+    "LocalizationHead",
+    "Objective",
+    "Supervised",
+    "Term",
+    "TokenLabeling",
+    "TokenLabelingOptions",
+    "default_weight",
+]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.taps import block_names
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScales, LossTerms, Progress
 
 
@@ -33,6 +34,14 @@ class Objective(nn.Module, ABC):
     def compilable(self) -> Iterable[nn.Module]:
         """Return the modules that `torch.compile` may compile in place."""
         return [module for module in self.modules() if isinstance(module, FeatureBackbone)]
+
+    def shardable(self) -> Iterable[nn.Module]:
+        """Return the modules whose weights may be gathered one at a time where they are cut over processes.
+
+        They must be called as modules, none is inside another, and nothing outside them may use their weights.
+        """
+        models = [module.model for module in self.modules() if isinstance(module, FeatureBackbone)]
+        return [model.get_submodule(name) for model in models for name in block_names(model)]
 
     def parameter_group(self, name: str) -> str:
         """Return the label of the group that the parameter of that name belongs to."""

@@ -14,7 +14,7 @@ from paucal.recipes.loaders import normalisation, preprocessing, train_loader, v
 from paucal.recipes.methods import build_objective
 from paucal.recipes.model import backbone_spec
 from paucal.recipes.plans import check_plan, training_plan
-from paucal.recipes.prepare import Prepared, load_images, prepare
+from paucal.recipes.prepare import Prepared, load_images, prepare, with_label_maps
 from paucal.recipes.resuming import stored_split
 from paucal.recipes.settings import TrainSettings
 from paucal.recipes.starting import find_start, load_start
@@ -65,6 +65,9 @@ def assemble(
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, len(images.classes))
         objective = build_objective(settings, spec)
+    if objective.data_request.label_maps:
+        with voice.progress("looking at label maps") as advance:
+            prepared = with_label_maps(prepared, settings, advance)
     statistics = normalisation(settings, prepared)
     card = Card(spec, images.classes, preprocessing(settings, statistics))
     if fit_memory:
@@ -79,7 +82,9 @@ def assemble(
     ]
     check_request(objective.data_request, settings)
     for crops in objective.data_request.views:
-        view_transform(crops, card.preprocessing, settings, tracked=False)  # raises if the settings do not fit
+        view_transform(
+            crops, card.preprocessing, settings, objective.data_request.geometry
+        )  # raises if the settings do not fit
     if fit_memory:
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
     origin = origins(settings, given, reasons)
@@ -92,16 +97,15 @@ def check_request(request: DataRequest, settings: TrainSettings) -> None:
     """Refuse settings with which an objective cannot get what it needs of the data.
 
     Raises:
-        UserError: the batch is too small.
-        NotImplementedError: the objective needs label maps.
+        UserError: the batch is too small, or label maps are given to a method that has no use for them.
     """
     if settings.images_per_pass < request.smallest_batch:
         raise UserError(
             f"--batch-size is {settings.images_per_pass}, and --method {settings.method} needs at least "
             f"{request.smallest_batch} images in a forward pass."
         )
-    if request.label_maps:
-        raise NotImplementedError("this recipe has no label maps to give to an objective")
+    if settings.labels is not None and not request.label_maps:
+        raise UserError(f"--labels: --method {settings.method} uses no label maps; give --method token-labeling.")
 
 
 def fit_batch(
@@ -113,11 +117,16 @@ def fit_batch(
         The settings, with the same effective batch, and the reason.
 
     Raises:
-        UserError: not even one image fits.
+        UserError: not even one image fits, or the devices keep pieces of the model.
     """
     usual = settings.images_per_pass
     if settings.device != "cuda":
         return settings, "what suits the data; only a GPU's memory is tried"
+    if settings.strategy == "fsdp":
+        raise UserError(
+            "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp is there to "
+            "avoid: give --batch-size as a number."
+        )
     plan, request = training_plan(settings, facts), objective.data_request
 
     def make(size: int) -> Batch:

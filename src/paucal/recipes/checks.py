@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from paucal.recipes.rules_images import UNMIXED
 from paucal.recipes.settings import TrainSettings, flag
 from paucal.types import UserError
 
@@ -27,6 +28,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "mixup": (0, None),
     "cutmix": (0, None),
     "crop_scale": (0.01, 1),
+    "token_weight": (0, None),
     "drloc_weight": (0, None),
     "drloc_pairs": (1, None),
     "drloc_hidden": (1, None),
@@ -41,6 +43,17 @@ MAX_SIDE = 4096
 
 def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
     """Raise a UserError for a setting of a loss that is not part of the run."""
+    labeled = settings.method in UNMIXED
+    for name in given:
+        if name in ("token_preset", "token_weight", "no_mix_token") and not labeled:
+            raise UserError(
+                f"{flag(name)} has no effect with --method {settings.method}: give --method token-labeling."
+            )
+        if name in ("mixup", "cutmix") and labeled and getattr(settings, name):
+            raise UserError(
+                f"{flag(name)} does not go with --method {settings.method}, whose labels are those of parts of images: "
+                "leave it out."
+            )
     if "drloc" in (settings.method, *(settings.add or ())):
         return
     for name in given:

@@ -139,6 +139,9 @@ def next_steps(run: RunFolder, assembled: "Assembled") -> list[str]:
     if settings.method == "drloc":
         again = command_again(assembled, method="supervised")
         steps.append(f"{again}     # the same without the extra loss, to see what it gives")
+    elif settings.labels is not None and settings.method != "supervised":
+        again = command_again(assembled, method="supervised")
+        steps.append(f"{again}     # the same on plain labels, to see what the teacher's give")
     else:
         steps.append(f"{command_again(assembled, method='drloc')}     # add dense relative localization")
     if settings.data == "digits":
@@ -156,7 +159,8 @@ def command_again(assembled: "Assembled", **changes: Any) -> str:
     # What belongs to a method or to a length is chosen anew where that changes.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if changes.get("method") == "supervised":
-        dropped |= {name for name in settings if name.startswith("drloc_")}
+        own = ("drloc_", "token_", "labels", "no_mix_token")
+        dropped |= {name for name in settings if name.startswith(own)}
     defaults = {name: field.default for name, field in setting_fields().items()}
     words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
     for name, value in settings.items():

@@ -80,6 +80,7 @@ def train_loader(
         settings.seed,
         labels=request.labels,
         geometry=request.geometry,
+        label_maps=prepared.label_maps if request.label_maps else None,
     )
     sampler = StepSampler(
         prepared.part("train"),

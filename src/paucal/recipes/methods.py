@@ -2,11 +2,12 @@
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
-from paucal.objectives import DrLoc, Objective, Supervised, Term
+from paucal.losses.token_labeling import TokenLabelingReading
+from paucal.objectives import DrLoc, Objective, Supervised, Term, TokenLabeling, TokenLabelingOptions
 from paucal.recipes.settings import TrainSettings
 from paucal.recipes.tuning import fine_tuning
 from paucal.types import FeatureRequest, UserError
@@ -60,6 +61,21 @@ def _supervised(settings: TrainSettings, spec: BackboneSpec, names: tuple[str, .
     return Supervised(backbone, terms, settings.label_smoothing, fine_tuning(settings))
 
 
+def _token_labeling(settings: TrainSettings, spec: BackboneSpec, names: tuple[str, ...]) -> Objective:
+    backbone = spec.build(drop_path_rate=settings.drop_path)
+    terms = {name: TERMS[name](settings, spec, backbone) for name in names}
+    reading = TokenLabelingReading.from_preset(settings.token_preset)
+    if settings.token_weight is not None:
+        reading = replace(reading, dense_weight=settings.token_weight)
+    mixes = not settings.no_mix_token
+    if settings.method == "relabel":
+        reading, mixes = replace(reading, dense_weight=0.0), False
+    options = TokenLabelingOptions(
+        reading, mixes, settings.label_smoothing, settings.token_preset == "reference", settings.seed
+    )
+    return TokenLabeling(backbone, options, terms, fine_tuning(settings))
+
+
 def _drloc(settings: TrainSettings, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
     given = {
         "weight": settings.drloc_weight,
@@ -87,4 +103,6 @@ TERMS: dict[str, Callable[[TrainSettings, BackboneSpec, FeatureBackbone], Term]]
 METHODS: dict[str, Method] = {
     "supervised": Method("cross-entropy on the labels", (), _supervised),
     "drloc": Method("cross-entropy with dense relative localization", ("drloc",), _supervised),
+    "token-labeling": Method("a teacher's label for every token, from --labels", (), _token_labeling),
+    "relabel": Method("a teacher's label for the part of the image that is seen, from --labels", (), _token_labeling),
 }

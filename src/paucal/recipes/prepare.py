@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paucal.data.cache import cache_images
 from paucal.data.classes import choose_classes
 from paucal.data.images import ImageSet
+from paucal.data.label_maps import LabelMaps, MapReader
 from paucal.data.named import data_root, is_named
 from paucal.data.sources import BUILT_IN, open_images
 from paucal.data.splits import Split, limit_val, make_split, take_few, take_fraction
@@ -26,10 +27,11 @@ Advance = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Images that are known to be readable, and what each is used for."""
+    """Images that are known to be readable, what each is used for, and their label maps where they are asked for."""
 
     images: ImageSet
     split: Split
+    label_maps: MapReader | None = None
 
     def part(self, name: str) -> NDArray[np.int64]:
         """Return the indices of "train", "val" or "test"."""
@@ -68,6 +70,8 @@ def pin_data(settings: TrainSettings) -> TrainSettings:
         changes["data"] = _absolute(settings.data)
         if settings.data_root is not None:
             changes["data_root"] = _absolute(settings.data_root)
+    if settings.labels is not None and Path(settings.labels).expanduser().exists():
+        changes["labels"] = _absolute(settings.labels)
     if settings.classes is not None and Path(settings.classes).expanduser().exists():
         changes["classes"] = _absolute(settings.classes)
     return replace(settings, **changes)
@@ -108,6 +112,29 @@ def prepare(settings: TrainSettings, images: ImageSet) -> Prepared:
     if settings.fraction is not None or settings.few_labels is not None:
         split = limit_val(split, images.labels, settings.seed)
     return Prepared(images, split)
+
+
+def with_label_maps(prepared: Prepared, settings: TrainSettings, advance: Advance | None = None) -> Prepared:
+    """Open the label maps of the training images.
+
+    Raises:
+        UserError: none are given, they are not those of these images, or their teacher was trained on images that
+            this run validates or tests with, whose scores would then be no honest ones.
+    """
+    if settings.labels is None:
+        raise UserError(
+            f"--method {settings.method} learns from label maps: make them with 'paucal label' and give --labels."
+        )
+    maps = LabelMaps(Path(settings.labels).expanduser())
+    images, split = prepared.images, prepared.split
+    seen = set(maps.facts.trained_on)
+    held_out = [i for part in ("val", "test") for i in split.indices(part) if images.keys[i] in seen]
+    if held_out:
+        raise UserError(
+            f"--labels: the teacher was trained on {len(held_out)} of the images that this run keeps for validation "
+            "and test, whose labels it knows: use the teacher's --seed and split, or another teacher."
+        )
+    return replace(prepared, label_maps=maps.rows(images, prepared.part("train"), advance))
 
 
 def open_again(run: RunFolder, advance: Advance | None = None, download: bool = False) -> ImageSet:

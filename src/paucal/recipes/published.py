@@ -5,92 +5,16 @@ A recipe wins over values chosen from the data and gives way to a config file an
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
+from paucal.recipes import published_drloc, published_token_labeling
+from paucal.recipes.recipe import Recipe
 from paucal.recipes.settings import TrainSettings
 from paucal.types import UserError
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """A named recipe.
-
-    Attributes:
-        summary: one line for people.
-        source: where its values are from.
-        cost: what a run takes.
-        expected: what it has been reported to reach.
-        settings: values by name; all others are chosen from the data.
-        lr_per_512: learning rate for 512 images in a step, to which the rate is proportional; None for the usual rule.
-    """
-
-    summary: str
-    source: str
-    cost: str
-    expected: str
-    settings: Mapping[str, Any]
-    lr_per_512: float | None = None
-
-
-# Section 4 and appendix of the paper (arXiv:2106.03746), completed from its program where the paper is silent.
-_PAPER: dict[str, Any] = {
-    "model": "swin_tiny_patch4_window7_224",
-    "img_size": [224],
-    "method": "drloc",
-    "drloc_preset": "paper",
-    "epochs": 100,
-    "schedule_epochs": 100,
-    "batch_size": 128,
-    "warmup_epochs": 20.0,
-    "weight_decay": 0.05,
-    "clip": 5.0,
-    "average": 0.0,
-    "label_smoothing": 0.1,
-    "crop": "random-resized",
-    "crop_scale": 0.08,
-    "hflip": 0.5,
-    "rand_augment": "rand-m9-mstd0.5-inc1",
-    "erase": 0.25,
-    "mixup": 0.8,
-    "cutmix": 1.0,
-    "normalise": "imagenet",
-}
-# The program's 100 epochs are the first third of a cosine of 300, and its loss is another reading of the formula.
-_REFERENCE = {**_PAPER, "drloc_preset": "reference", "schedule_epochs": 300}
-_TUNED = {"init": "timm", "warmup_epochs": 10.0}
-_SCRATCH_SCORES = "Swin-T, table 4: CIFAR-10 83.89 (59.47 without the loss), CIFAR-100 66.23 (53.28), Flowers102 39.37"
-_TUNED_SCORES = "Swin-T, table 5: CIFAR-10 98.37 (97.95 without the loss), CIFAR-100 88.40 (88.22), Flowers102 98.21"
-_COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images each (--devices 8)"
-
 RECIPES: dict[str, Recipe] = {
-    "drloc-scratch": Recipe(
-        "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
-    ),
-    "drloc-scratch-reference": Recipe(
-        "the same as the published program does it: its reading of the loss, a third of a 300-epoch cosine",
-        "the paper's program",
-        _COST,
-        _SCRATCH_SCORES,
-        _REFERENCE,
-        5e-4,
-    ),
-    "drloc-finetune": Recipe(
-        "the DrLoc paper's fine-tuning from ImageNet-1K weights",
-        "arXiv:2106.03746, section 4",
-        _COST,
-        _TUNED_SCORES,
-        {**_PAPER, **_TUNED},
-        2.5e-4,
-    ),
-    "drloc-finetune-reference": Recipe(
-        "the same with the published program's reading of the loss (the program itself cannot fine-tune)",
-        "the paper's protocol, its program's loss",
-        _COST,
-        _TUNED_SCORES,
-        {**_REFERENCE, **_TUNED, "schedule_epochs": 100},
-        2.5e-4,
-    ),
+    **published_drloc.RECIPES,
+    **published_token_labeling.RECIPES,
     "small-images": Recipe(
         "light augmentation for images of up to 64 pixels and short runs",
         "benchmarks/drloc_gain.py",

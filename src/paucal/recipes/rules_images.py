@@ -8,6 +8,8 @@ from paucal.recipes.settings import TrainSettings
 
 Choice = tuple[Any, str]
 
+UNMIXED = ("token-labeling", "relabel")  # methods whose targets mixup and cutmix do not know how to mix
+
 
 def crop(facts: Facts, settings: TrainSettings) -> Choice:
     """Padded crops keep small images whole."""
@@ -40,12 +42,18 @@ def erase(facts: Facts, settings: TrainSettings) -> Choice:
 
 def mixup(facts: Facts, settings: TrainSettings) -> Choice:
     """The paper's alpha; off for tiny images."""
-    return (0.0, "images under 32 pixels become unreadable") if _side(settings) < 32 else (0.8, PAPER)
+    return _mixed(settings, 0.8)
 
 
 def cutmix(facts: Facts, settings: TrainSettings) -> Choice:
     """The paper's alpha; off for tiny images."""
-    return (0.0, "images under 32 pixels become unreadable") if _side(settings) < 32 else (1.0, PAPER)
+    return _mixed(settings, 1.0)
+
+
+def _mixed(settings: TrainSettings, alpha: float) -> Choice:
+    if settings.method in UNMIXED:
+        return 0.0, f"{settings.method} has labels for parts of images instead"
+    return (0.0, "images under 32 pixels become unreadable") if _side(settings) < 32 else (alpha, PAPER)
 
 
 def normalise(facts: Facts, settings: TrainSettings) -> Choice:

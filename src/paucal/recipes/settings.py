@@ -49,6 +49,11 @@ class TrainSettings:
     init_head: Literal["auto", "keep", "fresh"] = option(
         "the start's classifier: kept where it has this run's classes, always or never", "auto", group="fine-tuning"
     )
+    init_network: str | None = option(
+        "of several networks in a published checkpoint, the one to take: teacher, student, ...; by default an average "
+        "or the teacher",
+        group="fine-tuning",
+    )
     layer_decay: float | None = option(
         "factor on the learning rate from one layer to the one below it, such as 0.75", group="fine-tuning"
     )
@@ -62,6 +67,12 @@ class TrainSettings:
     )
 
     method: str = option("training method", "drloc", group="method")
+    labels: str | None = option("folder of label maps that 'paucal label' has made", group="method")
+    token_preset: Literal["paper", "reference"] = option(
+        "reading of token labeling: the paper's formula or the published program's", "paper", group="method"
+    )
+    token_weight: float | None = option("weight of the tokens' part of the loss", group="method")
+    no_mix_token: bool = option("do not exchange boxes of cells between images", False, group="method")
     add: list[str] | None = option("extra losses beside the method's own", group="method")
     drloc_preset: Literal["paper", "reference"] = option(
         "reading of the DrLoc loss: the paper's formula or the published program's", "paper", group="method"
@@ -107,6 +118,10 @@ class TrainSettings:
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = option("arithmetic", group="run")
     devices: int | None = option("devices per machine that train together", group="run")
     nodes: int | None = option("machines that train together", group="run")
+    strategy: Literal["auto", "ddp", "fsdp"] | None = option(
+        "what each of several devices keeps of the model: all of it (ddp, which auto means) or a piece (fsdp)",
+        group="run",
+    )
     workers: int | None = option("processes that load images", group="run")
     time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
     compile: bool = option("compile the backbone with torch.compile", False, group="run")

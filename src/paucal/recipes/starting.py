@@ -13,7 +13,7 @@ from torch import nn
 from paucal.backbones.adapt import position_grid
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.load_report import LoadReport
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.starting import Head, StartWeights, pick_network, start_from, suggest_model
 from paucal.evaluation.deployed import Card
 from paucal.recipes.facts import StartFacts
 from paucal.recipes.settings import TrainSettings
@@ -69,19 +69,15 @@ def find_start(settings: TrainSettings, run: RunFolder | None = None) -> Start:
     if run is not None and run.last.exists():
         return Start(record=_recorded(run))
     if settings.init == TIMM:
-        return Start(StartFacts("timm's weights", normalise="model"), _read_timm)
+        return Start(StartFacts("timm's weights", normalise="model"), read_timm)
     path = _existing(settings.init)
     folder = RunFolder(path) if path.is_dir() else _run_around(path)
     if folder is not None:
         card, file = Card.from_dict(folder.read_json(folder.card.name)), None if path.is_dir() else path
         return Start(_facts_of_run(folder, card), lambda _: _read_run(folder, card, file))
-    if settings.model is None:
-        raise UserError(
-            f"--init: {settings.init!r} does not say which model its weights are of; give --model, such as "
-            "--model swin_tiny_patch4_window7_224."
-        )
     source = f"the file {path.name}"
-    return Start(StartFacts(source, normalise="model"), lambda _: StartWeights(read_foreign(path), source))
+    model = settings.model or _model_of(path)
+    return Start(StartFacts(source, model, normalise="model"), lambda _: StartWeights(_network(path, settings), source))
 
 
 def load_start(
@@ -103,6 +99,54 @@ def load_start(
     return reports[0] if reports else None
 
 
+def load_published(
+    model: nn.Module,
+    file: str | Path,
+    network: str | None = None,
+    classes: Sequence[str] | None = None,
+    head: Head = "auto",
+) -> LoadReport:
+    """Load a published checkpoint into a model in place; no code in the file is run.
+
+    The files of VTs-Drloc, Swin-Transformer, CvT, T2T-ViT, TokenLabeling, EsViT, DHVT, DINO and Vision Longformer are
+    recognised by the names of their tensors and translated; those of timm and torchvision need no translation.
+
+    Args:
+        model: one of timm's or ours, built with fresh weights.
+        file: what `torch.save` wrote, or safetensors.
+        network: of several in one file, the name of the one to take ("teacher", "student", "state_dict_ema"); by
+            default an average or the teacher.
+        classes: names of the model's outputs, where known.
+        head: what becomes of the classifier: kept where it fits ("auto"), insisted on ("keep"), discarded ("fresh").
+
+    Returns:
+        What was loaded, adapted, left out and not found; print it.
+
+    Raises:
+        UserError: the file is damaged or holds Python objects, little of it matches, or a recognised checkpoint is of
+            another variant.
+    """
+    path = Path(file).expanduser()
+    tree, source = read_foreign(path), f"the file {path.name}"
+    tree = tree if network is None else pick_network(tree, network, source)
+    return start_from(model, StartWeights(tree, source), classes, head)
+
+
+def _model_of(path: Path) -> str:
+    name = suggest_model(read_foreign(path))
+    if name is None:
+        raise UserError(
+            f"--init: {str(path)!r} does not say which model its weights are of; give --model, such as "
+            "--model swin_tiny_patch4_window7_224."
+        )
+    return name
+
+
+def _network(path: Path, settings: TrainSettings) -> Mapping[str, Any]:
+    tree = read_foreign(path)
+    return tree if settings.init_network is None else pick_network(tree, settings.init_network, f"the file {path.name}")
+
+
 def _existing(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.exists():
@@ -116,6 +160,11 @@ def _existing(name: str) -> Path:
 def _require_sense(settings: TrainSettings) -> None:
     if settings.init is None and settings.init_head != "auto":
         raise UserError("--init-head says what becomes of the classifier of --init: give --init too, or leave it out.")
+    if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
+        raise UserError(
+            f"--init-network {settings.init_network} names a network within a file: give the file to --init, or leave "
+            "it out."
+        )
 
 
 def _recorded(run: RunFolder) -> LoadReport:
@@ -159,7 +208,12 @@ def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
     return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
 
 
-def _read_timm(name: str) -> StartWeights:
+def read_timm(name: str) -> StartWeights:
+    """Fetch the weights that timm publishes for a model.
+
+    Raises:
+        UserError: there are none, or they cannot be fetched.
+    """
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if config is None or not config.has_weights:
         raise UserError(

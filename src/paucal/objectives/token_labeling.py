@@ -1,0 +1,200 @@
+"""Token labeling: every token learns what a teacher sees in its part of the image.
+
+Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", NeurIPS 2021. The
+program trains LV-ViT on ImageNet's thousand classes; this trains any backbone with a grid on any classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.families.contract import new_classifier
+from paucal.backbones.families.mixtoken import exchange_tokens
+from paucal.backbones.features import FeatureBackbone
+from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets, transpose_geometry
+from paucal.losses.token_labeling import (
+    Box,
+    TokenLabelingReading,
+    class_loss,
+    dense_loss,
+    draw_mix_box,
+    kept_share,
+)
+from paucal.objectives.base import Objective, Term
+from paucal.objectives.finetuning import BackboneTuner, FineTuning
+from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScales, LossTerms, Progress
+
+
+@dataclass(frozen=True)
+class TokenLabelingOptions:
+    """How token labeling is read.
+
+    Attributes:
+        reading: weights of the loss.
+        mix_token: whether images exchange a box of cells in training.
+        label_smoothing: share of each target spread over all classes.
+        like_program: keep two mistakes of the published program: a crop's labels are looked up with rows and columns
+            exchanged, and smoothing adds to the targets without taking away, so that they sum to more than one. (A
+            third, turning maps about a point half a cell off, is not kept.)
+        seed: of the boxes.
+    """
+
+    reading: TokenLabelingReading = field(default_factory=TokenLabelingReading)
+    mix_token: bool = True
+    label_smoothing: float = 0.1
+    like_program: bool = False
+    seed: int = 0
+
+
+class TokenLabeling(Objective):
+    """Soft cross-entropy of the class and of every token against a teacher's label map.
+
+    LV-ViT classifies its tokens itself, and mixes within; its deployed logits combine both. Any other backbone gets a
+    linear classifier on its last grid, which stays behind, and images exchange their boxes before the backbone sees
+    them, cut along its cells.
+
+    With a dense weight of 0 and without MixToken this is ReLabel (Yun et al., CVPR 2021): the class target alone.
+
+    Args:
+        backbone: gives a grid and logits.
+        options: the reading of the method.
+        terms: extra losses by name, such as DrLoc; each carries its own weight.
+        tuning: layer-wise decay and freezing of the backbone; by default all of it is trained alike.
+
+    Raises:
+        ValueError: the backbone has no classifier.
+    """
+
+    data_request = DataRequest(geometry=True, label_maps=True, mixing=False)
+
+    def __init__(
+        self,
+        backbone: FeatureBackbone,
+        options: TokenLabelingOptions | None = None,
+        terms: Mapping[str, Term] | None = None,
+        tuning: FineTuning | None = None,
+    ) -> None:
+        super().__init__()
+        if backbone.num_classes < 2:
+            raise ValueError(f"token labeling needs at least 2 classes, got {backbone.num_classes}")
+        self.backbone = backbone
+        self.options = options or TokenLabelingOptions()
+        self.names = tuple(terms or {})
+        self.terms = nn.ModuleList((terms or {}).values())
+        wants_tokens = self.options.reading.dense_weight > 0
+        self.dense = wants_tokens and backbone.classifies_tokens
+        own = wants_tokens and not self.dense
+        self.aux_head = new_classifier(backbone.dim, backbone.num_classes) if own else None
+        self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
+
+    def forward(self, batch: Batch, progress: Progress) -> LossTerms:
+        """Return the losses named "class" and "tokens", and one per term.
+
+        Raises:
+            ValueError: the batch has no label maps or no geometry.
+        """
+        if batch.label_maps is None or batch.geometry is None:
+            raise ValueError("token labeling was given a batch without label maps or geometry")
+        if self.training:
+            self.tuner.set_modes(progress)
+        box = self._draw_box(progress) if self.training and self.options.mix_token else None
+        features = self._see(batch.views[0], box)
+        reading, first = self.options.reading, features[0]
+        whole, tokens = self._targets(batch)
+        truth = self._truth(batch) if reading.use_truth else None
+        kept = kept_share(box, self.backbone.grid)
+        assert first.logits is not None
+        losses = LossTerms({"class": class_loss(first.logits, whole, kept, truth)}, {"class": reading.class_weight})
+        if reading.dense_weight > 0:
+            losses.values["tokens"] = dense_loss(self._token_logits(first, box), tokens)
+            losses.weights["tokens"] = reading.dense_weight
+        for name, term, seen in zip(self.names, self._terms(), features[1:], strict=True):
+            losses.values[name] = term(seen, batch, progress)
+            losses.weights[name] = term.weight(progress)
+        return losses
+
+    def chance_levels(self) -> dict[str, float]:
+        """Return those of the terms that know theirs."""
+        levels = {name: term.chance_level() for name, term in zip(self.names, self._terms(), strict=True)}
+        return {name: level for name, level in levels.items() if level is not None}
+
+    def deployable(self) -> nn.Module:
+        """Return the timm model; LV-ViT's classifier of tokens is a part of it, that of another backbone is not."""
+        return self.backbone.model
+
+    def parameter_group(self, name: str) -> str:
+        """Return the label of the backbone's layer where layers have rates of their own."""
+        return self.tuner.label(name)
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the factors of the fine-tuning."""
+        return self.tuner.scales(progress)
+
+    def before_step(self, progress: Progress) -> None:
+        """Hold still what the fine-tuning holds."""
+        self.tuner.before_step(progress)
+
+    def _draw_box(self, progress: Progress) -> Box:
+        # The same on every process, and the same again for the same step.
+        generator = torch.Generator().manual_seed((self.options.seed << 32) + progress.micro_step)
+        return draw_mix_box(self.backbone.grid, generator)
+
+    def _see(self, images: Tensor, box: Box | None) -> list[Features]:
+        requests = [FeatureRequest(), *(term.request for term in self._terms())]
+        if not self.dense:
+            mixed = images if box is None else paste(images, box, self.backbone.grid)
+            return self.backbone.extract(mixed, requests)
+        # As a tensor, so that compiled code is not compiled again for each box.
+        inner = None if box is None else torch.tensor(box, device=images.device)
+        return self.backbone.extract(images, requests, dense=True, mix_box=inner)
+
+    def _token_logits(self, features: Features, box: Box | None) -> Tensor:
+        """Return (B, H * W, K), each prediction with the image its cell came from."""
+        if self.aux_head is None:
+            assert features.token_logits is not None
+            logits = features.token_logits
+        else:
+            logits = self.aux_head(features.grids[0].flatten(2).transpose(1, 2))
+        return logits if box is None else exchange_tokens(logits, box, self.backbone.grid)
+
+    def _targets(self, batch: Batch) -> tuple[SparseTargets, SparseTargets]:
+        """Return the targets of the whole views and of their cells."""
+        stored, geometry = batch.label_maps, batch.geometry
+        assert stored is not None
+        assert geometry is not None
+        classes, options = stored["classes"], self.options
+        maps = compact_maps(stored["values"], stored["slots"], classes.shape[1])
+        theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
+        sizes = ((1, 1), self.backbone.grid)
+        whole, cells = (map_targets(maps, classes, theta, size, self.backbone.num_classes) for size in sizes)
+        if options.like_program:
+            return tuple(t.smoothed_like_program(options.label_smoothing) for t in (whole, cells))  # type: ignore[return-value]
+        return whole.smoothed(options.label_smoothing), cells.smoothed(options.label_smoothing)
+
+    def _truth(self, batch: Batch) -> SparseTargets:
+        if batch.labels is None:
+            raise ValueError("the true class is to be mixed into the targets, but the batch has no labels")
+        count, named = self.backbone.num_classes, torch.ones_like(batch.labels[:, None, None], dtype=torch.float32)
+        exact = SparseTargets(batch.labels[:, None], named, torch.zeros_like(named[..., 0]), count)
+        return exact.smoothed(self.options.label_smoothing)
+
+    def _terms(self) -> list[Term]:
+        return [term for term in self.terms if isinstance(term, Term)]
+
+
+def paste(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:
+    """Exchange a box between each image and its partner in the flipped batch, cut along the cells of a grid.
+
+    Args:
+        images: (B, C, H, W).
+        box: (top, left, bottom, right) in cells.
+        grid: (rows, columns) that the backbone makes of the images.
+    """
+    height, width = images.shape[-2:]
+    top, bottom = (round(edge * height / grid[0]) for edge in (box[0], box[2]))
+    left, right = (round(edge * width / grid[1]) for edge in (box[1], box[3]))
+    mixed = images.clone()
+    mixed[:, :, top:bottom, left:right] = images.flip(0)[:, :, top:bottom, left:right]
+    return mixed

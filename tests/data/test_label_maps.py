@@ -1,0 +1,131 @@
+"""Label maps on disk: what is written is read, and what does not fit is refused."""
+
+import json
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paucal.data.images import ImageSet
+from paucal.data.label_maps import LabelMaps, MapFacts, MapWriter, content_hash
+from paucal.types import UserError
+
+
+class Pictures:
+    """Plain colours, by position."""
+
+    def __init__(self, shades):
+        self.shades = list(shades)
+
+    def __len__(self):
+        return len(self.shades)
+
+    def read(self, index):
+        return Image.new("RGB", (8, 6), (self.shades[index], 0, 0))
+
+
+def image_set(count=4, classes=("cat", "dog", "elk")):
+    keys = [f"{i}.png" for i in range(count)]
+    return ImageSet(
+        "pictures", "here", classes, keys, np.arange(count) % len(classes), [""] * count, Pictures(range(count))
+    )
+
+
+def written(folder, images, classes=None, trained_on=()):
+    facts = MapFacts("a teacher", tuple(classes or images.classes), (2, 3), 2, tuple(trained_on))
+    hashes = [content_hash(images.store.read(i)) for i in range(len(images))]
+    writer = MapWriter(folder, facts, images.keys, hashes)
+    generator = np.random.default_rng(0)
+    shape = (len(images), 2, 2, 3)
+    values, indices = generator.normal(size=shape).astype(np.float16), generator.integers(0, len(facts.classes), shape)
+    for at in ([2, 0], [1, 3]):
+        writer.write(at, values[at], indices[at])
+    return values, indices
+
+
+def test_maps__come_back_as_written_in_any_order(tmp_path):
+    images = image_set()
+    values, indices = written(tmp_path, images)
+    shuffled = images.select(np.array([3, 1, 0, 2]))
+    reader = LabelMaps(tmp_path).rows(shuffled, np.array([0, 3]))
+    for position, row in ((0, 3), (3, 2)):
+        found = pickle.loads(pickle.dumps(reader))(position)  # as a worker gets it
+        assert np.array_equal(found["values"].numpy(), values[row])
+        assert np.array_equal(found["indices"].numpy(), indices[row])
+        assert found["indices"].dtype == torch.int64
+
+
+def test_maps__follow_the_sets_order_of_classes(tmp_path):
+    images = image_set()
+    _, indices = written(tmp_path, images, classes=("elk", "cat", "dog"))
+    found = LabelMaps(tmp_path).rows(images, np.arange(4))(1)["indices"].numpy()
+    assert np.array_equal(found, np.array([2, 0, 1])[indices[1]])
+
+
+def test_storage__is_small(tmp_path):
+    written(tmp_path, image_set())
+    maps = LabelMaps(tmp_path)
+    assert maps.facts.bytes_per_image == 2 * 6 * (2 + 1)
+    assert (tmp_path / "indices.npy").stat().st_size == 128 + 4 * 2 * 6
+
+
+def refused(folder, images, match):
+    with pytest.raises(UserError, match=match):
+        LabelMaps(folder).rows(images, np.arange(len(images)))
+
+
+def test_images__that_have_changed_are_noticed(tmp_path):
+    images = image_set()
+    written(tmp_path, images)
+    refused(tmp_path, replace(images, store=Pictures([0, 1, 9, 3])), "'2.png' has changed since")
+
+
+def test_maps__of_another_set_or_of_other_classes_are_refused(tmp_path):
+    written(tmp_path, image_set())
+    refused(tmp_path, image_set(5), "has no map of '4.png'")
+    refused(tmp_path, image_set(classes=("cat", "dog")), "know 3 classes and pictures has 2")
+    refused(tmp_path, image_set(classes=("cat", "dog", "emu")), "know a class 'elk'")
+
+
+def test_maps__that_name_unknown_classes_are_refused(tmp_path):
+    images = image_set()
+    written(tmp_path, images)
+    stored = np.load(tmp_path / "indices.npy", mmap_mode="r+")
+    stored[1, 0, 0, 0] = 7
+    stored.flush()
+    refused(tmp_path, images, "name class 7 of 3")
+
+
+@pytest.mark.parametrize("name", ["values.npy", "indices.npy", "done.npy"])
+def test_maps__cut_short_are_refused(tmp_path, name):
+    written(tmp_path, image_set())
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-2])
+    refused(tmp_path, image_set(), "cut short")
+
+
+def test_maps__with_code_in_them_are_refused(tmp_path):
+    written(tmp_path, image_set())
+    np.save(tmp_path / "values.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    refused(tmp_path, image_set(), "no array")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "keys": []}'])
+def test_index__of_another_kind_is_refused(tmp_path, text):
+    written(tmp_path, image_set())
+    (tmp_path / "index.json").write_text(text)
+    refused(tmp_path, image_set(), "make them anew|make the maps anew")
+
+
+def test_folder__without_maps_is_refused(tmp_path):
+    refused(tmp_path, image_set(), "there are no label maps in")
+
+
+def test_index__says_who_made_the_maps(tmp_path):
+    written(tmp_path, image_set(), trained_on=["0.png"])
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index["teacher"] == "a teacher"
+    assert LabelMaps(tmp_path).facts.trained_on == ("0.png",)
