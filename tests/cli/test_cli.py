@@ -385,10 +385,14 @@ def test_resume__refuses_settings_of_another_type(trained, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
 @pytest.mark.parametrize("launch", [["-m", "paucal.cli.main"], ["-m", "torch.distributed.run", *TORCHRUN]])
-def test_two_processes__write_one_run_with_the_joint_batch(launch, tmp_path):
+def test_two_processes__write_one_run_with_the_joint_batch(launch, strategy, tmp_path):
+    import paucal
+
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    flags = ["--devices", "2"] if "torch.distributed.run" not in launch else []
+    flags = ["--strategy", strategy]
+    flags += ["--devices", "2"] if "torch.distributed.run" not in launch else []
     command = [sys.executable, *launch, "train", *QUICK, "--batch-size", "32", "--output", "run", *flags]
     done = subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -396,9 +400,12 @@ def test_two_processes__write_one_run_with_the_joint_batch(launch, tmp_path):
     run = tmp_path / "run"
     config = yaml.safe_load((run / "config.yaml").read_text())["settings"]
     assert (config["devices"], config["nodes"]) == (2, 1)
+    assert config["strategy"] == ("ddp" if strategy == "auto" else "fsdp")
     rows = table(run / "metrics.csv")
     assert [float(row["step"]) for row in rows] == [1259 // 64, 2 * (1259 // 64)]
     assert len(table(run / "evaluation/test/predictions.csv")) == 359
+    model = paucal.load(run)  # refuses weights that are not in one piece
+    assert model.probabilities([Image.new("RGB", (16, 16))]).shape == (1, 10)
 
 
 def test_predict__passes_over_what_a_pattern_matches_beside_images(trained, tmp_path, capsys):
@@ -412,6 +419,17 @@ def test_predict__passes_over_what_a_pattern_matches_beside_images(trained, tmp_
     assert main(["predict", str(trained / "run"), str(trained / "photos" / "class*")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 36
     assert "none of which is an image" in failure(capsys, "predict", trained / "run", str(tmp_path / "mixed" / "*.txt"))
+
+
+def test_strategy__that_does_not_fit_is_refused(trained, tmp_path, capsys):
+    message = failure(capsys, "train", *QUICK, "--strategy", "fsdp")
+    assert "--strategy fsdp says how several devices share a model and this run has one" in message
+    both = ["--strategy", "fsdp", "--devices", "2", "--precision", "16-mixed"]
+    assert "does not go with --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    (run / "summary.json").unlink()
+    assert "leave out --strategy" in failure(capsys, "train", "--resume", run, "--strategy", "ddp")
 
 
 def test_nodes__without_a_launcher_are_refused(capsys):

@@ -101,20 +101,54 @@ def test_moving_average__equals_a_naive_one(name, tmp_path):
         torch.testing.assert_close(kept[key], value, rtol=1e-5, atol=1e-7)
 
 
-def test_two_processes__equal_one_on_the_joint_batch(tmp_path):
+def train_on_two_processes(folder: Path, strategy: str) -> None:
     """All three toys in one launch, since starting processes takes longer than training them."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(ROOT / "contracts" / "two_processes.py"), str(tmp_path)]
+    command += [str(ROOT / "contracts" / "two_processes.py"), str(folder), strategy]
     subprocess.run(command, env=environment, check=True, timeout=240)
+
+
+def last_state(folder: Path) -> dict:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_two_processes__equal_one_on_the_joint_batch(strategy, tmp_path):
+    train_on_two_processes(tmp_path, strategy)
     for name in NAMES:
-        one = toys.make(name)
-        outcome = toys.train(one, tmp_path / "one" / name, epochs=2, batch=16)
-        two = torch.load(tmp_path / f"{name}.pt", weights_only=True)
-        for key, value in one.state_dict().items():
-            assert torch.allclose(two[key], value, rtol=2e-4, atol=2e-5), f"{name}: {key}"
+        outcome = toys.train(toys.make(name), tmp_path / "one" / name, epochs=2, batch=16)
+        one, two = (last_state(tmp_path / count / name) for count in ("one", "two"))
+        moments = [{str(n): v["exp_avg"] for n, v in s["optimizer_states"][0]["state"].items()} for s in (one, two)]
+        deployed = [torch.load(tmp_path / count / name / "deployed.pt", weights_only=True) for count in ("one", "two")]
+        for expected, got in [(one["state_dict"], two["state_dict"]), moments, deployed]:
+            assert got.keys() == expected.keys()
+            for key, value in expected.items():
+                assert torch.allclose(got[key], value, rtol=2e-4, atol=2e-5), f"{name}: {key}"
         rows = json.loads((tmp_path / f"{name}.json").read_text())
-        assert [row["step"] for row in rows] == [row["step"] for row in outcome.rows]
+        for column in ("step", "gradient_norm"):
+            expected = [row[column] for row in outcome.rows]
+            assert [row[column] for row in rows] == pytest.approx(expected, rel=1e-4)
+    if strategy == "fsdp":
+        check_pieces(tmp_path)
+
+
+def check_pieces(folder: Path) -> None:
+    """What else holds where each process keeps a piece of the model."""
+    for name in NAMES:
+        whole, resumed = last_state(folder / "two" / name), last_state(folder / "resumed" / name)
+        assert same(whole["state_dict"], resumed["state_dict"])
+        assert same(whole["callbacks"]["MovingAverage"]["average"], resumed["callbacks"]["MovingAverage"]["average"])
+        for number, moments in whole["optimizer_states"][0]["state"].items():
+            assert same(moments, resumed["optimizer_states"][0]["state"][number])
+    first, second = (json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert first["skipped"] == second["skipped"] == [1, 0]
+    steps = {float(v["step"]) for v in last_state(folder / "spoilt")["optimizer_states"][0]["state"].values()}
+    assert steps == {7.0}  # of 8: the process with the finite gradient has skipped as well
+    assert first["mean"] == second["mean"]
+    assert any(first["mean"])
+    assert first["kept"] + second["kept"] == first["parameters"]
+    assert first["kept"] < 0.6 * first["parameters"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Train every toy on two processes; started by torchrun from the test."""
+"""Train every toy on two processes; started by torchrun from the test with a folder and a strategy."""
 
 import json
 import sys
@@ -6,21 +6,73 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback
+from torch import nn
 
 from contracts import toys
-from paucal.training import Hardware
+from paucal.training import Hardware, Outcome
+from paucal.training.sharding import piece
+
+
+class Crash(Callback):
+    """Ends the run in the middle of an epoch, as a power cut would."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 6:
+            raise InterruptedError
+
+
+class Spoil(Callback):
+    """Puts a NaN into one gradient of one process."""
+
+    def on_after_backward(self, trainer, pl_module):
+        if trainer.global_step == 2 and dist.get_rank() == 1:
+            gradients = [piece(p.grad) for p in pl_module.parameters() if p.grad is not None]
+            next(gradient for gradient in gradients if gradient.numel()).fill_(torch.nan)
+
+
+class WithStatistics(toys.PerBlock):
+    """Has running statistics, which each process computes of its own images."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, batch, progress):
+        batch.views[0] = self.norm(batch.views[0])
+        return super().forward(batch, progress)
+
+
+def train(objective, folder: Path, strategy: str, **more) -> Outcome:
+    hardware = Hardware(devices=2, strategy=strategy)
+    return toys.train(objective, folder, epochs=2, batch=8, hardware=hardware, save_every=3, **more)
+
+
+def check_pieces(folder: Path) -> None:
+    """Train again in pieces: interrupted and resumed, with a spoilt gradient, with statistics."""
+    for name in toys.TOYS:
+        try:
+            train(toys.make(name), folder / "resumed" / name, "fsdp", callbacks=[Crash()])
+        except InterruptedError:
+            train(toys.make(name, seed=99), folder / "resumed" / name, "fsdp")
+    outcome = train(toys.make("per_block"), folder / "spoilt", "fsdp", callbacks=[Spoil()])
+    torch.manual_seed(0)
+    objective = WithStatistics()
+    train(objective, folder / "statistics", "fsdp")
+    facts = {
+        "skipped": [row["skipped_steps"] for row in outcome.rows],
+        "mean": objective.norm.running_mean.tolist(),
+        "kept": sum(piece(p).numel() for p in objective.parameters()),
+        "parameters": sum(p.numel() for p in objective.parameters()),
+    }
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(facts))
+
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, strategy = Path(sys.argv[1]), sys.argv[2]
     for name in toys.TOYS:
-        objective = toys.make(name)
-        outcome = toys.train(
-            objective,
-            folder / "two" / name,
-            epochs=2,
-            batch=8,
-            hardware=Hardware(devices=2, strategy="ddp"),
-        )
+        outcome = train(toys.make(name), folder / "two" / name, strategy)
         if dist.get_rank() == 0:
-            torch.save(objective.state_dict(), folder / f"{name}.pt")
             (folder / f"{name}.json").write_text(json.dumps(list(outcome.rows)))
+    if strategy == "fsdp":
+        check_pieces(folder)

@@ -17,7 +17,7 @@ Rule = Callable[[Facts, TrainSettings], tuple[Any, str]]
 RULES: dict[str, Rule] = {
     rule.__name__: rule
     for group in (
-        (rules_machine.device, rules_machine.devices, rules_machine.nodes),
+        (rules_machine.device, rules_machine.devices, rules_machine.nodes, rules_machine.strategy),
         (rules_model.model, rules_model.model_args, rules_model.img_size),
         rules_length.RULES,
         rules_images.RULES,
@@ -49,5 +49,5 @@ def resolve(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[
 def origins(settings: TrainSettings, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return where each value comes from: "flag", "config", "auto: reason" or "default"."""
     return {
-        name: given.get(name) or (f"auto: {reasons[name]}" if name in reasons else "default") for name in vars(settings)
+        name: f"auto: {reasons[name]}" if name in reasons else given.get(name, "default") for name in vars(settings)
     }

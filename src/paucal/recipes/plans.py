@@ -64,7 +64,8 @@ def hardware(settings: TrainSettings) -> Hardware:
     """Return where to compute.
 
     Raises:
-        UserError: the device is not one this machine has.
+        UserError: the device is not one this machine has, or a setting does not go with the number of devices or with
+            another one.
     """
     device = settings.device or "cpu"
     if device not in ACCELERATORS:
@@ -79,14 +80,31 @@ def hardware(settings: TrainSettings) -> Hardware:
             f"--devices {wanted[0]} and --nodes {wanted[1]} are not what the launcher has started "
             f"({launched[0]} on each of {launched[1]}): leave them out."
         )
+    _check_strategy(settings)
     return Hardware(
         accelerator=device,
         devices=settings.devices or 1,
         nodes=settings.nodes or 1,
-        strategy="ddp" if processes(settings) > 1 else "auto",
+        strategy=settings.strategy or "auto",
         precision=settings.precision or "32-true",
         compile_backend="inductor" if settings.compile else None,
     )
+
+
+def _check_strategy(settings: TrainSettings) -> None:
+    strategy = settings.strategy
+    if strategy in (None, "auto"):
+        return
+    if processes(settings) == 1:
+        raise UserError(
+            f"--strategy {strategy} says how several devices share a model and this run has one: leave it out, or give "
+            "--devices 2 or more."
+        )
+    if strategy == "fsdp" and settings.precision == "16-mixed":
+        raise UserError(
+            "--precision is 16-mixed, which does not go with --strategy fsdp: use bf16-mixed or 32-true, or "
+            "--strategy ddp."
+        )
 
 
 def optimization(settings: TrainSettings, plan: Plan) -> Optimization:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from paucal.recipes.facts import Facts
+from paucal.recipes.rules_length import processes
 from paucal.recipes.settings import TrainSettings
 
 Choice = tuple[Any, str]
@@ -25,6 +26,11 @@ def devices(facts: Facts, settings: TrainSettings) -> Choice:
 def nodes(facts: Facts, settings: TrainSettings) -> Choice:
     """As many as a launcher says."""
     return (facts.launched[1], "as the launcher has started") if facts.launched else (1, "this machine")
+
+
+def strategy(facts: Facts, settings: TrainSettings) -> Choice:
+    """The whole model on each of several devices: cutting it takes time, so that is for those who need the memory."""
+    return ("ddp", "each device keeps the whole model") if processes(settings) > 1 else (None, "")
 
 
 def precision(facts: Facts, settings: TrainSettings) -> Choice:

@@ -11,6 +11,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
+from paucal.training.sharding import gathered, load_whole, piece, shard
+
 
 class MovingAverage(Callback):
     """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
@@ -31,7 +33,8 @@ class MovingAverage(Callback):
     def update(self) -> None:
         """Fold the present weights into the average."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        ours, theirs = self.module.state_dict(), self.source.state_dict()
+        ours = {name: piece(value) for name, value in self.module.state_dict().items()}
+        theirs = {name: piece(value) for name, value in self.source.state_dict().items()}
         floats = [name for name, value in ours.items() if value.is_floating_point()]
         torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
             [ours[name] for name in floats], [theirs[name] for name in floats], 1 - decay
@@ -41,17 +44,20 @@ class MovingAverage(Callback):
         self.updates += 1
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Move the average to the device of the weights."""
-        self.module.to(pl_module.device)
+        """Move the average to the device of the weights, cut as they are."""
+        if pl_module.mesh is None:
+            self.module.to(pl_module.device)
+        else:
+            shard(self.module, (), pl_module.mesh)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
-        return {"updates": self.updates, "average": self.module.state_dict()}
+        return {"updates": self.updates, "average": gathered(self.module.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what a checkpoint stored."""
         self.updates = state_dict["updates"]
-        self.module.load_state_dict(state_dict["average"])
+        load_whole(self.module, state_dict["average"])
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Follow every real optimizer step."""

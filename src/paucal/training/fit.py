@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from paucal.training.keeper import AfterStep, Records, RunKeeper
 from paucal.training.memory import memory_advice
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
+from paucal.training.sharded_strategy import ShardedStrategy
+from paucal.training.sharding import EqualBuffers, WholeCopy
 from paucal.training.stopping import StopSignal
 
 ADVICE = (
@@ -79,10 +81,13 @@ def fit(
     average = None
     if optimization.average_decay is not None:
         average = MovingAverage(objective.deployable(), optimization.average_decay)
-    evaluated = objective.deployable if average is None else lambda: average.module
+    judged = objective.deployable if average is None else lambda: average.module
+    cut = plan.hardware.strategy == "fsdp"
+    evaluated = WholeCopy(judged).filled if cut else lambda: nullcontext(judged())
     keeper = RunKeeper(records, evaluated, stop)
     kept: list[LightningCallback] = [
         AfterStep(),
+        *([EqualBuffers()] if cut else []),
         *([average] if average else []),
         FiniteWatch(),
         keeper,
@@ -104,7 +109,7 @@ def build_trainer(plan: Plan, callbacks: Sequence[Callback]) -> Trainer:
         accelerator=hardware.accelerator,
         devices=hardware.devices,
         num_nodes=hardware.nodes,
-        strategy=hardware.strategy,
+        strategy=ShardedStrategy(hardware.processes) if hardware.strategy == "fsdp" else hardware.strategy,
         precision=hardware.precision,  # type: ignore[arg-type]
         max_epochs=1,
         max_steps=plan.total_steps,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from paucal.training.plan import Plan
 from paucal.training.stopping import StopSignal
 
 Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
+Evaluated = Callable[[], AbstractContextManager[nn.Module]]
 OnEpoch = Callable[[int, int, Mapping[str, float]], None]
 
 
@@ -65,11 +67,11 @@ class RunKeeper(Callback):
 
     Args:
         records: what to keep.
-        evaluated: gives the module that is judged and deployed.
+        evaluated: gives the module that is judged and deployed; called on every process.
         stop: the request to stop.
     """
 
-    def __init__(self, records: Records, evaluated: Callable[[], nn.Module], stop: StopSignal) -> None:
+    def __init__(self, records: Records, evaluated: Evaluated, stop: StopSignal) -> None:
         self.records = records
         self.evaluated = evaluated
         self.stop = stop
@@ -97,7 +99,8 @@ class RunKeeper(Callback):
         self.step, self.micro_step = trainer.global_step, batch_idx + 1
         finished = self.step >= plan.total_steps
         if self.step % plan.steps_per_epoch == 0 or finished:
-            self._finish_epoch(trainer, pl_module)
+            with self.evaluated() as judged:
+                self._finish_epoch(trainer, pl_module, judged)
         stopping = self.stop.requested(trainer)
         if stopping or finished or self._save_is_due(trainer, plan):
             self._save(trainer, pl_module)
@@ -109,12 +112,12 @@ class RunKeeper(Callback):
         waited = time.monotonic() - self._last_save > plan.save_seconds
         return self.step % plan.steps_per_epoch == 0 and trainer.strategy.broadcast(waited)
 
-    def _finish_epoch(self, trainer: Trainer, module: TrainingModule) -> None:
+    def _finish_epoch(self, trainer: Trainer, module: TrainingModule, judged: nn.Module) -> None:
         row: dict[str, float] = {"epoch": self.step / module.plan.steps_per_epoch, "step": self.step}
         row |= module.meters.read()
         module.meters.reset()
         if self.records.watch is not None:
-            row |= self.records.watch.validate(self.evaluated(), module.device)
+            row |= self.records.watch.validate(judged, module.device)
         self._tick()
         row["seconds"] = self.seconds
         self.rows.append(row)
@@ -127,7 +130,7 @@ class RunKeeper(Callback):
             self.best = row
             trainer.save_checkpoint(self.records.run.best, weights_only=False)
             if trainer.is_global_zero:
-                self.records.save_model(self.evaluated())
+                self.records.save_model(judged)
 
     def _improves(self, row: dict[str, float]) -> bool:
         if self.records.watch is None or not self.best:

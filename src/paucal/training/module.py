@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from paucal.data.randomness import derive_seed
@@ -13,6 +14,7 @@ from paucal.objectives.base import Objective
 from paucal.training.groups import parameter_groups
 from paucal.training.meters import Meters
 from paucal.training.plan import Optimization, Plan
+from paucal.training.sharding import shard, total_norm
 from paucal.types import Batch, GroupScale, LossTerms, Progress
 
 log = logging.getLogger("paucal")
@@ -26,7 +28,7 @@ class TrainingModule(LightningModule):
 
     Nothing in a step waits for the device: losses are summed there and read at the end of an epoch, and a
     non-finite gradient makes the optimizer skip the step by itself (`found_inf`), on all ranks alike because the
-    gradients were already averaged over them.
+    gradients were already averaged over them, or their norm was summed over the pieces of all.
     """
 
     def __init__(
@@ -63,6 +65,16 @@ class TrainingModule(LightningModule):
     def train_dataloader(self) -> DataLoader:
         """Build the loader of this process."""
         return self.make_loader()
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The processes that cut the objective among them; None where each has all of it."""
+        return None if self.device_mesh is None else self.device_mesh["data_parallel"]
+
+    def configure_model(self) -> None:
+        """Cut the objective, where the strategy asks for it."""
+        if self.mesh is not None:
+            shard(self.objective, self.objective.shardable(), self.mesh)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build AdamW over the objective's parameter groups."""
@@ -119,7 +131,7 @@ class TrainingModule(LightningModule):
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scale gradients down to a global L2 norm of `max_norm`; return the norm before that, on the device."""
     present = [p for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in present if p.grad is not None])
+    norm = total_norm([p.grad for p in present if p.grad is not None])
     if max_norm is not None and present:
         torch.nn.utils.clip_grads_with_norm_(present, max_norm, norm)
     return norm

@@ -35,7 +35,8 @@ class Hardware:
         accelerator: "cpu", "cuda", "mps" or "auto".
         devices: devices per node.
         nodes: machines.
-        strategy: "auto", "ddp", ...
+        strategy: "auto" for one process, "ddp" where each of several keeps the whole model, "fsdp" where each keeps a
+            piece of it.
         precision: "32-true", "bf16-mixed" or "16-mixed".
         compile_backend: backend of `torch.compile` for the backbones; None to leave them as they are.
     """
@@ -46,6 +47,11 @@ class Hardware:
     strategy: str = "auto"
     precision: str = "32-true"
     compile_backend: str | None = None
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together."""
+        return self.devices * self.nodes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""Weights, gradients and optimizer state cut into pieces, one per process, for models too large for one device.
+
+This is torch's `fully_shard` (FSDP2; Zhao et al., "PyTorch FSDP", VLDB 2023): the whole weights of a part of the model
+are gathered when it runs, forward and backward, and dropped afterwards. torch keeps a cut tensor as a `DTensor`. Only
+this file knows of them: states in files, and the model that is judged and deployed, are in one piece, so a checkpoint
+has the form it has without cutting.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def shard(module: nn.Module, parts: Iterable[nn.Module], mesh: DeviceMesh) -> None:
+    """Cut a module's parameters in place along their first dimension; it moves to the device of the mesh.
+
+    Args:
+        module: what will be called as a whole.
+        parts: modules within it, none inside another, that are gathered one at a time; what is in none of them is
+            gathered for the whole forward and backward pass.
+        mesh: the processes, in one dimension.
+    """
+    for part in parts:
+        part.register_forward_hook(_own_memory, prepend=True)
+        fully_shard(part, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+
+
+def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
+    # On a view, an in-place operation of the caller would drop the hook that gathers the weights for the backward pass.
+    return output.clone() if isinstance(output, Tensor) and output._base is not None else output
+
+
+def piece(tensor: Tensor) -> Tensor:
+    """Return what this process keeps of a tensor, in the same memory; all of one that is not cut."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor in one piece; every process must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut_like(tensor: Tensor, pattern: Tensor) -> Tensor:
+    """Cut a tensor that every process has in one piece as another one is cut; nothing is sent."""
+    if not isinstance(pattern, DTensor):
+        return tensor
+    # A copy, else the piece would keep the whole in memory.
+    return distribute_tensor(tensor, pattern.device_mesh, pattern.placements, src_data_rank=None).clone()
+
+
+def gathered(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state whose cut tensors are in one piece in the main memory of the first process.
+
+    Every process must ask for it; the others get empty tensors in their place.
+    """
+    result: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, DTensor):
+            full = value.full_tensor()
+            value = full.cpu() if dist.get_rank() == 0 else full.new_empty(0)
+        result[name] = value
+    return result
+
+
+def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load a state in one piece into a module that may be cut.
+
+    Raises:
+        RuntimeError: it is the state of another module.
+    """
+    mine = module.state_dict()
+    module.load_state_dict({name: cut_like(v, mine[name]) if name in mine else v for name, v in state.items()})
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of gradients over all their pieces, the same on every process, on the device."""
+    norm = torch.nn.utils.get_total_norm([piece(gradient) for gradient in gradients])
+    cut = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
+    if cut is None:
+        return norm
+    square = norm.double().square()  # of a large float32 the square would be infinite
+    dist.all_reduce(square, group=cut.device_mesh.get_group())
+    return square.sqrt().to(norm.dtype)
+
+
+class WholeCopy:
+    """A copy in one piece of a module that is going to be cut, filled while it is judged and saved.
+
+    In between it waits in main memory.
+
+    Args:
+        source: gives the module; what it gives may change in its weights only.
+    """
+
+    def __init__(self, source: Callable[[], nn.Module]) -> None:
+        self._source = source
+        self._module = copy.deepcopy(source()).requires_grad_(False).eval()
+
+    @contextmanager
+    def filled(self) -> Iterator[nn.Module]:
+        """Give the copy, with the present weights and on their device; every process must ask for it."""
+        source = self._source().state_dict()
+        mine = self._module.to(next(iter(source.values())).device).state_dict()
+        for name, value in source.items():
+            mine[name].copy_(whole(value))
+        try:
+            yield self._module
+        finally:
+            self._module.to("cpu")
+
+
+class EqualBuffers(Callback):
+    """Gives all processes the first one's buffers after every forward pass, as DDP does: statistics of batch norms.
+
+    Buffers are not cut, and those of the first process are the ones that are saved.
+    """
+
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Send them."""
+        for value in pl_module.objective.state_dict().values():
+            if not isinstance(value, DTensor) and value.is_floating_point():
+                dist.broadcast(value, src=0)
