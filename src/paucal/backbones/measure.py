@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import timm
 import torch
@@ -39,13 +40,14 @@ def measure(name: str) -> Measured:
         >>> import paucal.backbones
         >>> measured = measure("vit_mini")
         >>> measured.parameters, round(measured.macs / 1e6), measured.grid
-        (1221480, 72, (8, 8))
+        (1221928, 76, (8, 8))
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.device("meta"):
             model = timm.create_model(name).eval()
-        _, height, width = model.pretrained_cfg["input_size"]
+        config: Any = model.pretrained_cfg
+        height, width = (int(side) for side in config["input_size"][1:])
         try:
             backbone = FeatureBackbone(model, (height, width))
             grid, dim = backbone.grid, backbone.dim

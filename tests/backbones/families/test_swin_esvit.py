@@ -264,6 +264,17 @@ def test_windows__follow_the_size_that_a_model_is_built_for() -> None:
     assert model(images(96, 224)).shape == (2, 5)
 
 
+@pytest.mark.slow
+def test_compile__takes_one_size_after_another() -> None:
+    """With the sizes left open, the second one would take minutes."""
+    model = build(depths=(1, 2, 1, 1), padding="masked")
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for size in ((96, 72), (96, 96), (64, 130)):
+            torch.testing.assert_close(compiled(images(*size)), model(images(*size)), rtol=1e-5, atol=1e-5)
+
+
 def test_padding__unknown_is_refused() -> None:
     with pytest.raises(ValueError, match=r"padding is 'reflect'; EsvitSwin has 'published', 'masked', 'shrunk'"):
         build(padding="reflect")

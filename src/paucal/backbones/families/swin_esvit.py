@@ -13,10 +13,24 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models import generate_default_cfgs, register_model
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock
 from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filter_fn
-from torch import nn
+from torch import Tensor, nn
 
 from paucal.backbones.families.contract import build, configuration
 from paucal.backbones.families.swin_layers import PADDINGS, PaddedSwinBlock
+
+
+class AnySizePatchEmbed(PatchEmbed):
+    """timm's patch embedding for images of any size, filled up with zeros at the right and the bottom."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{**arguments, "strict_img_size": False, "dynamic_img_pad": True})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed the patches; compiled code is bound to the size of the images."""
+        # torch.compile would take a second image size as a reason to leave the size open, and then spend minutes on
+        # the algebra of windows of unknown number. A range needs its length.
+        range(x.shape[2]), range(x.shape[3])
+        return super().forward(x)
 
 
 class EsvitSwin(SwinTransformer):
@@ -41,10 +55,7 @@ class EsvitSwin(SwinTransformer):
     def __init__(self, *, padding: str = "published", norm_eps: float = 1e-6, **arguments: Any) -> None:
         if padding not in PADDINGS:
             raise ValueError(f"padding is {padding!r}; EsvitSwin has {', '.join(map(repr, PADDINGS))}")
-        defaults = {
-            "norm_layer": partial(nn.LayerNorm, eps=norm_eps),
-            "embed_layer": partial(PatchEmbed, dynamic_img_pad=True),
-        }
+        defaults = {"norm_layer": partial(nn.LayerNorm, eps=norm_eps), "embed_layer": AnySizePatchEmbed}
         super().__init__(**{**defaults, **arguments, "strict_img_size": False})
         self.padding = padding
         for module in self.modules():
