@@ -56,6 +56,19 @@ def cifar100(root: Path) -> None:
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["apple", "bear", "can"]}))
 
 
+def mnist(root: Path) -> None:
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part, name, labels in (("train", "train", [5, 0, 9]), ("test", "t10k", [7, 0])):
+        count = len(labels)
+        sizes = b"".join(number.to_bytes(4, "big") for number in (count, 28, 28))
+        grey = b"".join(bytes([level(part, row)]) * 784 for row in range(count))
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + sizes + grey)
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(
+            bytes([0, 0, 8, 1]) + count.to_bytes(4, "big") + bytes(labels)
+        )
+
+
 def svhn(root: Path) -> None:
     for part, labels in (("train", [1, 10, 9]), ("test", [2, 10])):  # the files call the digit 0 "10"
         data = pixels(part, len(labels), 32).transpose(1, 2, 3, 0)
@@ -177,7 +190,7 @@ def cars(root: Path) -> None:
 MAKE: dict[str, Callable[[Path], None]] = {
     make.__name__: make
     for make in (
-        *(cifar10, cifar100, svhn, stl10, food101, dtd, pets),
+        *(cifar10, cifar100, mnist, svhn, stl10, food101, dtd, pets),
         *(flowers102, gtsrb, pcam, caltech101, sun397, aircraft, cars),
     )
 }

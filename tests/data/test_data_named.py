@@ -31,6 +31,10 @@ EXPECTED: dict[str, list[tuple[str, int, str]]] = {
         *(("train", 0, "apple"), ("train", 1, "bear"), ("train", 2, "can")),
         *(("test", 0, "apple"), ("test", 1, "bear")),
     ],
+    "mnist": [
+        *(("train", 0, "5"), ("train", 1, "0"), ("train", 2, "9")),
+        *(("test", 0, "7"), ("test", 1, "0")),
+    ],
     "svhn": [
         *(("train", 0, "1"), ("train", 1, "0"), ("train", 2, "9")),
         *(("test", 0, "2"), ("test", 1, "0")),

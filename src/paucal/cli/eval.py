@@ -1,9 +1,10 @@
-"""`paucal eval`: judge a trained model on labelled images."""
+"""`paucal eval`: judge a trained model on labelled images, or any frozen backbone by the papers' protocols."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -18,8 +19,13 @@ from paucal.data.split_file import read_split
 from paucal.data.splits import PARTS
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.predictions import predict_all
+from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
+from paucal.evaluation.protocols.table import store_table
 from paucal.evaluation.record import record_classification
 from paucal.evaluation.tables import percent, report_table
+from paucal.recipes.frozen import FrozenSettings, Machine, evaluate_frozen
+from paucal.recipes.frozen_data import DataSettings
+from paucal.recipes.judged_models import find_run
 from paucal.recipes.prepare import Advance, load_images, open_again
 from paucal.recipes.settings import TrainSettings, setting_fields
 from paucal.recipes.voice import Voice
@@ -28,28 +34,61 @@ from paucal.types import UserError
 
 DESCRIPTION = """Judge the model of a run on labelled images.
 Without DATA it is judged on the run's own test images; other images are taken whole, or their test part where
-they have one."""
+they have one. With --protocol knn linear logistic correspondence few-labels a frozen backbone is judged instead: a
+run, a weights file, or any timm model, beside the same architecture with random weights."""
 DATA_FLAGS = ("classes", "data_root", "download", "on_bad_image")
+Choice = Literal["classification", "knn", "linear", "logistic", "correspondence", "few-labels"]
+CHOICES = ", ".join(get_args(Choice))
+CUT_FLAGS = ("val_fraction", "test_fraction")
+FROZEN_FOLDER = "frozen-features"
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parser = new_parser("eval", DESCRIPTION)
-    parser.add_argument("run", type=str, help="run folder")
+    parser.add_argument(
+        "run", type=str, metavar="MODEL", help="run folder; for frozen features a file or timm model too"
+    )
     parser.add_argument("data", nargs="*", type=str, help=f"labelled: {setting_fields()['data'].metadata['help']}")
-    add_settings(parser, TrainSettings, skip=[name for name in setting_fields() if name not in DATA_FLAGS])
-    parser.add_argument("--protocol", type=Literal["classification"], default="classification", help="how to judge")
+    skip = [name for name in setting_fields() if name not in (*DATA_FLAGS, *CUT_FLAGS)]
+    add_settings(parser, TrainSettings, skip=skip)
+    parser.add_argument("--protocol", nargs="+", type=Choice, default=["classification"], help=f"any of {CHOICES}")
     parser.add_argument("--part", type=Literal["train", "val", "test"], default="test", help="of the run's own images")
     parser.add_argument("--output", "--out", type=str | None, help="folder for the results; by default in the run")
     parser.add_argument("--batch-size", "-b", type=int, default=256, help="images per forward pass")
     parser.add_argument("--workers", "-j", type=int, default=0, help="processes that load images")
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda or mps")
+    add_settings(parser, FrozenSettings)
     values, _ = parse(parser, argv)
     if values.batch_size < 1 or values.workers < 0:
         raise UserError("--batch-size must be at least 1 and --workers at least 0; correct them.")
+    voice = Voice(Console(highlight=False))
+    if "classification" in values.protocol:
+        _classify(values, voice)
+    frozen: list[Protocol] = [name for name in PROTOCOLS if name in values.protocol]
+    if frozen:
+        _judge_frozen(values, frozen, voice)
+    return 0
+
+
+def _judge_frozen(values: Namespace, protocols: list[Protocol], voice: Voice) -> None:
+    settings = FrozenSettings(**{item.name: getattr(values, item.name) for item in fields(FrozenSettings)})
+    opening = DataSettings(**{name: getattr(values, name) for name in (*DATA_FLAGS, *CUT_FLAGS)})
+    machine = Machine(values.device, values.batch_size, values.workers)
+    rows, about = evaluate_frozen(values.run, values.data, protocols, settings, opening, machine, voice)
+    if values.output is not None:
+        output = Path(values.output)
+    elif folder := find_run(values.run):
+        output = folder.evaluation(FROZEN_FOLDER)
+    else:
+        output = Path("evaluation") / Path(values.run).stem
+    store_table(output, rows, about)
+    voice.say(f"the table lies in {output}")
+
+
+def _classify(values: Namespace, voice: Voice) -> None:
     folder = open_run(values.run)
     model = load_deployed(folder, values.device)
-    voice = Voice(Console(highlight=False))
     for target in values.data or [None]:
         images, indices, train_labels = _images(folder, target, values, model, voice)
         output = _output(folder, target, values)
@@ -66,7 +105,6 @@ def run(argv: Sequence[str]) -> int:
         voice.show(report_table(report))
         top1 = report.scores["top1"]
         voice.say(f"{images.name}: accuracy {percent(top1.value)}; tables and pictures lie in {output}")
-    return 0
 
 
 def _advance(advance: Advance, total: int, done: int) -> None:

@@ -185,7 +185,7 @@ def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu
         tensor([[0.0312, 0.9688]])
     """
     folder = run if isinstance(run, RunFolder) else open_run(run)
-    target = _usable(device)
+    target = usable_device(device)
     card = Card.from_dict(folder.read_json(folder.card.name))
     # All weights come from the run; published ones would be fetched for nothing.
     module = replace(card.backbone, pretrained=False).build().model
@@ -197,7 +197,12 @@ def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu
     return Deployed(module.eval().to(target), card, target)
 
 
-def _usable(device: torch.device | str) -> torch.device:
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return the device as torch names it.
+
+    Raises:
+        UserError: torch cannot use it on this machine.
+    """
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError):  # torch has one for each way to lack a device

@@ -1,0 +1,67 @@
+"""A linear classifier on frozen features, and what may be asked of the features before one is fitted."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paucal.types import UserError
+
+
+@dataclass(frozen=True)
+class LinearClassifier:
+    """Weights and biases.
+
+    Attributes:
+        weight: (K, D).
+        bias: (K,); minus infinity for a class that was not among the training labels.
+        iterations: of the solver.
+        converged: whether it stopped for a small gradient and not for the number of iterations.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    iterations: int = 0
+    converged: bool = True
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return (N, K) scores of (N, D) features, in the classifier's precision and on its device."""
+        return features.to(self.weight) @ self.weight.T + self.bias
+
+
+def require_classes(labels: Tensor, what: str = "the training images") -> None:
+    """Refuse (N,) labels of a single class.
+
+    Raises:
+        UserError: there is nothing to tell apart.
+    """
+    found = labels.unique().tolist()
+    if len(found) < 2:
+        raise UserError(f"{what} have {len(found)} classes, and a classifier needs at least two: add images of others.")
+
+
+def require_finite(features: Tensor, what: str) -> None:
+    """Refuse features that are no numbers.
+
+    Raises:
+        UserError: some are not finite.
+    """
+    broken = int((~torch.isfinite(features).all(1)).sum())
+    if broken:
+        raise UserError(
+            f"the features of {broken} of {len(features)} {what} are not finite numbers: the weights are damaged, or "
+            "the values overflow half precision; check the model, or give --feature-dtype float32."
+        )
+
+
+def require_same_width(train: Tensor, test: Tensor) -> None:
+    """Refuse features of two models.
+
+    Raises:
+        UserError: they have different numbers of channels.
+    """
+    if train.shape[1] != test.shape[1]:
+        raise UserError(
+            f"the training features have {train.shape[1]} channels and the test features {test.shape[1]}: they are of "
+            "different models; extract both with one."
+        )

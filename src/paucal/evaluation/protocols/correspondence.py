@@ -1,0 +1,155 @@
+"""Whether the cells of two views of an image find each other, as EsViT measures it.
+
+Each cell of the first view takes the cell of the second with the highest cosine. The most certain of these pairs are
+scored: accuracy is the share that is the true cell, the distance error that between the two cells' centres in pixels.
+The published measurement knows one change, a mirrored image, and square grids; here the truth comes from the exact
+geometry of any two views, and grids may have any shape.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.types import Batch, UserError
+
+TOP = 10  # pairs scored per image, the most similar ones
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What became of the cells of B images.
+
+    Attributes:
+        cells: (B, N) the cell of the second view that each of the first takes, row by row.
+        similarity: (B, N) their cosine.
+        order: (B, N) the cells of the first view by falling similarity; those without a truth are last.
+        accuracy: (B,) share of the scored pairs that are right; no number where no pair has a truth.
+        distance: (B,) mean distance of the scored pairs in pixels of the second view.
+    """
+
+    cells: Tensor
+    similarity: Tensor
+    order: Tensor
+    accuracy: Tensor
+    distance: Tensor
+
+
+def cell_centres(rows: int, columns: int) -> Tensor:
+    """Return the (rows * columns, 2) centres of the cells of a grid as (x, y) in [-1, 1], row by row.
+
+    Example:
+        >>> cell_centres(1, 2)
+        tensor([[-0.5000,  0.0000],
+                [ 0.5000,  0.0000]])
+    """
+    y, x = torch.meshgrid(_middles(rows), _middles(columns), indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], 1)
+
+
+def true_positions(first: Tensor, second: Tensor, grid: Size) -> Tensor:
+    """Return where the second view shows what the centres of the first view's cells show.
+
+    Args:
+        first: (B, 2, 3) geometry of the first views, as `types.Batch.geometry` defines it.
+        second: (B, 2, 3) of the second views.
+        grid: (rows, columns) of the first views.
+
+    Returns:
+        (B, N, 2) positions (x, y) in the second view; outside of [-1, 1] where it does not show the place.
+    """
+    centres = cell_centres(*grid).to(first)
+    source = centres @ first[:, :, :2].transpose(1, 2) + first[:, None, :, 2]
+    return torch.linalg.solve(second[:, None, :, :2], (source - second[:, None, :, 2])[..., None])[..., 0]
+
+
+def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Size, top: int = TOP) -> Matches:
+    """Match the cells of two views and score the `top` most similar pairs of every image.
+
+    Args:
+        first: (B, D, h, w) features.
+        second: (B, D, H, W) features of the other view.
+        positions: (B, h * w, 2) of the first view's cells in the second, as `true_positions` gives them; the truth is
+            the cell that holds the position, and cells whose position lies outside are not scored.
+        image_size: (height, width) of the second view in pixels.
+        top: pairs scored; fewer where fewer have a truth.
+    """
+    rows, columns = second.shape[2:]
+    cosine = _unit_cells(first) @ _unit_cells(second).transpose(1, 2)
+    similarity, cells = cosine.max(2)
+    true_column, true_row = (
+        ((positions[..., axis] + 1) / 2 * count).floor().long() for axis, count in ((0, columns), (1, rows))
+    )
+    seen = (true_column >= 0) & (true_column < columns) & (true_row >= 0) & (true_row < rows)
+    order = similarity.masked_fill(~seen, -2.0).argsort(dim=1, descending=True, stable=True)
+    chosen = order[:, :top]
+    scored = seen.gather(1, chosen)
+    across = (cells % columns - true_column).gather(1, chosen) * (image_size[1] / columns)
+    down = (cells // columns - true_row).gather(1, chosen) * (image_size[0] / rows)
+    distance = torch.hypot(across.double(), down.double())
+    count = scored.sum(1)
+    return Matches(
+        cells,
+        similarity,
+        order,
+        ((distance == 0) & scored).sum(1) / count,
+        (distance * scored).sum(1) / count,
+    )
+
+
+def correspond(
+    backbone: FeatureBackbone,
+    loader: Iterable[Batch],
+    device: torch.device | str,
+    top: int = TOP,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the accuracy and the distance error in pixels of every image, from the last grid after the final norm.
+
+    Args:
+        backbone: in evaluation mode, on `device`.
+        loader: batches of two views with their geometry.
+        device: where to compute.
+        top: pairs scored per image.
+        progress: called with the number of images done.
+
+    Returns:
+        Two (N,) float64 tensors on the CPU.
+
+    Raises:
+        UserError: the backbone's grid is a single cell, or its features are no finite numbers.
+    """
+    if backbone.grid == (1, 1):
+        raise UserError("the last grid is a single cell, so there is nothing to match: give a larger --img-size.")
+    accuracy, distance, done = [], [], 0
+    with torch.inference_mode():
+        for batch in loader:
+            batch = batch.to(device)
+            if batch.geometry is None or len(batch.views) != 2:
+                raise ValueError("expected two views with their geometry")
+            first, second = (backbone(view).grids[-1].float() for view in batch.views)
+            if not bool(torch.isfinite(first).all() & torch.isfinite(second).all()):
+                raise UserError("the features are not finite numbers: the weights are damaged; check the model.")
+            positions = true_positions(batch.geometry[0], batch.geometry[1], (first.shape[2], first.shape[3]))
+            size = (batch.views[1].shape[2], batch.views[1].shape[3])
+            found = match_cells(first, second, positions, size, top)
+            accuracy.append(found.accuracy.double().cpu())
+            distance.append(found.distance.cpu())
+            done += len(batch)
+            if progress is not None:
+                progress(done)
+    if not accuracy:
+        raise UserError("there are no images to match: give some.")
+    return torch.cat(accuracy), torch.cat(distance)
+
+
+def _middles(count: int) -> Tensor:
+    return (2 * torch.arange(count) + 1) / count - 1
+
+
+def _unit_cells(grid: Tensor) -> Tensor:
+    return F.normalize(grid.flatten(2).transpose(1, 2), dim=2)

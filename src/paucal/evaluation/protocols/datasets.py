@@ -1,0 +1,124 @@
+"""The 18 data sets of EsViT's Table 9 (those of CLIP's linear evaluation that are public), and where each comes from.
+
+Counts are the paper's, where it errs with the true number beside it. Fourteen are published sets of `data/named.py`
+and open by name; of the others the source is told, and any folder or Parquet file with their images does.
+"""
+
+from dataclasses import dataclass
+
+from paucal.evaluation.protocols.metrics import MetricName
+
+
+@dataclass(frozen=True)
+class Table9Set:
+    """One of the data sets.
+
+    Attributes:
+        title: its name for people.
+        classes: as the paper counts them.
+        train: images to train on, validation included.
+        test: images to report on.
+        metric: what is reported.
+        source: where it comes from.
+        named: whether it opens by name.
+        note: what differs, or what to do where it does not open by name.
+    """
+
+    title: str
+    classes: int
+    train: int
+    test: int
+    metric: MetricName
+    source: str
+    named: bool = True
+    note: str = ""
+
+
+TABLE9: dict[str, Table9Set] = {
+    "food101": Table9Set(
+        "Food-101", 102, 75_750, 25_250, "accuracy", "torchvision, food-101.tar.gz of ETH Zurich", note="101 classes"
+    ),
+    "cifar10": Table9Set("CIFAR-10", 10, 50_000, 10_000, "accuracy", "torchvision, University of Toronto"),
+    "cifar100": Table9Set("CIFAR-100", 100, 50_000, 10_000, "accuracy", "torchvision, University of Toronto"),
+    "sun397": Table9Set(
+        "SUN397",
+        397,
+        19_850,
+        19_850,
+        "accuracy",
+        "torchvision, SUN397.tar.gz of Princeton",
+        note="the official first partition is not read; give the parts as list files, or --test-fraction",
+    ),
+    "cars": Table9Set(
+        "Stanford Cars", 196, 8_144, 8_041, "accuracy", "the data set's page", note="cannot be fetched any more"
+    ),
+    "aircraft": Table9Set("FGVC Aircraft (variants)", 100, 6_667, 3_333, "mean_per_class", "torchvision, Oxford VGG"),
+    "voc2007": Table9Set(
+        "VOC2007 classification",
+        20,
+        5_011,
+        4_952,
+        "map11",
+        "the PASCAL VOC page: VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar",
+        note="opens from a folder VOCdevkit/VOC2007; an image may have several classes",
+        named=False,
+    ),
+    "dtd": Table9Set("Describable Textures", 47, 3_760, 1_880, "accuracy", "torchvision, Oxford VGG"),
+    "pets": Table9Set("Oxford-IIIT Pets", 37, 3_680, 3_669, "mean_per_class", "torchvision, Oxford VGG"),
+    "caltech101": Table9Set(
+        "Caltech-101",
+        102,
+        3_060,
+        6_084,
+        "mean_per_class",
+        "torchvision, Caltech",
+        note="102 counts the background images, which are not used here; there are no official parts",
+    ),
+    "flowers102": Table9Set("Oxford Flowers 102", 102, 2_040, 6_149, "mean_per_class", "torchvision, Oxford VGG"),
+    "mnist": Table9Set("MNIST", 10, 60_000, 10_000, "accuracy", "torchvision, yann.lecun.com"),
+    "fer2013": Table9Set(
+        "Facial Emotion Recognition 2013",
+        8,
+        32_298,
+        3_589,
+        "accuracy",
+        "Kaggle, fer2013",
+        named=False,
+        note="7 classes; give a folder with train and test, called fer2013",
+    ),
+    "stl10": Table9Set("STL-10", 10, 5_000, 8_000, "accuracy", "torchvision, Stanford"),
+    "gtsrb": Table9Set(
+        "GTSRB", 43, 26_728, 12_630, "accuracy", "torchvision, Ruhr-Universität Bochum", note="26,640 to train here"
+    ),
+    "pcam": Table9Set("PatchCamelyon", 2, 294_912, 32_768, "accuracy", "torchvision, Zenodo"),
+    "ucf101": Table9Set(
+        "UCF101",
+        101,
+        9_537,
+        3_783,
+        "accuracy",
+        "the UCF101 page",
+        named=False,
+        note="videos: give the middle frames of the first official split, in folders train and test, called ucf101",
+    ),
+    "hateful_memes": Table9Set(
+        "Hateful Memes",
+        2,
+        8_500,
+        500,
+        "roc_auc",
+        "the Hateful Memes challenge of Facebook AI",
+        named=False,
+        note="give a folder with train and test (its dev_seen), called hateful_memes",
+    ),
+}
+
+
+def metric_of(name: str) -> MetricName:
+    """Return the metric of a data set by its name; accuracy for all that Table 9 does not have.
+
+    Example:
+        >>> metric_of("pets"), metric_of("photos")
+        ('mean_per_class', 'accuracy')
+    """
+    return TABLE9[name].metric if name in TABLE9 else "accuracy"

@@ -1,0 +1,108 @@
+"""How good features are when labels are few: accuracy against the number of labelled images per class."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.data.randomness import derive_seed
+from paucal.evaluation.protocols.classifier import require_finite, require_same_width
+from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_logistic
+from paucal.evaluation.protocols.metrics import hits
+
+PER_CLASS = (1, 2, 5, 10, 50)
+REPEATS = 5
+STRENGTH = 1.0
+
+
+@dataclass(frozen=True)
+class Few:
+    """Results with one number of labels.
+
+    Attributes:
+        per_class: labels of each class; a class with fewer gives all it has.
+        hits: (repeats, N) of the test images.
+    """
+
+    per_class: int
+    hits: NDArray[np.float64]
+
+    @property
+    def accuracies(self) -> NDArray[np.float64]:
+        """(repeats,) accuracies."""
+        return self.hits.mean(1)
+
+
+def draw_few(labels: Tensor, per_class: int, seed: int) -> Tensor:
+    """Return the rows of `per_class` images of each class; of the same seed, fewer are among more.
+
+    Args:
+        labels: (N,) int64.
+        per_class: a class with fewer images gives all of them.
+        seed: of the draw.
+    """
+    rows = []
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero()[:, 0]
+        order = np.random.default_rng(derive_seed(seed, label)).permutation(len(members))
+        rows.append(members[torch.from_numpy(order[:per_class])])
+    return torch.cat(rows).sort().values
+
+
+def few_label_curve(
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    n_classes: int,
+    per_class: Sequence[int] = PER_CLASS,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    solver: Solver = DEFAULT,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Few]:
+    """Fit a logistic regression to a few labels, several times with other labels, and score the test images.
+
+    Nothing is selected, since whoever has one label per class has none to validate with: the labelled features are
+    centred, divided by their root mean square, and lambda is 1. Numbers of labels beyond the largest class are left
+    out.
+
+    Args:
+        train: (N, D) features and (N,) labels to draw from.
+        test: the same of the test images.
+        n_classes: K.
+        per_class: numbers of labels.
+        repeats: draws of each.
+        seed: of the draws; every model sees the same images.
+        solver: backend and when to stop.
+        progress: called with (fits done, all).
+
+    Raises:
+        UserError: features that are no finite numbers or of different models, or a single class.
+    """
+    require_same_width(train[0], test[0])
+    require_finite(test[0], "test images")
+    most = int(torch.bincount(train[1]).max())
+    numbers = [n for n in per_class if n <= most] or [most]
+    curve = []
+    for number in numbers:
+        rows = []
+        for repeat in range(repeats):
+            chosen = draw_few(train[1], number, derive_seed(seed, repeat)).to(train[0].device)
+            rows.append(_hits(train, chosen, test, n_classes, solver))
+            if progress is not None:
+                progress(len(curve) * repeats + repeat + 1, len(numbers) * repeats)
+        curve.append(Few(number, np.stack(rows)))
+    return curve
+
+
+def _hits(
+    train: tuple[Tensor, Tensor], chosen: Tensor, test: tuple[Tensor, Tensor], n_classes: int, solver: Solver
+) -> NDArray[np.float64]:
+    features, labels = train[0][chosen].double(), train[1][chosen.to(train[1].device)]
+    centre = features.mean(0)
+    scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
+    classifier = fit_logistic((features - centre) / scale, labels, n_classes, STRENGTH, solver)
+    scores = classifier.scores((test[0].double() - centre) / scale)
+    return hits(scores.cpu(), test[1].cpu())

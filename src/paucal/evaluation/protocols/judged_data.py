@@ -1,0 +1,115 @@
+"""Images a backbone is judged on: what trains the classifier, what selects, what is reported on."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.data.images import ImageSet
+from paucal.data.randomness import derive_seed
+from paucal.data.splits import Split, make_split
+from paucal.evaluation.protocols.classifier import require_classes
+from paucal.evaluation.protocols.datasets import metric_of
+from paucal.evaluation.protocols.metrics import MetricName
+from paucal.types import UserError
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class JudgedData:
+    """A data set with its parts.
+
+    Attributes:
+        name: of the set.
+        images: all of them.
+        labels: (N,) int64 in [0, K); or (N, K) of 1, 0 and -1 (ignored) where an image has several classes.
+        parts: "train", "val" and "test" to (n,) positions.
+        n_classes: K.
+        metric: what is reported.
+        how: one sentence on how the parts came about.
+    """
+
+    name: str
+    images: ImageSet
+    labels: Tensor
+    parts: dict[str, NDArray[np.int64]]
+    n_classes: int
+    metric: MetricName
+    how: str
+
+    @property
+    def used(self) -> NDArray[np.int64]:
+        """Positions of all images of the parts, ascending."""
+        return np.sort(np.concatenate([self.parts[part] for part in PARTS]))
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of images per part."""
+        return {part: len(self.parts[part]) for part in PARTS}
+
+
+def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
+    """Split a set that is no run's own; the test images must be declared, or asked for.
+
+    A model may have been trained on any of a folder's images. Cutting test images from it unasked would make a score
+    of training images.
+
+    Raises:
+        UserError: there is no test part and no `test_fraction`, or the parts make no sense.
+    """
+    if set(images.declared) <= {"", "train"} and test_fraction is None:
+        raise UserError(
+            f"{images.location} has no test part: give a folder with train and test, or let one be cut from it with "
+            "--test-fraction 0.2 (only where the model has not seen these images)."
+        )
+    shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
+    return make_split(images, seed, **{name: value for name, value in shares.items() if value is not None})
+
+
+def judged_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> JudgedData:
+    """Return the data of a split; the metric is that of Table 9 for its sets, else accuracy.
+
+    Raises:
+        UserError: training images of a single class, no test images, or a metric for other labels.
+    """
+    parts = {part: split.indices(part) for part in PARTS}
+    labels = torch.from_numpy(images.labels)
+    for part in ("train", "test"):
+        if not len(parts[part]):
+            raise UserError(f"{images.name} has no {part} images: give a data set that has, or check its folders.")
+    require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
+    chosen = metric or metric_of(images.name)
+    if chosen == "map11" or (chosen == "roc_auc" and len(images.classes) != 2):
+        raise UserError(
+            f"--metric {chosen} does not suit {images.name}, whose {len(images.classes)} classes exclude each other; "
+            "use accuracy or mean_per_class."
+        )
+    return JudgedData(images.name, images, labels, parts, len(images.classes), chosen, split.description)
+
+
+def limit(data: JudgedData, most: int, seed: int) -> JudgedData:
+    """Keep at most so many images of every part, the classes as equal in number as they can be.
+
+    Raises:
+        UserError: fewer are asked for than there are classes.
+    """
+    if most < data.n_classes:
+        raise UserError(f"--max-images is {most}, and {data.name} has {data.n_classes} classes: give at least that.")
+    parts = {part: _balanced(data.labels, indices, most, seed) for part, indices in data.parts.items()}
+    return replace(data, parts=parts, how=f"{data.how}; at most {most} images of each part (seed {seed})")
+
+
+def _balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+    if len(indices) <= most:
+        return indices
+    order = np.random.default_rng(derive_seed(seed, len(indices))).permutation(indices)
+    if labels.ndim == 2:
+        return np.sort(order[:most])
+    classes = labels.numpy()[order]
+    turn = np.zeros(len(order), dtype=np.int64)
+    for label in np.unique(classes):
+        members = classes == label
+        turn[members] = np.arange(members.sum())
+    return np.sort(order[np.argsort(turn, kind="stable")[:most]])

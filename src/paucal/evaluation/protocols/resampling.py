@@ -1,0 +1,63 @@
+"""Intervals over the choice of test images, of one model and of the difference between two."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.evaluation.intervals import Score, percentile, wilson
+from paucal.evaluation.protocols.metrics import Mean, Measure, value_of
+
+CHUNK = 4_000_000  # counts held at once, 32 MB
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How intervals are made.
+
+    Attributes:
+        seed: of the draws; the same for every model, which makes comparisons paired.
+        draws: resampled sets of images.
+        level: share of intervals that hold the truth.
+    """
+
+    seed: int = 0
+    draws: int = 1000
+    level: float = 0.95
+
+    def counts(self, n_images: int) -> Iterator[NDArray[np.float64]]:
+        """Yield (d, N) numbers of times that each image is drawn, in chunks that together have `draws` rows."""
+        generator = np.random.default_rng(self.seed)
+        at_once = max(1, CHUNK // n_images)
+        for start in range(0, self.draws, at_once):
+            rows = min(at_once, self.draws - start)
+            drawn = generator.integers(n_images, size=(rows, n_images)) + np.arange(rows)[:, None] * n_images
+            yield np.bincount(drawn.ravel(), minlength=rows * n_images).reshape(rows, n_images).astype(np.float64)
+
+    def scores(self, measures: Sequence[Measure], n_images: int) -> list[NDArray[np.float64]]:
+        """Return the (draws,) scores of each measure, all on the same resampled sets."""
+        chunks = [[measure(counts) for measure in measures] for counts in self.counts(n_images)]
+        return [np.concatenate(column) for column in zip(*chunks, strict=True)]
+
+
+def interval(measure: Measure, n_images: int, resampling: Resampling) -> Score:
+    """Return a score with its percentile bootstrap interval over images (Efron 1979).
+
+    Where every image is right, or none, resampling can say nothing; a share then has its Wilson interval.
+    """
+    value = value_of(measure, n_images)
+    score = percentile(value, resampling.scores([measure], n_images)[0], resampling.level)
+    if score.low is None and isinstance(measure, Mean) and value in (0.0, 1.0):
+        return wilson(round(value * n_images), n_images, resampling.level)
+    return score
+
+
+def paired_difference(first: Measure, second: Measure, n_images: int, resampling: Resampling) -> Score:
+    """Return `first` minus `second` on the same images, with the interval of the difference.
+
+    Both are scored on the same resampled sets, so that images which are hard for both do not widen the interval.
+    """
+    value = value_of(first, n_images) - value_of(second, n_images)
+    a, b = resampling.scores([first, second], n_images)
+    return percentile(value, a - b, resampling.level)

@@ -1,0 +1,114 @@
+"""The one table: printed, and stored as CSV and JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from paucal.evaluation.intervals import Score
+from paucal.evaluation.protocols.comparison import Row, averages, tally
+from paucal.evaluation.protocols.judge import PROTOCOLS
+from paucal.runs import write_text
+
+COLUMNS = (
+    *("data", "protocol", "setting", "score", "unit", "images", "model", "value", "low", "high", "note"),
+    *("gain_of_first", "gain_low", "gain_high", "verdict"),
+)
+CSV_NAME, JSON_NAME = "table.csv", "results.json"
+
+
+def shown(score: Score, unit: str, sign: bool = False) -> str:
+    """Return a score with its interval as text.
+
+    Example:
+        >>> shown(Score(0.912, 0.9, 0.925), "%"), shown(Score(-2.5, -3.0, 1.0), "px", sign=True)
+        ('91.2 [90.0, 92.5]', '-2.50 [-3.00, +1.00]')
+    """
+    factor, digits = (100, 1) if unit == "%" else (1, 2)
+    form = f"{{:{'+' if sign else ''}.{digits}f}}"
+    text = form.format(factor * score.value)
+    if score.low is None or score.high is None:
+        return text
+    return f"{text} [{form.format(factor * score.low)}, {form.format(factor * score.high)}]"
+
+
+def protocol_table(rows: Sequence[Row], level: float) -> Table:
+    """Return the printed lines as a table: a column per model, and the first model's gain over each of the others."""
+    table = Table(title=f"frozen features; in brackets {100 * level:g} % intervals", title_justify="left")
+    names = list(rows[0].scores) if rows else []
+    for heading in ("data", "protocol", "score", *names, *(f"gain over {name}" for name in names[1:])):
+        table.add_column(escape(heading), justify="left" if heading in ("data", "protocol", "score") else "right")
+    for row in rows:
+        if not row.line.headline:
+            continue
+        unit = row.line.unit
+        table.add_row(
+            escape(row.data),
+            f"{row.line.protocol} {row.line.setting}".strip(),
+            f"{row.line.score}, {unit}",
+            *(shown(row.scores[name], unit) if name in row.scores else "-" for name in names),
+            *(shown(row.gains[name], unit, sign=True) if name in row.gains else "-" for name in names[1:]),
+        )
+    return table
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """Return sentences on averages, wins, ties and losses, and on what was chosen for each model."""
+    lines = []
+    sets = len({row.data for row in rows})
+    for protocol in PROTOCOLS if sets > 1 else ():
+        means = averages(rows, protocol)
+        if means and protocol != "correspondence":
+            text = ", ".join(f"{name} {100 * value:.1f}" for name, value in means.items())
+            lines.append(f"{protocol}, mean of {sets} data sets: {text}")
+    names = list(rows[0].scores) if rows else []
+    for other in names[1:]:
+        counts = tally(rows, other)
+        lines.append(
+            f"{names[0]} against {other}: {counts['win']} wins, {counts['tie']} ties, {counts['loss']} losses; of "
+            f"{counts['clear_wins']} wins and {counts['clear_losses']} losses the interval leaves out 0"
+        )
+    for row in rows:
+        noted = [f"{name}: {note}" for name, note in row.notes.items() if note]
+        if noted and row.line.headline:
+            about = ", ".join(word for word in (row.data, row.line.protocol, row.line.setting) if word)
+            lines.append(f"{about}, {row.line.score}: {'; '.join(noted)}")
+    return lines
+
+
+def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
+    """Write `table.csv` and `results.json`, every line with full precision.
+
+    Args:
+        folder: made where it is missing.
+        rows: all lines.
+        about: models, data sets and settings, of JSON types.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / CSV_NAME, _as_csv(rows))
+    names = list(rows[0].scores) if rows else []
+    content = {
+        **about,
+        "tallies": {name: tally(rows, name) for name in names[1:]},
+        "rows": [row.to_dict() for row in rows],
+    }
+    write_text(folder / JSON_NAME, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _as_csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        line = row.line
+        for name, score in row.scores.items():
+            gain = row.gains.get(name)
+            about = (row.data, line.protocol, line.setting, line.score, line.unit, row.images, name)
+            compared = ("",) * 4 if gain is None else (gain.value, gain.low, gain.high, row.verdict(name))
+            writer.writerow((*about, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
+    return text.getvalue()

@@ -1,0 +1,77 @@
+"""PASCAL VOC 2007 classification: images with several classes each, from the unpacked archives."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+from paucal.data.stores import FileStore
+from paucal.evaluation.protocols.judged_data import JudgedData
+from paucal.types import UserError
+
+CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+_LISTS = Path("ImageSets") / "Main"
+_MOST_BYTES = 16 << 20
+# VOC writes 1 for present, -1 for absent, 0 for difficult to see, which its own evaluation leaves out.
+_MEANING = {"1": 1, "-1": 0, "0": -1}
+
+
+def is_voc(folder: Path) -> bool:
+    """Whether a folder is VOC2007's: images, and a list per class and part."""
+    return (folder / "JPEGImages").is_dir() and (folder / _LISTS / f"{CLASSES[0]}_train.txt").is_file()
+
+
+def open_voc(folder: Path) -> JudgedData:
+    """Open `VOCdevkit/VOC2007`, with its own train, val and test parts.
+
+    Args:
+        folder: with `JPEGImages` and `ImageSets/Main`; both archives, trainval and test, unpacked over each other.
+
+    Raises:
+        UserError: a list is missing or damaged, or a part of the archives is.
+    """
+    keys: list[str] = []
+    rows: list[NDArray[np.int64]] = []
+    parts: dict[str, NDArray[np.int64]] = {}
+    for part in ("train", "val", "test"):
+        columns = [_read(folder / _LISTS / f"{name}_{part}.txt") for name in CLASSES]
+        names = list(columns[0])
+        if any(list(column) != names for column in columns):
+            raise UserError(f"the lists of {part} images in {folder / _LISTS} differ: unpack the archives again.")
+        parts[part] = np.arange(len(keys), len(keys) + len(names))
+        keys += [f"JPEGImages/{name}.jpg" for name in names]
+        rows.append(np.asarray([[column[name] for column in columns] for name in names], dtype=np.int64))
+    absent = next((key for key in keys if not (folder / key).is_file()), None)
+    if absent is not None:
+        raise UserError(f"{folder / absent} is missing: unpack both archives, trainval and test, over each other.")
+    declared = [part for part, indices in parts.items() for _ in indices]
+    images = ImageSet(
+        name="voc2007",
+        location=str(folder.resolve()),
+        classes=(),
+        keys=keys,
+        labels=np.full(len(keys), -1, dtype=np.int64),
+        declared=declared,
+        store=FileStore(folder.resolve(), keys),
+    )
+    labels = torch.from_numpy(np.concatenate(rows))
+    return JudgedData("voc2007", images, labels, parts, len(CLASSES), "map11", "the data's own parts")
+
+
+def _read(file: Path) -> dict[str, int]:
+    """Return the label of every image of a list."""
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError("too large")
+        pairs = [line.split() for line in file.read_text(encoding="ascii").splitlines() if line.strip()]
+        labels = {name: _MEANING[label] for name, label in pairs}
+    except (OSError, ValueError, KeyError) as problem:
+        raise UserError(f"{file} is no list of VOC2007 ({problem}): unpack both archives again.") from problem
+    if not labels or any(not name.isalnum() for name in labels):
+        raise UserError(f"{file} names no images as VOC2007 does: unpack both archives again.")
+    return labels

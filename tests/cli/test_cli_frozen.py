@@ -1,0 +1,167 @@
+"""`paucal eval` on frozen backbones: runs, files and timm models, one table, and every mistake as one sentence."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paucal.cli.main import main
+
+QUICK = [
+    "--img-size",
+    "16",
+    "--epochs",
+    "1",
+    "-j",
+    "0",
+    "--model",
+    "vit_mini",
+    "--model-args",
+    "depth=1",
+    "--seed",
+    "1",
+]
+SHORT = ["--probe-epochs", "2", "--bootstrap", "50", "--seed", "1"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def make_photos(root: Path, parts=("train", "test"), each=12) -> Path:
+    generator = np.random.default_rng(0)
+    for part in parts:
+        for label in range(3):
+            folder = root / part / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(each):
+                pixels = generator.normal(60 + 70 * label, 20, (20, 24, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{part}{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("frozen")
+    make_photos(base / "photos")
+    assert main(["train", str(base / "photos" / "train"), *QUICK, "--output", str(base / "run")]) == 0
+    return base
+
+
+def failure(capsys, *argv) -> str:
+    capsys.readouterr()
+    assert main([str(word) for word in argv]) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err + captured.out
+    (line,) = captured.err.strip().splitlines()
+    return line
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+
+
+def test_eval__of_a_run_on_its_own_images_has_the_floor_beside_it(trained, capsys):
+    words = ["--protocol", "knn", "linear", "logistic", "correspondence", "few-labels", *SHORT]
+    assert main(["eval", str(trained / "run"), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "random weights" in printed
+    assert "wins" in printed
+    folder = trained / "run" / "evaluation" / "frozen-features"
+    rows = rows_of(folder)
+    assert {row["protocol"] for row in rows} == {"knn", "linear", "logistic", "correspondence", "few-labels"}
+    assert {row["model"] for row in rows} == {str(trained / "run"), "random weights"}
+    stored = json.loads((folder / "results.json").read_text())
+    assert [data["test"] for data in stored["data"]] == [6]  # the run's own test part
+    assert len(stored["models"]) == 2
+    assert stored["models"][0]["fingerprint"] != stored["models"][1]["fingerprint"]
+    assert stored["tallies"]["random weights"].keys() >= {"win", "tie", "loss"}
+
+
+def test_eval__compares_a_timm_model_with_a_weights_file(trained, capsys, tmp_path):
+    file = trained / "run" / "model.safetensors"
+    copy = tmp_path / "weights.safetensors"
+    copy.write_bytes(file.read_bytes())
+    words = [str(trained / "photos"), "--protocol", "knn", "--img-size", "16", "--out", str(tmp_path / "out"), *SHORT]
+    assert main(["eval", "vit_mini", *words]) == 0
+    rows = rows_of(tmp_path / "out")
+    assert {row["model"] for row in rows} == {"vit_mini"}  # random weights are their own floor
+    assert {row["images"] for row in rows} == {"36"}
+    torch.manual_seed(0)
+    import timm
+
+    model = timm.create_model("vit_mini", num_classes=0, img_size=(16, 16))
+    torch.save({"teacher": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "other.pth")
+    assert main(["eval", str(tmp_path / "other.pth"), *words, "--model", "vit_mini", "--compare", "vit_mini"]) == 0
+    rows = rows_of(tmp_path / "out")
+    assert [row["model"] for row in rows[:3]] == ["other", "vit_mini", "random weights"]
+    assert (
+        "100 % of the parameters" in json.loads((tmp_path / "out" / "results.json").read_text())["models"][0]["weights"]
+    )
+
+
+def test_eval__stored_features_give_the_same_table(trained, tmp_path):
+    words = ["eval", "vit_mini", str(trained / "photos"), "--protocol", "knn", "logistic", "--img-size", "16", *SHORT]
+    tables = []
+    for number, extra in enumerate((["--cache", "features"], ["--cache", "features"], ["--no-cache"])):
+        extra = [str(tmp_path / word) if word == "features" else word for word in extra]
+        assert main([*words, *extra, "--out", str(tmp_path / str(number))]) == 0
+        tables.append((tmp_path / str(number) / "table.csv").read_text())
+    assert tables[0] == tables[1] == tables[2]
+    assert len(list((tmp_path / "features").iterdir())) == 1
+
+
+def test_eval__keeps_the_runs_own_parts_where_its_data_is_named(trained, capsys):
+    train = trained / "photos" / "train"
+    assert main(["eval", str(trained / "run"), str(train), "--protocol", "knn", *SHORT]) == 0
+    rows = rows_of(trained / "run" / "evaluation" / "frozen-features")
+    assert {row["images"] for row in rows} == {"6"}
+    sentence = failure(
+        capsys, "eval", "vit_mini", train, "--compare", trained / "run", "--protocol", "knn", "--img-size", "16",
+        "--test-fraction", "0.5", *SHORT,
+    )  # fmt: skip
+    assert "was trained on, or chosen by," in sentence
+    assert "test images" in sentence
+
+
+def test_eval__classification_and_frozen_features_in_one_command(trained):
+    assert main(["eval", str(trained / "run"), "--protocol", "knn", "classification", *SHORT]) == 0
+    assert (trained / "run" / "evaluation" / "test" / "metrics.json").is_file()
+    assert (trained / "run" / "evaluation" / "frozen-features" / "table.csv").is_file()
+
+
+def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
+    photos, run = trained / "photos", trained / "run"
+    bare = make_photos(tmp_path / "bare", parts=("only",)) / "only"
+    cases = [
+        (["vit_mini", bare], "has no test part: give a folder with train and test"),
+        (["vit_mini"], "give DATA to judge 'vit_mini' on"),
+        (["vit_minni", photos], "'vit_minni' is neither a run folder, nor a weights file, nor a timm model"),
+        ([run, photos, "--img-size", "32", "--features", "blocks:9"], "the last 9 blocks and vit_mini has 1"),
+        (["vit_mini", photos, "--features", "tokens"], "expected auto, pooled, or the last few"),
+        (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, and photos has 3 classes"),
+        (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),
+        (["vit_mini", photos, "--bootstrap", "1"], "--bootstrap must be at least 2"),
+        (["vit_mini", photos, "--device", "tpu9"], "the device is 'tpu9'"),
+        (["vit_mini", photos, "--cache", "x", "--no-cache"], "give one of them"),
+        (["vit_mini", "table9", "--data-root", tmp_path / "nowhere"], "none of the data sets is there"),
+    ]
+    for words, expected in cases:
+        size = [] if "--img-size" in words else ["--img-size", "16"]
+        sentence = failure(capsys, "eval", *words, "--protocol", "knn", *size)
+        assert expected in sentence, words
+
+
+def test_eval__of_a_data_set_with_one_class(capsys, tmp_path):
+    root = make_photos(tmp_path / "photos")
+    for part in ("train", "test"):
+        for label in (1, 2):
+            for file in (root / part / f"class{label}").iterdir():
+                file.unlink()
+            (root / part / f"class{label}").rmdir()
+    assert "only one class" in failure(capsys, "eval", "vit_mini", root, "--protocol", "knn")

@@ -1,0 +1,170 @@
+"""Features once per weights, transform and images; found again, and never mistaken for others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paucal.backbones import BackboneSpec
+from paucal.data.images import ImageSet
+from paucal.data.sources import open_images
+from paucal.data.stores import ArrayStore
+from paucal.evaluation.deployed import Preprocessing
+from paucal.evaluation.protocols import extraction as module
+from paucal.evaluation.protocols.extraction import Extraction, augmented_batches, extract
+from paucal.evaluation.protocols.feature_cache import FeatureCache, default_folder, images_fingerprint
+from paucal.evaluation.protocols.feature_reader import POOLED, FeatureKind
+from paucal.evaluation.protocols.linear_probe import ProbeSettings
+from paucal.evaluation.protocols.subjects import Subject, floor_of, random_backbone
+from paucal.types import UserError
+
+SPEC = BackboneSpec("vit_mini", 0, image_size=(16, 16), arguments={"depth": 2, "embed_dim": 32})
+PREPROCESSING = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+BLOCKS = FeatureKind("blocks", 2)
+
+
+def subject(seed=0):
+    return Subject("toy", "random", SPEC, random_backbone(SPEC, seed), PREPROCESSING)
+
+
+def pictures(count=7, seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 255, (count, 20, 24, 3), dtype=np.uint8)
+    keys, labels = [f"{i}" for i in range(count)], np.arange(count) % 2
+    return ImageSet("toy", "toy", ("a", "b"), keys, labels, [""] * count, ArrayStore(pixels))
+
+
+def settings(folder, dtype=torch.float32):
+    return Extraction(batch_size=3, dtype=dtype, cache=FeatureCache(folder))
+
+
+def forbid(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("the backbone ran again")
+
+    monkeypatch.setattr(module, "FeatureReader", refuse)
+
+
+def test_extract__equals_plain_inference_row_by_row():
+    images, one = pictures(), subject()
+    indices = np.array([5, 0, 3, 6])
+    found = extract(one, images, indices, [POOLED, BLOCKS], settings(None))
+    transform = PREPROCESSING.transform()
+    views = torch.stack([transform(images.store.read(int(index)))[0] for index in indices])
+    with torch.no_grad():
+        torch.testing.assert_close(found[POOLED], one.backbone(views).pooled)
+    assert found[BLOCKS].shape == (4, 64)
+    assert not found[POOLED].is_inference()
+
+
+def test_cache__is_used_the_second_time_and_holds_the_same(tmp_path, monkeypatch):
+    images, indices = pictures(), np.arange(7)
+    for dtype in (torch.float32, torch.float16):
+        with monkeypatch.context() as patch:
+            first = extract(subject(), images, indices, [POOLED], settings(tmp_path, dtype))
+            forbid(patch)
+            again = extract(subject(), images, indices, [POOLED], settings(tmp_path, dtype))
+        assert first[POOLED].dtype == dtype
+        assert torch.equal(first[POOLED], again[POOLED])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_cache__a_kind_that_is_missing_is_added(tmp_path):
+    images, indices = pictures(), np.arange(7)
+    extract(subject(), images, indices, [POOLED], settings(tmp_path))
+    found = extract(subject(), images, indices, [POOLED, BLOCKS], settings(tmp_path))
+    assert set(found) == {POOLED, BLOCKS}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_cache__tells_other_weights_transforms_images_and_orders_apart(tmp_path):
+    images, indices = pictures(), np.arange(7)
+    extract(subject(), images, indices, [POOLED], settings(tmp_path))
+    changed = replace(subject(), preprocessing=replace(PREPROCESSING, crop_ratio=0.8))
+    nudged = subject()
+    with torch.no_grad():
+        next(nudged.backbone.parameters())[0] += 1e-3
+    for number, (one, of, rows) in enumerate(
+        [
+            (subject(1), images, indices),
+            (changed, images, indices),
+            (nudged, images, indices),
+            (subject(), pictures(seed=1), indices),
+            (subject(), images, indices[::-1].copy()),
+            (subject(), images, indices[:6]),
+        ]
+    ):
+        found = extract(one, of, rows, [POOLED], settings(tmp_path))[POOLED]
+        assert torch.equal(found, extract(one, of, rows, [POOLED], settings(None))[POOLED])
+        assert len(list(tmp_path.iterdir())) == number + 2
+
+
+def test_cache__a_damaged_file_is_made_anew_and_anothers_is_refused(tmp_path):
+    images, indices = pictures(), np.arange(7)
+    found = extract(subject(), images, indices, [POOLED], settings(tmp_path))
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert torch.equal(extract(subject(), images, indices, [POOLED], settings(tmp_path))[POOLED], found[POOLED])
+    assert file.read_bytes() == whole
+    extract(subject(1), images, indices, [POOLED], settings(tmp_path))
+    (other,) = (path for path in tmp_path.iterdir() if path != file)
+    file.write_bytes(other.read_bytes())
+    with pytest.raises(UserError, match="holds features of another model or of other images"):
+        extract(subject(), images, indices, [POOLED], settings(tmp_path))
+
+
+def test_fingerprint__of_files_follows_their_content(tmp_path):
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        Image.new("RGB", (9, 9), (3, 4, 5)).save(tmp_path / label / "1.png")
+    images = open_images(tmp_path)
+    before = images_fingerprint(images, np.arange(2))
+    assert before == images_fingerprint(images, np.arange(2))
+    Image.new("RGB", (9, 9), (200, 4, 5)).save(tmp_path / "b" / "1.png")
+    assert before != images_fingerprint(images, np.arange(2))
+
+
+def test_default_folder__is_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "paucal" / "features"
+
+
+def test_extract__refuses_features_that_are_no_numbers():
+    one = subject()
+    with torch.no_grad():
+        one.backbone.model.get_submodule("norm").weight[0] = torch.nan
+    with pytest.raises(UserError, match="the features of 7 of 7 images are not finite numbers"):
+        extract(one, pictures(), np.arange(7), [POOLED], settings(None))
+    with torch.no_grad():
+        one.backbone.model.get_submodule("norm").weight.fill_(1e30)
+    with pytest.raises(UserError, match="give --feature-dtype float32"):
+        extract(one, pictures(), np.arange(7), [POOLED], settings(None, torch.float16))
+
+
+def test_floor__is_the_same_architecture_with_weights_of_a_seed():
+    one = subject(7)
+    floor, again, other = floor_of(one, 0), floor_of(one, 0), floor_of(one, 1)
+    assert floor.random
+    assert floor.fingerprint == again.fingerprint
+    assert len({one.fingerprint, floor.fingerprint, other.fingerprint}) == 3
+    assert floor.parameters == one.parameters
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    floor_of(one, 0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_augmented_batches__are_new_in_every_epoch_and_the_same_again():
+    images, one = pictures(), subject()
+    rows = np.array([1, 2, 4, 5, 6]), torch.tensor([1, 0, 0, 1, 0])
+    batches = augmented_batches(one, images, rows, BLOCKS, ProbeSettings(batch=2, seed=4), settings(None))
+    first, again, second = (list(batches(epoch)) for epoch in (0, 0, 1))
+    assert [len(labels) for _, labels in first] == [2, 2, 1]
+    assert sorted(torch.cat([labels for _, labels in first]).tolist()) == [0, 0, 0, 1, 1]
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0], second[0][0])
+    assert first[0][0].shape == (2, 64)
+    assert not first[0][0].is_inference()

@@ -1,0 +1,245 @@
+"""Protocols on whole data sets: what they select with, what they report, and how models are compared."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from paucal.backbones import BackboneSpec
+from paucal.data.images import ImageSet
+from paucal.data.stores import ArrayStore
+from paucal.evaluation.deployed import Preprocessing
+from paucal.evaluation.intervals import Score
+from paucal.evaluation.protocols import judge as module
+from paucal.evaluation.protocols.comparison import Row, averages, compare, tally
+from paucal.evaluation.protocols.datasets import TABLE9
+from paucal.evaluation.protocols.judge import PROTOCOLS, JudgeOptions, Line, Outcome, judge
+from paucal.evaluation.protocols.judged_data import judged_data, limit, with_parts
+from paucal.evaluation.protocols.linear_probe import ProbeSettings
+from paucal.evaluation.protocols.metrics import Mean, value_of
+from paucal.evaluation.protocols.resampling import Resampling
+from paucal.evaluation.protocols.subjects import Subject, random_backbone
+from paucal.evaluation.protocols.voc import CLASSES, is_voc, open_voc
+from paucal.types import UserError
+
+SPEC = BackboneSpec("vit_mini", 0, image_size=(16, 16), arguments={"depth": 1, "embed_dim": 32})
+PREPROCESSING = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+OPTIONS = JudgeOptions(probe=ProbeSettings(epochs=3))
+DRAWS = Resampling(draws=100)
+
+
+def subject(name="toy", seed=0):
+    return Subject(name, "random", SPEC, random_backbone(SPEC, seed), PREPROCESSING)
+
+
+def shades(each=(30, 8, 12), classes=3, name="toy"):
+    """Noise around one grey level per class, with declared parts."""
+    generator = np.random.default_rng(0)
+    labels = np.concatenate([np.arange(n * classes) % classes for n in each])
+    grey = 50 + 60 * labels[:, None, None, None]
+    pixels = generator.normal(grey, 25, (len(labels), 16, 16, 3)).clip(0, 255).astype(np.uint8)
+    declared = [part for part, n in zip(("train", "val", "test"), each, strict=True) for _ in range(n * classes)]
+    names = tuple(f"class{k}" for k in range(classes))
+    return ImageSet(name, name, names, [str(i) for i in range(len(labels))], labels, declared, ArrayStore(pixels))
+
+
+def data_of(images, metric=None):
+    return judged_data(images, with_parts(images, 0, None, None), metric)
+
+
+def test_judge__every_protocol_scores_the_test_images_above_chance():
+    data = data_of(shades())
+    outcomes = judge(subject(), data, PROTOCOLS, OPTIONS)
+    assert {outcome.line.protocol for outcome in outcomes} == set(PROTOCOLS)
+    assert all(outcome.n_images == 36 for outcome in outcomes)
+    scores = {(o.line.protocol, o.line.setting, o.line.score): value_of(o.measure, 36) for o in outcomes}
+    assert scores["knn", "k = 20", "top-1"] > 0.8
+    assert scores["logistic", "", "accuracy"] > 0.8
+    assert scores["few-labels", "10 per class", "accuracy"] > 0.8
+    assert ("knn", "k = 114", "top-1") in scores  # 200 became all there are
+    headlines = {(o.line.protocol, o.line.setting) for o in outcomes if o.line.headline}
+    assert ("knn", "k = 20") in headlines
+    assert ("knn", "k = 10") not in headlines
+
+
+def test_judge__test_images_choose_nothing(monkeypatch):
+    data = data_of(shades())
+    chosen = {}
+    for name, of in (("same", data.labels), ("shuffled", data.labels.clone())):
+        if name == "shuffled":
+            rows = torch.from_numpy(data.parts["test"])
+            of[rows] = of[rows].flip(0)
+        outcomes = judge(subject(), replace(data, labels=of), ["linear", "logistic"], OPTIONS)
+        chosen[name] = [outcome.note for outcome in outcomes]
+    assert chosen["same"] == chosen["shuffled"]
+    assert "rate" in chosen["same"][0]
+    assert "lambda" in chosen["same"][1]
+
+
+def test_judge__validation_images_train_knn_and_logistic_regression_but_not_the_probe(monkeypatch):
+    seen = {}
+
+    def note(name, function):
+        def run(*arguments, **keywords):
+            seen[name] = arguments
+            return function(*arguments, **keywords)
+
+        return run
+
+    monkeypatch.setattr(module, "knn_scores", note("knn", module.knn_scores))
+    monkeypatch.setattr(module, "cached_batches", note("linear", module.cached_batches))
+    judge(subject(), data_of(shades()), ["knn", "linear"], OPTIONS)
+    assert len(seen["knn"][0]) == 90 + 24
+    assert len(seen["linear"][0]) == 90
+
+
+def test_judge__augmented_probe_sees_views_that_change(monkeypatch):
+    plain = judge(subject(), data_of(shades((8, 2, 3))), ["linear"], OPTIONS)
+    augmented = judge(subject(), data_of(shades((8, 2, 3))), ["linear"], replace(OPTIONS, augment=True))
+    assert "plain images" in plain[0].note
+    assert "augmented views" in augmented[0].note
+
+
+def test_metrics__are_those_of_table_9_by_name():
+    images = shades(name="pets")
+    lines = [outcome.line for outcome in judge(subject(), data_of(images), ["knn", "logistic"], OPTIONS)]
+    assert ("logistic", "mean per class") in {(line.protocol, line.score) for line in lines}
+    assert ("knn", "mean per class") in {(line.protocol, line.score) for line in lines}
+    two = data_of(shades(classes=2), "roc_auc")
+    found = judge(subject(), two, ["logistic"], OPTIONS)[0]
+    assert found.line.score == "ROC-AUC"
+    assert value_of(found.measure, found.n_images) > 0.9
+    with pytest.raises(UserError, match="--metric roc_auc does not suit toy, whose 3 classes"):
+        data_of(shades(), "roc_auc")
+
+
+def test_table9__has_the_papers_eighteen_sets():
+    assert len(TABLE9) == 18
+    assert sum(entry.named for entry in TABLE9.values()) == 14
+    metrics = [entry.metric for entry in TABLE9.values()]
+    assert (metrics.count("mean_per_class"), metrics.count("map11"), metrics.count("roc_auc")) == (4, 1, 1)
+    assert sum(entry.test for entry in TABLE9.values()) == 170_478
+    from paucal.data.named import NAMED
+
+    assert all(entry.named == (name in NAMED) for name, entry in TABLE9.items())
+
+
+def test_parts__without_a_test_part_need_consent():
+    images = shades()
+    bare = replace(images, declared=["train"] * len(images))
+    with pytest.raises(UserError, match="toy has no test part: give a folder with train and test, or let one be cut"):
+        with_parts(bare, 0, None, None)
+    split = with_parts(bare, 0, None, 0.2)
+    assert split.counts()["test"] == 30
+
+
+def test_data__of_one_class_is_refused():
+    images = shades(classes=1)
+    with pytest.raises(UserError, match="the training images of toy have 1 classes"):
+        data_of(images)
+
+
+def test_limit__keeps_classes_equal_and_is_the_same_again():
+    data = limit(data_of(shades()), 10, 0)
+    assert data.counts() == {"train": 10, "val": 10, "test": 10}
+    assert sorted(torch.bincount(data.labels[torch.from_numpy(data.parts["train"])]).tolist()) == [3, 3, 4]
+    assert (limit(data_of(shades()), 10, 0).used == data.used).all()
+    assert "at most 10 images of each part" in data.how
+    with pytest.raises(UserError, match="--max-images is 2, and toy has 3 classes"):
+        limit(data_of(shades()), 2, 0)
+
+
+def outcome(values, unit="%", protocol="knn", headline=True):
+    line = Line(protocol, "", "top-1" if unit == "%" else "distance error", unit, headline)
+    return Outcome(line, Mean(np.asarray(values, dtype=float)), len(values))
+
+
+def test_compare__is_paired_and_counts_at_the_printed_digits():
+    generator = np.random.default_rng(0)
+    base = (generator.random(2000) < 0.5).astype(float)
+    better = base.copy()
+    better[np.flatnonzero(base == 0)[:80]] = 1
+    (row,) = compare("toy", {"a": [outcome(better)], "b": [outcome(base)], "c": [outcome(better)]}, DRAWS)
+    assert row.gains["b"].value == pytest.approx(0.04)
+    assert row.verdict("b") == "win"
+    assert row.clear("b")
+    assert row.verdict("c") == "tie"
+    assert not row.clear("c")
+    nearly = better.copy()
+    nearly[np.flatnonzero(better)[0]] = 0  # a twentieth of a point
+    (row,) = compare("toy", {"a": [outcome(nearly)], "c": [outcome(better)]}, DRAWS)
+    assert row.gains["c"].value < 0
+    assert row.verdict("c") in ("tie", "loss")
+
+
+def test_compare__less_distance_wins():
+    (row,) = compare("toy", {"a": [outcome([1, 2, 3], "px")], "b": [outcome([2, 3, 4], "px")]}, DRAWS)
+    assert row.verdict("b") == "win"
+
+
+def test_compare__refuses_other_test_images():
+    with pytest.raises(UserError, match="same test images only, and these were scored on a: 3, b: 4"):
+        compare("toy", {"a": [outcome([1, 0, 1])], "b": [outcome([1, 0, 1, 1])]}, DRAWS)
+
+
+def row_of(data, a, b, protocol="knn", headline=True):
+    scores = {"a": Score(a), "b": Score(b)}
+    return Row(data, Line(protocol, "", "top-1", "%", headline), 9, scores, {}, {"b": Score(a - b, a - b, a - b)})
+
+
+def test_tally_and_averages__of_table_10():
+    # EsViT's Swin-T against the supervised one: 16 wins, a tie (MNIST), a loss (Pets); means 80.99 and 77.29.
+    supervised = [77.4, 94.0, 77.5, 64.3, 55.3, 51.5, 84.2, 73.1, 93.3, 90.8, 91.5, 98.3, 55.1, 97.9, 72.9, 84.0, 79.0]
+    esvit = [80.0, 95.3, 82.2, 67.6, 66.4, 61.1, 85.5, 78.1, 92.8, 93.0, 97.4, 98.3, 59.3, 98.9, 84.3, 84.6, 81.1, 52.0]
+    pairs = zip(esvit, [*supervised, 51.2], strict=True)
+    rows = [row_of(str(number), a / 100, b / 100, "logistic") for number, (a, b) in enumerate(pairs)]
+    counted = tally([*rows, row_of("0", 0.9, 0.1, headline=False)], "b")
+    assert (counted["win"], counted["tie"], counted["loss"]) == (16, 1, 1)
+    means = averages(rows, "logistic")
+    assert means["a"] == pytest.approx(0.8099, abs=5e-5)
+    assert means["b"] == pytest.approx(0.7729, abs=1e-4)
+
+
+@pytest.fixture
+def voc(tmp_path):
+    (tmp_path / "JPEGImages").mkdir()
+    (tmp_path / "ImageSets" / "Main").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for number, (part, count) in enumerate((("train", 24), ("val", 12), ("test", 12))):
+        names = [f"{number}{i:05d}" for i in range(count)]
+        for name in names:
+            Image.fromarray(generator.integers(0, 255, (18, 20, 3), dtype=np.uint8)).save(
+                tmp_path / "JPEGImages" / f"{name}.jpg"
+            )
+        for k, kind in enumerate(CLASSES):
+            marks = [("1", "-1", "0")[(i + k) % 3] for i in range(count)]
+            lines = [f"{name} {mark:>2}" for name, mark in zip(names, marks, strict=True)]
+            (tmp_path / "ImageSets" / "Main" / f"{kind}_{part}.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_voc__has_several_labels_per_image_and_eleven_point_map(voc):
+    assert is_voc(voc)
+    data = open_voc(voc)
+    assert data.counts() == {"train": 24, "val": 12, "test": 12}
+    assert data.labels.shape == (48, 20)
+    assert data.labels[0].tolist()[:4] == [1, 0, -1, 1]
+    (found,) = judge(subject(), data, ["logistic"], OPTIONS)
+    assert found.line.score == "11-point mAP"
+    assert 0 < value_of(found.measure, 12) <= 1
+    with pytest.raises(UserError, match="have several classes each: judge them with --protocol logistic"):
+        judge(subject(), data, ["knn", "logistic"], OPTIONS)
+
+
+def test_voc__says_what_is_missing_or_damaged(voc):
+    (voc / "JPEGImages" / "200003.jpg").unlink()
+    with pytest.raises(UserError, match=r"200003.jpg is missing: unpack both archives"):
+        open_voc(voc)
+    (voc / "ImageSets" / "Main" / "cat_val.txt").write_text("../../secret 1\n")
+    with pytest.raises(UserError, match="names no images as VOC2007 does"):
+        open_voc(voc)
+    (voc / "ImageSets" / "Main" / "cat_val.txt").write_text("100000 7\n")
+    with pytest.raises(UserError, match="is no list of VOC2007"):
+        open_voc(voc)

@@ -1,0 +1,68 @@
+"""The table as it is printed and as it is stored."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from paucal.evaluation.protocols.comparison import compare
+from paucal.evaluation.protocols.judge import Line, Outcome
+from paucal.evaluation.protocols.metrics import Mean
+from paucal.evaluation.protocols.resampling import Resampling
+from paucal.evaluation.protocols.table import protocol_table, remarks, store_table
+
+SHOWN = Line("logistic", "", "accuracy")
+HIDDEN = Line("knn", "k = 10", "top-1", headline=False)
+DISTANCE = Line("correspondence", "mirror", "distance error", "px")
+
+
+def rows_of(name="toy"):
+    better, worse = np.arange(40) % 10 < 8, np.arange(40) % 10 < 5
+
+    def outcomes(hit, distance, note):
+        return [
+            Outcome(SHOWN, Mean(hit), 40, note),
+            Outcome(HIDDEN, Mean(hit), 40),
+            Outcome(DISTANCE, Mean(np.linspace(0, distance, 40)), 40),
+        ]
+
+    models = {"mine": outcomes(better, 4, "lambda 0.1"), "random weights": outcomes(worse, 20, "lambda 10")}
+    return compare(name, models, Resampling(draws=200))
+
+
+def test_table__prints_headlines_with_intervals_and_gains():
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(protocol_table(rows_of(), 0.95))
+    text = captured.get()
+    assert "80.0 [" in text
+    assert "+30.0 [+" in text
+    assert "2.00 [" in text
+    assert "-8.00 [-" in text
+    assert "k = 10" not in text
+    assert "gain over random weights" in text
+
+
+def test_remarks__count_and_say_what_was_chosen():
+    lines = remarks([*rows_of("one"), *rows_of("two")])
+    assert "logistic, mean of 2 data sets: mine 80.0, random weights 50.0" in lines
+    said = "mine against random weights: 4 wins, 0 ties, 0 losses; of 4 wins and 0 losses the interval leaves out 0"
+    assert said in lines
+    assert "one, logistic, accuracy: mine: lambda 0.1; random weights: lambda 10" in lines
+
+
+def test_store__holds_every_line_with_full_precision(tmp_path):
+    store_table(tmp_path / "new", rows_of(), {"level": 0.95})
+    rows = list(csv.DictReader((tmp_path / "new" / "table.csv").read_text().splitlines()))
+    assert len(rows) == 6
+    assert rows[1]["model"] == "random weights"
+    assert float(rows[1]["gain_of_first"]) == pytest.approx(0.3)
+    assert rows[1]["verdict"] == "win"
+    assert rows[0]["verdict"] == ""
+    stored = json.loads((tmp_path / "new" / "results.json").read_text())
+    assert stored["level"] == 0.95
+    assert [row["headline"] for row in stored["rows"]] == [True, False, True]
+    assert stored["tallies"]["random weights"]["win"] == 2
+    assert stored["rows"][2]["gains"]["random weights"]["clear"] is True
