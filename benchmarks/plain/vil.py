@@ -10,17 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paucal.backbones.families.vil_attention import VilAttention
+from paucal.backbones.families.vil_sparse import SparseAttention
 from plain.lvvit import mlp
 
 SHIFTS = tuple((down, right) for down in (1, 0, -1) for right in (1, 0, -1))
 
 
 class Plain(nn.Module):
-    """A Vision Longformer of ours in mode "blocks", computed from its parameters layer by layer."""
+    """A Vision Longformer of ours in mode "blocks", computed from its parameters; images as large as it is built for.
+
+    Places in the tables of biases are made once, as the program keeps them in buffers.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.places = {layers: places(layers) for layers in model.modules() if isinstance(layers, VilAttention)}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, K) of images (B, 3, H, W)."""
@@ -29,11 +35,35 @@ class Plain(nn.Module):
         for stage in model.stages:
             tokens, grid, first = *embedded(stage.embed, x), stage.global_tokens
             for block in stage.blocks:
-                attend = sparse_attention if hasattr(block.attn, "window") else full_attention
-                tokens = tokens + block.drop_path1(attend(block.attn, block.norm1(tokens), grid))
+                attend = sparse_attention if isinstance(block.attn, SparseAttention) else full_attention
+                tokens = tokens + block.drop_path1(
+                    attend(block.attn, block.norm1(tokens), grid, self.places[block.attn])
+                )
                 tokens = tokens + block.drop_path2(mlp(block.mlp, block.norm2(tokens)))
             x = tokens[:, first:].transpose(1, 2).unflatten(2, grid)
         return model.head(model.norm(tokens)[:, first:].mean(1))
+
+
+def places(layers: Any) -> Tensor:
+    """Return the places in the table of biases of all pairs of query and key cells."""
+    (rows, columns), device = layers.window_size, layers.local_relative_position_bias_table.device
+    if isinstance(layers, SparseAttention):
+        queries, keys = square(layers.window, device), cells_around(layers.window, device)
+    else:
+        queries = keys = torch.cartesian_prod(*(torch.arange(side, device=device) for side in (rows, columns)))
+    apart = queries[:, None] - keys
+    return (apart[..., 0] + rows - 1) * (2 * columns - 1) + apart[..., 1] + columns - 1
+
+
+def square(side: int, device: torch.device) -> Tensor:
+    """Return (row, column) of the cells of a square, (side * side, 2)."""
+    return torch.cartesian_prod(*(torch.arange(side, device=device),) * 2)
+
+
+def cells_around(side: int, device: torch.device) -> Tensor:
+    """Return (row, column) of the cells of a chunk's 9 neighbours as seen from its corner, (9 * side * side, 2)."""
+    inner = square(side, device)
+    return torch.cat([inner - side * inner.new_tensor(shift) for shift in SHIFTS])
 
 
 def embedded(layers: Any, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
@@ -55,26 +85,18 @@ def project(layers: Any, x: Tensor, begin: int, end: int) -> Tensor:
     return x.unflatten(2, (end - begin, layers.num_heads, -1)).permute(2, 0, 3, 1, 4)
 
 
-def full_attention(layers: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
+def full_attention(layers: Any, x: Tensor, grid: tuple[int, int], at: Tensor) -> Tensor:
     """Return the tokens after attention of all to all."""
     batch, count, width = x.shape
     first = layers.global_tokens
     query, key, value = project(layers, x, 0, 3)
     weights = (query * layers.scale) @ key.transpose(-2, -1)
-    places = offsets(torch.cartesian_prod(*(torch.arange(side, device=x.device) for side in grid)), grid)
-    bias = layers.local_relative_position_bias_table[places.flatten()].view(count - first, count - first, -1)
-    bias = bias.permute(2, 0, 1).contiguous()
+    bias = layers.local_relative_position_bias_table[at.flatten()].view(*at.shape, -1).permute(2, 0, 1).contiguous()
     if first:
         to_global = layers.g2l_relative_position_bias[1].unsqueeze(1).expand(-1, count - first, -1)
         bias = torch.cat((global_bias(layers, count - first), torch.cat((to_global, bias), 2)), 1)
     weights = layers.attn_drop((weights + bias.unsqueeze(0)).softmax(-1))
     return layers.proj_drop(layers.proj((weights @ value).transpose(1, 2).reshape(batch, count, width)))
-
-
-def offsets(cells: Tensor, table: tuple[int, int], keys: Tensor | None = None) -> Tensor:
-    """Return the places (N, M) in a table of (2 rows - 1) (2 columns - 1) offsets of cells (N, 2) and keys (M, 2)."""
-    apart = cells[:, None] - (cells if keys is None else keys)
-    return (apart[..., 0] + table[0] - 1) * (2 * table[1] - 1) + apart[..., 1] + table[1] - 1
 
 
 def global_bias(layers: Any, cells: int) -> Tensor:
@@ -83,10 +105,10 @@ def global_bias(layers: Any, cells: int) -> Tensor:
     return torch.cat((layers.g2g_relative_position_bias, to_cells), 2)
 
 
-def sparse_attention(layers: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
+def sparse_attention(layers: Any, x: Tensor, grid: tuple[int, int], at: Tensor) -> Tensor:
     """Return the tokens after attention of cells to near ones and global tokens, and of global tokens to all."""
     first = layers.global_tokens
-    cells = layers.proj_drop(layers.proj(local_attention(layers, x, grid)))
+    cells = layers.proj_drop(layers.proj(local_attention(layers, x, grid, at)))
     query = project(layers, x[:, :first], 0, 1)[0] * layers.scale
     key, value = project(layers, x, 1, 3)
     weights = query @ key.transpose(-2, -1) + global_bias(layers, x.shape[1] - first)
@@ -95,7 +117,7 @@ def sparse_attention(layers: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
     return torch.cat((layers.proj_drop(layers.proj(tokens)), cells), 1)
 
 
-def local_attention(layers: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
+def local_attention(layers: Any, x: Tensor, grid: tuple[int, int], at: Tensor) -> Tensor:
     """Return the cells (B, H * W, C) after attention to global tokens and to their own and the 8 chunks around."""
     first, side = layers.global_tokens, layers.window
     query = (project(layers, x[:, first:], 0, 1)[0] * layers.scale).flatten(0, 1)
@@ -104,7 +126,11 @@ def local_attention(layers: Any, x: Tensor, grid: tuple[int, int]) -> Tensor:
     to_global = torch.einsum("bcmnl,btc->bmnlt", of_query, key[:, :first])
     rolled = (of_key.roll(shift, (2, 3)) for shift in SHIFTS)
     to_cells = torch.cat([torch.einsum("bcmnl,bcmnt->bmnlt", of_query, one) for one in rolled], -1)
-    weights = biased(layers, to_global, to_cells, grid)
+    bias = layers.local_relative_position_bias_table[at.flatten()].view(*at.shape, -1).permute(2, 0, 1)
+    bias = bias.expand(len(x), -1, -1, -1).flatten(0, 1)[:, None, None]
+    of_global = layers.g2l_relative_position_bias[1].expand(len(x), -1, -1).flatten(0, 1)[:, None, None, None]
+    to_cells = (to_cells + bias).masked_fill(outside(grid, side, x.device), -torch.inf)
+    weights = torch.cat((to_global + of_global, to_cells), -1)
     weights = layers.attn_drop((weights - weights.amax(-1, keepdim=True)).softmax(-1))
     weights = weights.split((first, *[side * side] * len(SHIFTS)), -1)
     out = torch.einsum("bmnlt,btc->bcmnl", weights[0], value[:, :first])
@@ -120,17 +146,9 @@ def chunks(tokens: Tensor, grid: tuple[int, int], side: int) -> Tensor:
     return cells.unflatten(3, (-1, side)).unflatten(2, (-1, side)).transpose(3, 4).flatten(4)
 
 
-def biased(layers: Any, to_global: Tensor, to_cells: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return both products side by side with their biases, -inf where a chunk or a cell lies outside the map."""
-    side, batch = layers.window, len(to_cells) // layers.num_heads
-    inner = torch.cartesian_prod(*(torch.arange(side, device=to_cells.device),) * 2)
-    keys = torch.cat([inner - side * inner.new_tensor(shift) for shift in SHIFTS])
-    table = layers.local_relative_position_bias_table
-    bias = table[offsets(inner, (2 * side, 2 * side), keys).flatten()].view(len(inner), len(keys), -1).permute(2, 0, 1)
-    bias = bias.expand(batch, -1, -1, -1).reshape(-1, 1, 1, len(inner), len(keys))
-    of_global = layers.g2l_relative_position_bias[1].expand(batch, -1, -1).reshape(-1, 1, 1, 1, to_global.shape[-1])
-    corners = torch.cartesian_prod(*(torch.arange(count, device=keys.device) for count in to_cells.shape[1:3])) * side
-    places = corners[:, None] + keys
-    outside = (places < 0) | (places >= keys.new_tensor(grid))
-    outside = outside.any(-1).view(*to_cells.shape[1:3], 1, -1)
-    return torch.cat((to_global + of_global, (to_cells + bias).masked_fill(outside, -torch.inf)), -1)
+def outside(grid: tuple[int, int], side: int, device: torch.device) -> Tensor:
+    """Return which keys of each chunk lie outside the map, (rows, columns, 1, 9 * side * side)."""
+    rows, columns = (-(-length // side) for length in grid)
+    corners = torch.cartesian_prod(torch.arange(rows, device=device), torch.arange(columns, device=device)) * side
+    cells = corners[:, None] + cells_around(side, device)
+    return ((cells < 0) | (cells >= cells.new_tensor(grid))).any(-1).view(rows, columns, 1, -1)

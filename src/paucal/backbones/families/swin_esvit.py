@@ -29,7 +29,7 @@ class AnySizePatchEmbed(PatchEmbed):
         """Embed the patches; compiled code is bound to the size of the images."""
         # torch.compile would take a second image size as a reason to leave the size open, and then spend minutes on
         # the algebra of windows of unknown number. A range needs its length.
-        range(x.shape[2]), range(x.shape[3])
+        _ = range(x.shape[2]), range(x.shape[3])
         return super().forward(x)
 
 

@@ -63,29 +63,19 @@ def lay_out(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
         windows: how it will be cut.
         fill: (C,), the content of padded cells; None for zeros.
     """
-    for axis, shift, padded in zip((1, 2), windows.shift, windows.padded, strict=True):
-        size = x.shape[axis]
-        if shift or padded > size:
-            # A shift beyond the map leads into the padding, which then lies on both sides.
-            around, beyond = min(shift, size), max(shift - size, 0)
-            after = _filling(x, axis, padded - size - beyond, fill)
-            parts = [x.narrow(axis, around, size - around), after, x.narrow(axis, 0, around)]
-            x = torch.cat([*parts, _filling(x, axis, beyond, fill)] if beyond else parts, axis)
-    return x
+    for axis, padded in zip((1, 2), windows.padded, strict=True):
+        if padded > x.shape[axis]:
+            shape = [padded - side if place == axis else side for place, side in enumerate(x.shape)]
+            filling = x.new_zeros(shape) if fill is None else fill.to(x.dtype).expand(shape)
+            x = torch.cat([x, filling], axis)
+    down, right = windows.shift
+    return x.roll((-down, -right), (1, 2)) if down or right else x
 
 
 def take_back(x: Tensor, windows: Windows) -> Tensor:
     """Return what `lay_out` made of a map (B, H, W, C), without padding and in its place."""
-    for axis, shift, size, padded in zip((1, 2), windows.shift, windows.size, windows.padded, strict=True):
-        around = min(shift, size)
-        rest = x.narrow(axis, 0, size - around)
-        x = torch.cat([x.narrow(axis, padded - shift, around), rest], axis) if around else rest
-    return x
-
-
-def _filling(x: Tensor, axis: int, count: int, fill: Tensor | None) -> Tensor:
-    shape = [count if place == axis else side for place, side in enumerate(x.shape)]
-    return x.new_zeros(shape) if fill is None else fill.to(x.dtype).expand(shape)
+    x = x.roll(windows.shift, (1, 2)) if any(windows.shift) else x
+    return x if windows.padded == windows.size else x[:, : windows.size[0], : windows.size[1]]
 
 
 def kept_apart(windows: Windows, like: Tensor) -> Tensor:
