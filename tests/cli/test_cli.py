@@ -217,7 +217,7 @@ def test_resume__of_a_finished_run_is_refused(trained, capsys):
         (["train", "--img-size", "4"], "--img-size is '4', expected"),
         (
             ["train", "--method", "drlok"],
-            "--method: 'drlok' is unknown, expected one of supervised, drloc; did you",
+            "--method: 'drlok' is unknown, expected one of supervised, drloc, token-labeling, relabel; did you",
         ),
         (["train", "--add", "x"], "--add: 'x' is unknown"),
         (

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from paucal.recipes.rules_images import UNMIXED
-from paucal.recipes.settings import TrainSettings, flag
+from paucal.recipes.settings import TrainSettings, flag, setting_fields
 from paucal.types import UserError
 
 # Lowest and highest value allowed, both included; None for no bound.
@@ -44,6 +44,9 @@ MAX_SIDE = 4096
 def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
     """Raise a UserError for a setting of a loss that is not part of the run."""
     labeled = settings.method in UNMIXED
+    defaults = {name: field.default for name, field in setting_fields().items()}
+    # A stored config gives every setting, also those that have no say in its run.
+    given = [name for name in given if name in defaults and getattr(settings, name) != defaults[name]]
     for name in given:
         if name in ("token_preset", "token_weight", "no_mix_token") and not labeled:
             raise UserError(
