@@ -1,0 +1,66 @@
+"""The stored table of sizes and costs agrees with what measuring gives."""
+
+import pytest
+import timm
+
+import paucal.backbones
+from paucal.backbones.measure import measure
+from paucal.backbones.model_table import describe, read_table, stored, write_table
+from paucal.backbones.sources import is_ours, our_models, source_of
+
+assert paucal.backbones
+# Published counts, in multiply-adds of one image at the model's own size.
+KNOWN = {
+    "resnet50": (25_557_032, 4.089e9, (7, 7)),
+    "deit_small_patch16_224": (22_050_664, 4.599e9, (14, 14)),
+    "swin_tiny_patch4_window7_224": (28_288_354, 4.491e9, (7, 7)),
+    "pit_ti_224": (4_847_272, 0.699e9, (7, 7)),
+    "cait_xxs24_224": (11_956_264, 2.523e9, (14, 14)),
+    "dhvt_tiny_cifar_patch4": (6_008_650, 0.388e9, (8, 8)),
+    "lvvit_t": (8_534_720, 2.868e9, (14, 14)),
+    "t2t_vit_14": (21_545_550, 4.783e9, (14, 14)),
+    "cvt_13": (19_997_480, 4.566e9, (14, 14)),
+    "vil_tiny": (6_719_698, None, (7, 7)),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_measure__gives_the_known_counts_and_the_stored_ones(name):
+    parameters, macs, grid = KNOWN[name]
+    measured = measure(name)
+    assert measured.parameters == parameters
+    assert measured.grid == grid
+    if macs is not None:
+        assert measured.macs == pytest.approx(macs, rel=0.005)
+    assert stored()[name] == measured
+
+
+def test_table__holds_every_model_of_ours():
+    assert set(our_models()) <= set(stored())
+    assert len(our_models()) > 40
+
+
+def test_table__comes_back_as_written(tmp_path):
+    models = [(name, describe(name)) for name in ("resnet50", "vit_mini")]
+    write_table(tmp_path / "table.csv", models, "a remark")
+    text = (tmp_path / "table.csv").read_text()
+    assert text.startswith("# a remark\n")
+    assert list(read_table(text.splitlines())) == models
+
+
+def test_sources__tell_ours_from_timms():
+    assert source_of("resnet50") == "timm"
+    assert not is_ours("resnet50")
+    assert source_of("lvvit_s").startswith("LV-ViT")
+    assert all(source_of(name) not in ("timm", "") for name in our_models())
+
+
+@pytest.mark.slow
+def test_table__agrees_with_measuring_for_all_of_ours():
+    assert {name: stored()[name] for name in our_models()} == {name: measure(name) for name in our_models()}
+
+
+@pytest.mark.slow
+def test_table__knows_nearly_all_of_timm():
+    names = timm.list_models()
+    assert sum(name in stored() for name in names) > 0.9 * len(names)
