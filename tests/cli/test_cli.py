@@ -305,6 +305,11 @@ def test_help__needs_no_arguments(capsys):
 def test_models__lists_ours_and_timms(capsys):
     assert main(["models", "*_mini"]) == 0
     assert "paucal" in capsys.readouterr().out
+    assert main(["models", "resnet50"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resnet50 "))
+    assert row.split() == ["resnet50", "224x224", "25.56", "M", "4.09", "7x7", "timm", "0.1"]
+    assert main(["models", "--ours"]) == 0
+    assert "resnet50" not in capsys.readouterr().out
 
 
 def test_train__proposes_its_own_command_with_one_thing_changed(trained):

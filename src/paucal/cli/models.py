@@ -20,7 +20,8 @@ DESCRIPTION = (
     "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may hold wildcards, "
     "for instance 'swin*'; any of them can be trained."
 )
-COLUMNS = ("model", "made for", "parameters", "GMACs", "grid", "source", "DrLoc weight")
+COLUMNS = {"model": 24, "made for": 8, "parameters": 10, "GMACs": 5, "grid": 5, "source": 8, "DrLoc weight": 5}
+WIDTH = 160
 assert paucal.backbones
 
 
@@ -31,14 +32,18 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
     names = _names(values.pattern, values.ours)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)  # a file or a pipe has no edge to keep to
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in COLUMNS:
-        table.add_column(heading, justify="right" if heading in ("parameters", "GMACs") else "left", no_wrap=True)
+    for heading, width in COLUMNS.items():
+        right = heading in ("parameters", "GMACs")
+        table.add_column(heading, justify="right" if right else "left", min_width=width, overflow="fold")
     unknown = [name for name in names if name not in stored()]
     found = {name: describe(name) for name in track(unknown, "measuring", transient=True, disable=len(unknown) < 3)}
     for name in names:
         table.add_row(*_row(name, found.get(name) or describe(name)))
-    Console(highlight=False).print(table)
+    console.print(table)
     return 0
 
 
