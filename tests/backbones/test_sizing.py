@@ -95,6 +95,14 @@ def test_fit__keeps_to_what_it_chose_when_asked_again(name: str, side: int) -> N
     assert again.grid == chosen.grid
 
 
+def test_fit__takes_patches_that_divide_the_images_but_not_the_models_own_size() -> None:
+    given = {"depth": 1, "embed_dim": 32, "num_heads": 2, "stem_width": 8}
+    chosen = fit_to_image_size("lvvit_t", (96, 96), given)
+    assert (chosen.grid, chosen.arguments["patch_size"]) == ((8, 8), 12)  # of 224 pixels 12 is no divisor
+    again = fit_to_image_size("lvvit_t", (96, 96), {**given, "patch_size": 12})
+    assert (again.grid, again.arguments) == ((8, 8), {"img_size": (96, 96)})
+
+
 def test_fit__says_why_and_what_to_do() -> None:
     sizing = fit_to_image_size(VIT, (32, 32))
     assert sizing.reason == (

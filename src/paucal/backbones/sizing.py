@@ -79,7 +79,7 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
 def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose once per process: trying takes up to a second, and a run asks several times."""
     given = json.loads(arguments)
-    model = build_empty(name, given)
+    model = _build_unfitted(name, image_size, given)
     # Resizes its positions to any image, but is better built for this one where its patches change for it anyway.
     dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _Built | None = None
@@ -100,6 +100,19 @@ def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
         _reason(name, image_size, best) if best.extra else None,
         _warning(name, best.backbone) if best.side < STAGED_SIDE else None,
     )
+
+
+def _build_unfitted(name: str, image_size: Size, given: dict[str, Any]) -> nn.Module:
+    """Build a model at its own image size, or at the one wanted where the arguments only go with that."""
+    try:
+        return build_empty(name, given)
+    except UserError as refused:
+        if "img_size" in given:
+            raise
+        try:  # patches of 12 pixels do not divide the usual 224
+            return build_empty(name, {**given, "img_size": image_size})
+        except UserError:
+            raise refused from None
 
 
 def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mapping[str, Any]) -> dict[str, Any]:
