@@ -163,6 +163,46 @@ def test_sample_maps__counts_what_lies_outside_as_nothing():
     assert sample_maps(maps, beyond, (1, 4))[0, 0, 0].tolist() == [1, 1, 0, 0]
 
 
+WIDE = torch.tensor([[0.5, 1.0]])  # of an image twice as wide as high, the map covers the central square
+WHOLE = torch.eye(2, 3)[None]
+
+
+def test_sample_maps__leaves_out_what_the_map_does_not_cover():
+    maps = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    assert sample_maps(maps, WHOLE, (2, 4), WIDE)[0, 0].tolist() == [[0, 1, 2, 0], [0, 3, 4, 0]]
+    assert sample_maps(maps, WHOLE, (1, 1), WIDE).item() == pytest.approx(2.5)
+    assert sample_maps(maps, WHOLE, (1, 2), WIDE)[0, 0].tolist() == [[2, 3]]  # halves, each half known
+    square = torch.tensor([[[0.5, 0, 0], [0, 1, 0]]])
+    torch.testing.assert_close(sample_maps(maps, square, (2, 2), WIDE), maps)
+    mirrored_right = torch.tensor([[[-0.5, 0, 0.5], [0, 1, 0]]])  # the right half of the image, mirrored
+    assert sample_maps(maps, mirrored_right, (2, 2), WIDE)[0, 0].tolist() == [[0, 2], [0, 4]]
+
+
+def test_known__tells_what_lies_beside_the_map_from_what_lies_beside_the_image():
+    maps, classes = torch.full((1, 1, 2, 2), 9.0), torch.zeros(1, 1, dtype=torch.long)
+    assert map_targets(maps, classes, WHOLE, (1, 4), 3, WIDE).known.tolist() == [[0, 1, 1, 0]]
+    beyond = torch.tensor([[[1.0, 0, 1.0], [0, 1, 0]]])  # the image's right half, then nothing
+    targets = map_targets(maps, classes, beyond, (1, 4), 3, WIDE)
+    assert targets.known.tolist() == [[1, 0, 1, 1]]
+    assert targets.dense()[0, 3].tolist() == pytest.approx([1 / 3] * 3)
+    assert map_targets(maps, classes, WHOLE, (1, 4), 3).known is None
+
+
+def test_losses__count_only_what_is_known():
+    generator = torch.Generator().manual_seed(0)
+    maps, classes = torch.randn(2, 2, 2, 2, generator=generator) * 3, torch.tensor([[0, 2], [1, 3]])
+    covered = WIDE.expand(2, 2)
+    targets = map_targets(maps, classes, WHOLE.expand(2, 2, 3), (1, 4), 5, covered).smoothed(0.1)
+    logits = torch.randn(2, 4, 5, generator=generator)
+    expected = soft_cross_entropy(logits, targets)[:, 1:3].mean()
+    torch.testing.assert_close(dense_loss(logits, targets), expected)
+    edge = torch.tensor([[[0.25, 0, 0.75], [0, 1, 0]], [[1.0, 0, 0], [0, 1, 0]]])  # the first shows nothing known
+    whole = map_targets(maps, classes, edge, (1, 1), 5, covered)
+    alone = soft_cross_entropy(logits[:, :1], whole)[:, 0]
+    torch.testing.assert_close(class_loss(logits[:, 0], whole), alone[1] / 2)
+    assert (flipped(whole).known > 0).tolist() == [[True], [False]]
+
+
 def random_targets(classes=11):
     generator = torch.Generator().manual_seed(1)
     indices = torch.rand(3, classes, 4, 4, generator=generator).argsort(1)[:, :3]

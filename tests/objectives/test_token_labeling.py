@@ -1,5 +1,7 @@
 """Token labeling as an objective: on LV-ViT, which classifies its tokens, and on any other backbone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torchvision.ops import roi_align
@@ -187,3 +189,21 @@ def test_batch__without_maps_is_refused():
     data.label_maps = None
     with pytest.raises(ValueError, match="without label maps"):
         objective("resnet18")(data, NOW)
+
+
+def test_maps_of_central_squares__are_put_in_their_place_except_by_the_program():
+    data = batch()
+    data.label_maps["covered"] = torch.tensor([[0.5, 1.0]]).expand(4, 2)
+    model = objective("vit_tiny_patch16_224")
+    known = model._targets(data)[1].known.unflatten(1, model.backbone.grid)
+    quarter = model.backbone.grid[1] // 4
+    assert (known[..., quarter:-quarter] == 1).all()
+    assert (known[..., :quarter] == 0).all()
+    assert (known[..., -quarter:] == 0).all()
+    stored = objective("vit_tiny_patch16_224", like_program=True)._targets(data)
+    assert stored[0].known is stored[1].known is None
+    # The squares of the program are stretched over the image: its second column is our first.
+    geometry = torch.tensor([[0.5, 0, 0], [0, 1, 0]]).expand(4, 2, 3)
+    inner = objective("vit_tiny_patch16_224")._targets(replace(data, geometry=[geometry]))[1]
+    plain = objective("vit_tiny_patch16_224")._targets(replace(batch(), geometry=[torch.eye(2, 3).expand(4, 2, 3)]))[1]
+    torch.testing.assert_close(inner.dense(), plain.dense())

@@ -1,7 +1,8 @@
 """`paucal eval`: judge a trained model on labelled images, or any frozen backbone by the papers' protocols."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,9 +19,10 @@ from paucal.data.loader import make_eval_loader
 from paucal.data.split_file import read_split
 from paucal.data.splits import PARTS
 from paucal.evaluation.deployed import Deployed, load_deployed
-from paucal.evaluation.predictions import predict_all
+from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
 from paucal.evaluation.protocols.table import store_table
+from paucal.evaluation.real_labels import Answers, answers_of, read_real_labels, real_accuracy
 from paucal.evaluation.record import record_classification
 from paucal.evaluation.tables import percent, report_table
 from paucal.recipes.frozen import FrozenSettings, Machine, evaluate_frozen
@@ -29,7 +31,7 @@ from paucal.recipes.judged_models import find_run
 from paucal.recipes.prepare import Advance, load_images, open_again
 from paucal.recipes.settings import TrainSettings, setting_fields
 from paucal.recipes.voice import Voice
-from paucal.runs import RunFolder, open_run
+from paucal.runs import RunFolder, open_run, write_text
 from paucal.types import UserError
 
 DESCRIPTION = """Judge the model of a run on labelled images.
@@ -54,6 +56,12 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, TrainSettings, skip=skip)
     parser.add_argument("--protocol", nargs="+", type=Choice, default=["classification"], help=f"any of {CHOICES}")
     parser.add_argument("--part", type=Literal["train", "val", "test"], default="test", help="of the run's own images")
+    parser.add_argument(
+        "--real-labels",
+        type=str | None,
+        metavar="FILE",
+        help="JSON list of the right class numbers of each image, as published for ImageNet (ReaL); adds that accuracy",
+    )
     parser.add_argument("--output", "--out", type=str | None, help="folder for the results; by default in the run")
     parser.add_argument("--batch-size", "-b", type=int, default=256, help="images per forward pass")
     parser.add_argument("--workers", "-j", type=int, default=0, help="processes that load images")
@@ -62,6 +70,8 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     if values.batch_size < 1 or values.workers < 0:
         raise UserError("--batch-size must be at least 1 and --workers at least 0; correct them.")
+    if values.real_labels is not None and (len(values.data) > 1 or "classification" not in values.protocol):
+        raise UserError("--real-labels goes with --protocol classification and the images of one DATA; give these.")
     voice = Voice(Console(highlight=False))
     if "classification" in values.protocol:
         _classify(values, voice)
@@ -89,6 +99,7 @@ def _judge_frozen(values: Namespace, protocols: list[Protocol], voice: Voice) ->
 def _classify(values: Namespace, voice: Voice) -> None:
     folder = open_run(values.run)
     model = load_deployed(folder, values.device)
+    real = None if values.real_labels is None else read_real_labels(values.real_labels, len(model.classes))
     for target in values.data or [None]:
         images, indices, train_labels = _images(folder, target, values, model, voice)
         output = _output(folder, target, values)
@@ -105,6 +116,20 @@ def _classify(values: Namespace, voice: Voice) -> None:
         voice.show(report_table(report))
         top1 = report.scores["top1"]
         voice.say(f"{images.name}: accuracy {percent(top1.value)}; tables and pictures lie in {output}")
+        if real is not None:
+            _judge_by_real_labels(predictions, real, images, output, voice)
+
+
+def _judge_by_real_labels(
+    predictions: Predictions, real: Answers, images: ImageSet, output: Path, voice: Voice
+) -> None:
+    answers = answers_of(real, [images.keys[position] for position in predictions.ids.tolist()])
+    found = real_accuracy(predictions, answers)
+    write_text(output / "real_labels.json", json.dumps(asdict(found), indent=2) + "\n")
+    voice.say(
+        f"among the right answers of --real-labels: {percent(found.top1.value)} of {found.images} images "
+        f"({found.skipped} without any were left out)"
+    )
 
 
 def _advance(advance: Advance, total: int, done: int) -> None:

@@ -1,29 +1,67 @@
-"""`paucal label`: label maps from a teacher."""
+"""`paucal label`: label maps from a teacher, or from published ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsonargparse import Namespace
 from rich.console import Console
 
 from paucal.cli.arguments import add_settings, new_parser, parse
+from paucal.data.classes import read_class_list
+from paucal.data.label_maps import LabelMaps
+from paucal.evaluation.record import save_figure
+from paucal.labeling.picture import map_picture
 from paucal.recipes.labeling import LEVEL, label_images, open_teacher
 from paucal.recipes.prepare import load_images
+from paucal.recipes.published_maps import convert_published
 from paucal.recipes.settings import TrainSettings, setting_fields
 from paucal.recipes.voice import Voice
 from paucal.types import UserError
 
 DESCRIPTION = """Ask a trained classifier what it sees in every part of every image.
 The maps are what 'paucal train --method token-labeling --labels' learns from. The teacher is tried on labelled images
-first. A call that was interrupted can be made again and goes on."""
+first. A call that was interrupted can be made again and goes on. With --from-published, maps that the authors of token
+labeling have published (a file for each image) are converted instead."""
 DATA_FLAGS = ("classes", "data_root", "download", "on_bad_image")
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
+    values = _read(argv)
+    voice = Voice(Console(highlight=False))
+    settings = TrainSettings(data=values.data, **{name: getattr(values, name) for name in DATA_FLAGS})
+    with voice.progress("reading images") as advance:
+        images = load_images(settings, advance)
+    output = Path(values.output).expanduser()
+    if values.from_published is not None:
+        names = None if values.published_classes is None else read_class_list(values.published_classes)
+        folder = Path(values.from_published).expanduser()
+        convert_published(images, folder, output, voice, names, values.min_accuracy)
+    else:
+        teacher = open_teacher(values.teacher, values.img_size, values.device)
+        limits = (values.top_k, values.min_accuracy, values.batch_size, values.workers)
+        label_images(images, teacher, output, voice, *limits)
+    if values.picture is not None:
+        path = Path(values.picture).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_figure(path, map_picture(images, LabelMaps(output)))
+        voice.say(f"a picture of some of them: {path}")
+    return 0
+
+
+def _read(argv: Sequence[str]) -> Namespace:
     parser = new_parser("label", DESCRIPTION)
     parser.add_argument("data", type=str, help=setting_fields()["data"].metadata["help"])
-    parser.add_argument("--teacher", type=str, required=True, help="run folder, or a timm model with its weights")
+    parser.add_argument("--teacher", type=str | None, help="run folder, or a timm model with its weights")
     parser.add_argument("--output", "--out", type=str, required=True, help="folder for the maps")
+    parser.add_argument("--from-published", type=str | None, metavar="FOLDER", help="convert the maps in this folder")
+    parser.add_argument(
+        "--published-classes",
+        type=str | None,
+        metavar="FILE",
+        help="names of the published maps' classes, one a line in the order of their numbers (default: the data's)",
+    )
+    parser.add_argument("--picture", type=str | None, metavar="FILE", help="draw the maps of some images as a PNG")
     parser.add_argument("--top-k", type=int, default=5, help="classes kept at each cell")
     parser.add_argument(
         "--img-size", type=int, nargs="+", metavar="SIZE", help="pixels the teacher looks at images with"
@@ -38,19 +76,6 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("--batch-size and --top-k must be at least 1 and --workers at least 0; correct them.")
     if not 0 <= values.min_accuracy <= 1:
         raise UserError(f"--min-accuracy is {values.min_accuracy:g}; give a share from 0 to 1.")
-    voice = Voice(Console(highlight=False))
-    settings = TrainSettings(data=values.data, **{name: getattr(values, name) for name in DATA_FLAGS})
-    with voice.progress("reading images") as advance:
-        images = load_images(settings, advance)
-    teacher = open_teacher(values.teacher, values.img_size, values.device)
-    label_images(
-        images,
-        teacher,
-        Path(values.output).expanduser(),
-        voice,
-        values.top_k,
-        values.min_accuracy,
-        values.batch_size,
-        values.workers,
-    )
-    return 0
+    if (values.teacher is None) == (values.from_published is None):
+        raise UserError("give a --teacher, or --from-published with a folder of maps; one of the two.")
+    return values

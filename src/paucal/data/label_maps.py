@@ -2,7 +2,8 @@
 
 A folder holds `values.npy` (N, k, H, W) float16 logits, `indices.npy` (N, k, H, W) of the classes they belong to,
 `done.npy` (N,), and `index.json` with the identity and the content of each image, the teacher and its classes. (The
-published program keeps a pickled tensor for each image.) The maps cover whole images.
+published program keeps a pickled tensor for each image.) The maps cover whole images, or their central squares where
+they were converted from published ones.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
 MAX_INDEX_BYTES = 1 << 30
 Advance = Callable[[int, int], None]
+Covered = Literal["image", "square"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class MapFacts:
         top: k, classes kept at each cell.
         trained_on: keys of the images that the teacher was trained on, where they are of the same set: whoever learns
             from its maps has seen them too.
+        covered: what of an image its map shows: all of it, or the largest square about its centre.
     """
 
     teacher: str
@@ -46,6 +49,7 @@ class MapFacts:
     grid: tuple[int, int]
     top: int
     trained_on: tuple[str, ...] = ()
+    covered: Covered = "image"
 
     @property
     def bytes_per_image(self) -> int:
@@ -117,7 +121,10 @@ class LabelMaps:
                 tuple(index["grid"]),
                 index["top"],
                 tuple(index["trained_on"]),
+                index.get("covered", "image"),
             )
+            if self.facts.covered not in get_args(Covered):
+                raise KeyError(f"covered {self.facts.covered!r}")
             self._row = {str(key): row for row, key in enumerate(index["keys"])}
             self._hashes = [str(one) for one in index["hashes"]]
             wanted = (len(self._hashes), self.facts.top, *self.facts.grid)
@@ -132,6 +139,10 @@ class LabelMaps:
                 "'paucal label' again, which goes on."
             )
 
+    def __contains__(self, key: str) -> bool:
+        """Say whether the image of this key has a map."""
+        return key in self._row
+
     def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
         """Return a reader for some of a set's images, after a look at whether they are those of the maps.
 
@@ -145,18 +156,21 @@ class LabelMaps:
         """
         order = _class_order(self.facts, images)
         rows = np.full(len(images), -1)
+        covered = np.ones((len(images), 2), dtype=np.float32)
         for count, position in enumerate(positions):
             key = images.keys[position]
             row = self._row.get(key)
             if row is None:
                 raise UserError(f"--labels: {str(self.folder)!r} has no map of {key!r}: it was made from other images.")
-            if content_hash(images.store.read(int(position))) != self._hashes[row]:
+            image = images.store.read(int(position))
+            if content_hash(image) != self._hashes[row]:
                 raise UserError(f"--labels: {key!r} has changed since its label map was made: run 'paucal label' anew.")
             rows[position] = row
+            covered[position] = min(image.size) / np.array(image.size)
             if advance is not None:
                 advance(count + 1, len(positions))
         self._check_classes(rows[positions])
-        return MapReader(self.folder, rows, order)
+        return MapReader(self.folder, rows, order, covered if self.facts.covered == "square" else None)
 
     def _check_classes(self, rows: NDArray[np.int64]) -> None:
         for begin in range(0, len(rows), 1024):
@@ -175,22 +189,33 @@ class MapReader:
         folder: of the maps.
         rows: per position of the set, the row of its map or -1.
         order: (K,) the set's number of each of the teacher's classes.
+        covered: per position, the shares of the image's width and height that its map covers; None for all of it.
     """
 
-    def __init__(self, folder: Path, rows: NDArray[np.int64], order: NDArray[np.int64]) -> None:
-        self.folder, self.rows, self.order = folder, rows, order
+    def __init__(
+        self,
+        folder: Path,
+        rows: NDArray[np.int64],
+        order: NDArray[np.int64],
+        covered: NDArray[np.float32] | None = None,
+    ) -> None:
+        self.folder, self.rows, self.order, self.covered = folder, rows, order, covered
         self._arrays: tuple[NDArray, NDArray] | None = None
 
     def __call__(self, position: int) -> dict[str, Tensor]:
-        """Return `values` (k, H, W) float16 and `indices` (k, H, W) int64 of an image."""
+        """Return `values` (k, H, W) float16 and `indices` (k, H, W) int64 of an image.
+
+        Where maps cover a part of their images only, `covered` (2,) as well.
+        """
         if self._arrays is None:
             self._arrays = _map(self.folder / VALUES, "r"), _map(self.folder / CLASSES, "r")
         values, indices = self._arrays
         row = self.rows[position]
-        return {
+        found = {
             "values": torch.from_numpy(np.array(values[row])),
             "indices": torch.from_numpy(self.order[indices[row]]),
         }
+        return found if self.covered is None else {**found, "covered": torch.from_numpy(self.covered[position])}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_arrays": None}

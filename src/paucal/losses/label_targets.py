@@ -6,7 +6,7 @@ one more number for the probability of each other class. Source: Jiang et al. 20
 the program's target builder, which scatters everything into (B, K, H, W) first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,12 +22,14 @@ class SparseTargets:
         named: (B, T, U) probabilities of these; 0 for padding.
         other: (B, T) probability of each class that is not named.
         num_classes: K.
+        known: (B, T) share of each place that the label map says something about; None for all of it.
     """
 
     classes: Tensor
     named: Tensor
     other: Tensor
     num_classes: int
+    known: Tensor | None = None
 
     def dense(self) -> Tensor:
         """Return (B, T, K)."""
@@ -52,7 +54,7 @@ class SparseTargets:
 
     def _changed(self, factor: float, shift: float) -> "SparseTargets":
         named = (self.named * factor + shift) * (self.classes >= 0)[:, None]
-        return SparseTargets(self.classes, named, self.other * factor + shift, self.num_classes)
+        return replace(self, named=named, other=self.other * factor + shift)
 
 
 def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
@@ -62,38 +64,62 @@ def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
     return maps.scatter_add(1, slots, values.float())
 
 
-def sample_maps(maps: Tensor, geometry: Tensor, size: tuple[int, int]) -> Tensor:
+def sample_maps(maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None = None) -> Tensor:
     """Average label maps over the cells of a view.
 
     For views that are boxes this is RoIAlign with adaptive sampling (as many points along a side of a cell as it
     spans cells of the map, rounded up), as the program uses it; here a view may also be mirrored, turned or sheared.
-    What lies outside the image counts as zero.
+    What lies outside the image counts as zero; what lies in the image but not in the map is left out of the average.
 
     Args:
         maps: (B, U, H, W).
-        geometry: (B, 2, 3) from points of the view to points of the map, as `types.Batch.geometry`.
+        geometry: (B, 2, 3) from points of the view to points of the image, as `types.Batch.geometry`.
         size: (rows, columns) of the cells wanted.
+        covered: (B, 2) shares of the image's width and height, about its centre, that the maps cover; None where they
+            cover whole images.
 
     Returns:
-        (B, U, rows, columns).
+        (B, U, rows, columns); zero where nothing is known.
     """
+    return _sample(maps, geometry, size, covered)[0]
+
+
+def _sample(
+    maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the averages of `sample_maps` and, where `covered` is given, the share (B, rows, columns) known."""
     rows, columns = size
-    down, across = _samples(geometry, maps.shape[-2:], size)
+    to_map = geometry if covered is None else geometry / covered[:, :, None]
+    down, across = _samples(to_map, maps.shape[-2:], size)
     most_down, most_across = _most(maps.shape[-2], rows), _most(maps.shape[-1], columns)
     y, weight_y = _points(down, most_down, rows)
     x, weight_x = _points(across, most_across, columns)
     points = torch.stack((x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])), -1)
     ones = torch.ones_like(points[..., :1])
-    at = torch.cat((points, ones), -1) @ geometry[:, None].transpose(-1, -2)
-    inside = (at.abs() <= 1 + 1e-6).all(-1)
+    at = torch.cat((points, ones), -1) @ to_map[:, None].transpose(-1, -2)
+    inside = _within(at)
     sampled = functional.grid_sample(maps, at, padding_mode="border", align_corners=False)
-    weight = inside * weight_y[:, :, None] * weight_x[:, None, :]
-    sampled = sampled * weight[:, None]
-    return sampled.unflatten(-1, (columns, most_across)).sum(-1).unflatten(-2, (rows, most_down)).sum(-2)
+    weight = weight_y[:, :, None] * weight_x[:, None, :]
+
+    def over_cells(values: Tensor, chosen: Tensor) -> Tensor:
+        weighted = values * (chosen * weight)[:, None]
+        return functional.avg_pool2d(weighted, (most_down, most_across), divisor_override=1)  # sums
+
+    average = over_cells(sampled, inside)
+    if covered is None:
+        return average, None
+    in_image = _within(at * covered[:, None, None])
+    known = 1 - over_cells(torch.ones_like(sampled[:, :1]), in_image & ~inside)
+    return average / known.clamp(min=1e-6), known.squeeze(1).clamp(min=0)
 
 
 def map_targets(
-    maps: Tensor, classes: Tensor, geometry: Tensor, size: tuple[int, int], num_classes: int
+    maps: Tensor,
+    classes: Tensor,
+    geometry: Tensor,
+    size: tuple[int, int],
+    num_classes: int,
+    covered: Tensor | None = None,
 ) -> SparseTargets:
     """Return the targets of a view's cells: the softmax, over all classes, of the averaged logits.
 
@@ -103,20 +129,27 @@ def map_targets(
         geometry: (B, 2, 3), as for `sample_maps`.
         size: (rows, columns) of the cells, which come row by row; (1, 1) for the target of the whole view.
         num_classes: K.
+        covered: (B, 2), as for `sample_maps`.
     """
-    logits = sample_maps(maps, geometry, size).flatten(2).transpose(1, 2)
+    average, known = _sample(maps, geometry, size, covered)
+    logits = average.flatten(2).transpose(1, 2)
     there = (classes >= 0)[:, None]
     top = logits.masked_fill(~there, 0.0).amax(-1, keepdim=True).clamp(min=0)  # the other classes' logit is 0
     weights = (logits - top).exp() * there
     rest = (-top).exp()
     unnamed = num_classes - there.sum(-1, keepdim=True)
     total = weights.sum(-1, keepdim=True) + unnamed * rest
-    return SparseTargets(classes, weights / total, (rest / total).squeeze(-1), num_classes)
+    share = None if known is None else known.flatten(1)
+    return SparseTargets(classes, weights / total, (rest / total).squeeze(-1), num_classes, share)
 
 
 def transpose_geometry(geometry: Tensor) -> Tensor:
     """Exchange rows and columns of a view's box: where the program looks a crop's labels up, by mistake."""
     return geometry[:, [1, 0]][:, :, [1, 0, 2]]
+
+
+def _within(points: Tensor) -> Tensor:
+    return (points.abs() <= 1 + 1e-6).all(-1)
 
 
 def _samples(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,8 @@ def flipped(targets: Targets) -> Targets:
     if isinstance(targets, Tensor):
         return targets.flip(0)
     named, other = targets.named.flip(0), targets.other.flip(0)
-    return SparseTargets(targets.classes.flip(0), named, other, targets.num_classes)
+    known = None if targets.known is None else targets.known.flip(0)
+    return SparseTargets(targets.classes.flip(0), named, other, targets.num_classes, known)
 
 
 def kept_share(box: Box | None, grid: tuple[int, int]) -> float:
@@ -106,7 +107,7 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 
     Args:
         logits: (B, K).
-        targets: (B, 1, K) class targets.
+        targets: (B, 1, K) class targets; a view of which nothing is known counts as zero.
         kept: share of the cells that are the image's own.
         truth: (B, 1, K) true classes to be mixed in.
 
@@ -117,6 +118,8 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 
     def against(own: Targets, true: Targets | None) -> Tensor:
         loss = soft_cross_entropy(places, own).squeeze(1)
+        if isinstance(own, SparseTargets) and own.known is not None:
+            loss = loss * (own.known.squeeze(1) > 0)
         if true is None:
             return loss
         agreed = most_likely(own).squeeze(1) == most_likely(true).squeeze(1)
@@ -132,11 +135,15 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
 def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
     """Return the tokens' part, the mean over images and tokens; each token meets its own image's label.
 
+    Where maps cover a part of an image only, tokens count by the share of them that is known.
+
     Args:
         logits: (B, T, K), un-mixed.
         targets: of the same tokens.
     """
-    return soft_cross_entropy(logits, targets).mean()
+    losses = soft_cross_entropy(logits, targets)
+    known = targets.known if isinstance(targets, SparseTargets) else None
+    return losses.mean() if known is None else (losses * known).sum() / known.sum().clamp(min=1e-6)
 
 
 def most_likely(targets: Targets) -> Tensor:

@@ -35,9 +35,10 @@ class TokenLabelingOptions:
         reading: weights of the loss.
         mix_token: whether images exchange a box of cells in training.
         label_smoothing: share of each target spread over all classes.
-        like_program: keep two mistakes of the published program: a crop's labels are looked up with rows and columns
-            exchanged, and smoothing adds to the targets without taking away, so that they sum to more than one. (A
-            third, turning maps about a point half a cell off, is not kept.)
+        like_program: keep three mistakes of the published program: a crop's labels are looked up with rows and columns
+            exchanged, maps of central squares are taken for maps of whole images, and smoothing adds to the targets
+            without taking away, so that they sum to more than one. (A fourth, turning maps about a point half a cell
+            off, is not kept.)
         seed: of the boxes.
     """
 
@@ -166,9 +167,11 @@ class TokenLabeling(Objective):
         assert geometry is not None
         classes, options = stored["classes"], self.options
         maps = compact_maps(stored["values"], stored["slots"], classes.shape[1])
+        # The program also takes maps of central squares for maps of whole images.
         theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
-        sizes = ((1, 1), self.backbone.grid)
-        whole, cells = (map_targets(maps, classes, theta, size, self.backbone.num_classes) for size in sizes)
+        covered = None if options.like_program else stored.get("covered")
+        sizes, count = ((1, 1), self.backbone.grid), self.backbone.num_classes
+        whole, cells = (map_targets(maps, classes, theta, size, count, covered) for size in sizes)
         if options.like_program:
             return tuple(t.smoothed_like_program(options.label_smoothing) for t in (whole, cells))  # type: ignore[return-value]
         return whole.smoothed(options.label_smoothing), cells.smoothed(options.label_smoothing)

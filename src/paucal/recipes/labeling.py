@@ -83,7 +83,7 @@ def label_images(
             f"teacher: {teacher.name}; on {found.images} labelled images it is right on {found.whole:.1%}, the mean of "
             f"its cells on {found.cells:.1%}"
         )
-        _require_knowledge(found, min_accuracy, voice)
+        require_knowledge(found, min_accuracy, voice)
     else:
         voice.say(f"teacher: {teacher.name}; the images have no labels, so it cannot be tried")
     # What the teacher has seen matters among these images only.
@@ -102,10 +102,7 @@ def label_images(
     loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
     with voice.progress("labeling") as advance:
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
-    voice.say(
-        f"{len(images)} maps of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
-        f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
-    )
+    say_what_lies(facts, len(images), output, voice)
     return facts
 
 
@@ -147,6 +144,14 @@ def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> 
     return Teacher(str(run.path), DenseTeacher(model, size), card.classes, transform, _trained_on(run))
 
 
+def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> None:
+    """Say how many maps there are, of what kind, and where."""
+    voice.say(
+        f"{count} maps of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
+        f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
+    )
+
+
 def _size(given: Sequence[int] | None, own: Sequence[int]) -> tuple[int, int]:
     sides = list(given or own)
     return (sides[0], sides[0]) if len(sides) == 1 else (sides[0], sides[1])
@@ -186,10 +191,11 @@ def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
     return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
 
 
-def _require_knowledge(found: TeacherCheck, level: float, voice: Voice) -> None:
+def require_knowledge(found: TeacherCheck, level: float, voice: Voice) -> None:
+    """Refuse maps that are right too rarely; raises a UserError."""
     if found.cells < level:
         raise UserError(
-            f"the mean of the teacher's cells is right on {found.cells:.1%} of the images, under --min-accuracy "
+            f"the mean of the cells is right on {found.cells:.1%} of the images, under --min-accuracy "
             f"{level:g}: its maps would teach mistakes; train a better teacher, or lower the level to go on."
         )
     if found.cells < ALONE * found.whole:

@@ -1,0 +1,123 @@
+"""Accuracy against several right answers per image, as in "Are we done with ImageNet?" (Beyer et al. 2020, ReaL).
+
+The published file is a JSON list with a list of class numbers for each of ImageNet's 50,000 validation images, in the
+order of their numbers. Images whose list is empty do not count.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paucal.evaluation.intervals import Score, wilson
+from paucal.evaluation.predictions import Predictions
+from paucal.types import UserError
+
+MAX_BYTES = 64 << 20
+_NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})(?:\.|_|$)")
+
+Answers = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class RealAccuracy:
+    """How often a classifier's answer is among the right ones.
+
+    Attributes:
+        top1: share of the images that count, with its interval.
+        images: how many count.
+        skipped: how many have no right answer.
+    """
+
+    top1: Score
+    images: int
+    skipped: int
+
+
+def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
+    """Read the right answers of every image.
+
+    Args:
+        path: of a JSON file: a list of lists of class numbers.
+        classes: K; numbers are below it.
+
+    Raises:
+        UserError: there is no such file, or it holds something else.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise UserError(f"--real-labels: there is no file {str(path)!r}; check the path.")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(
+            f"--real-labels: {str(path)!r} has over {MAX_BYTES >> 20} MiB; expected a list of class numbers."
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise UserError(f"--real-labels: {str(path)!r} is no JSON ({problem}); give the published file.") from None
+    if not isinstance(content, list) or not all(isinstance(entry, list) for entry in content):
+        raise UserError(f"--real-labels: {str(path)!r} is no list of lists of class numbers; give the published file.")
+    for place, entry in enumerate(content):
+        for number in entry:
+            if type(number) is not int or not 0 <= number < classes:
+                raise UserError(
+                    f"--real-labels: {str(path)!r} names class {number!r} for image {place}; expected numbers from "
+                    f"0 to {classes - 1}, which the model's classes have."
+                )
+    return content
+
+
+def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
+    """Return the right answers of images by their keys.
+
+    ImageNet's validation images are found by the number in their names, in whatever folders they lie; any other images
+    by their place in the order of their file names, of which the file must then have as many.
+
+    Raises:
+        UserError: the numbers of images differ.
+    """
+    found = [_NUMBERED.search(key) for key in keys]
+    if keys and all(found):
+        numbers = [int(match[1]) - 1 for match in found if match]
+        if min(numbers) < 0 or max(numbers) >= len(labels):
+            raise UserError(
+                f"--real-labels: the file has answers for {len(labels)} images, none for number {max(numbers) + 1}: it "
+                "belongs to other images."
+            )
+        return [labels[number] for number in numbers]
+    if len(labels) != len(keys):
+        raise UserError(
+            f"--real-labels: the file has answers for {len(labels)} images, and {len(keys)} are judged: give one list "
+            "for each, in the order of their file names."
+        )
+    order = sorted(range(len(keys)), key=lambda place: (keys[place].rpartition("/")[2], keys[place]))
+    answers: list[Sequence[int]] = [()] * len(keys)
+    for rank, place in enumerate(order):
+        answers[place] = labels[rank]
+    return answers
+
+
+def real_accuracy(predictions: Predictions, answers: Answers, level: float = 0.95) -> RealAccuracy:
+    """Score predictions against several right answers per image.
+
+    Args:
+        predictions: of N images.
+        answers: N lists of class numbers.
+        level: probability that the Wilson interval covers the truth.
+
+    Raises:
+        UserError: no image has a right answer.
+
+    Example:
+        >>> import torch
+        >>> predictions = Predictions(torch.arange(3), torch.eye(3), torch.zeros(3).long())
+        >>> score = real_accuracy(predictions, [[0, 2], [], [1]])
+        >>> score.top1.value, score.images, score.skipped
+        (0.5, 2, 1)
+    """
+    pairs = zip(predictions.predicted.tolist(), answers, strict=True)
+    hits = [guess in right for guess, right in pairs if right]
+    if not hits:
+        raise UserError("--real-labels: no image has a right answer there; give the file of these images.")
+    return RealAccuracy(wilson(sum(hits), len(hits), level), len(hits), len(answers) - len(hits))

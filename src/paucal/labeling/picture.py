@@ -1,0 +1,97 @@
+"""A picture of label maps over their images."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.data.images import ImageSet, spread
+from paucal.data.label_maps import LabelMaps
+
+COLUMNS = 4
+NAMED = 10  # classes with a colour of their own; the others are grey
+STRONGEST = 0.65  # opacity of a label that is certain
+
+
+def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
+    """Draw images beside themselves with each cell in the colour of its likeliest class.
+
+    The surer the teacher, the stronger the colour. What a map does not cover stays as it is.
+
+    Args:
+        images: the set of the maps, or a part of it; its classes, if it has any, are among the teacher's.
+        maps: of these images.
+        count: images to draw, spread over the set.
+    """
+    ordered = images.with_classes(maps.facts.classes)
+    here = np.flatnonzero([key in maps for key in ordered.keys])
+    positions = here[spread(len(here), count)]
+    reader = maps.rows(ordered, positions)
+    found = [reader(int(position)) for position in positions]
+    likeliest = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in found]
+    shown = _frequent([classes for classes, _ in likeliest])
+    columns = min(COLUMNS, len(positions))
+    rows = -(-len(positions) // columns)
+    figure = Figure(figsize=(3.2 * columns, 1.9 * rows + 0.5), layout="constrained")
+    panels = figure.subplots(rows, 2 * columns, squeeze=False).ravel()
+    for panel in panels:
+        panel.set_axis_off()
+    for number, position in enumerate(positions):
+        picture = np.asarray(ordered.store.read(int(position)))
+        plain, labelled = panels[2 * number], panels[2 * number + 1]
+        label = int(ordered.labels[position])
+        plain.set_title(
+            ordered.classes[label] if label >= 0 else "", fontsize=9, parse_math=False
+        )  # "$" in a name is a "$"
+        for panel in (plain, labelled):
+            panel.imshow(picture, interpolation="nearest")
+        height, width = picture.shape[:2]
+        across, down = found[number].get("covered", torch.ones(2)).tolist()
+        left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
+        extent = (left, left + width * across, top + height * down, top)
+        labelled.imshow(_colours(*likeliest[number], shown), extent=extent, interpolation="nearest")
+        labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+    patches = [Patch(color=_colour(place), label=ordered.classes[number]) for place, number in enumerate(shown)]
+    figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
+    return figure
+
+
+def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the likeliest class of each cell and its probability, both (H, W).
+
+    Args:
+        values: (k, H, W) logits; those of the classes that are not named are zero.
+        indices: (k, H, W) their classes.
+        classes: K.
+    """
+    logits = values.double()
+    others = classes - len(logits)
+    if others > 0:
+        rest = torch.full_like(logits[:1], float(others)).log()
+        shares = torch.cat((logits, rest)).softmax(0)[: len(logits)]
+    else:
+        shares = logits.softmax(0)
+    best, place = shares.max(0)
+    return indices.gather(0, place[None])[0].numpy(), best.numpy()
+
+
+def _frequent(maps: Sequence[NDArray[np.int64]]) -> list[int]:
+    numbers, counts = np.unique(np.concatenate([one.ravel() for one in maps]), return_counts=True)
+    return sorted(numbers[np.argsort(-counts, kind="stable")[:NAMED]].tolist())
+
+
+def _colours(classes: NDArray[np.int64], shares: NDArray[np.float64], shown: list[int]) -> NDArray[np.float64]:
+    painted = np.full((*classes.shape, 4), 0.5)
+    for place, number in enumerate(shown):
+        painted[classes == number, :3] = _colour(place)
+    painted[..., 3] = shares * STRONGEST
+    return painted
+
+
+def _colour(place: int) -> tuple[float, float, float]:
+    return colormaps["tab10"](place)[:3]
