@@ -46,8 +46,8 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
     labeled = settings.method in UNMIXED
     defaults = {name: field.default for name, field in setting_fields().items()}
     # A stored config gives every setting, also those that have no say in its run.
-    given = [name for name in given if name in defaults and getattr(settings, name) != defaults[name]]
-    for name in given:
+    changed = [name for name in given if name in defaults and getattr(settings, name) != defaults[name]]
+    for name in changed:
         if name in ("token_preset", "token_weight", "no_mix_token") and not labeled:
             raise UserError(
                 f"{flag(name)} has no effect with --method {settings.method}: give --method token-labeling."
@@ -59,7 +59,7 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
             )
     if "drloc" in (settings.method, *(settings.add or ())):
         return
-    for name in given:
+    for name in changed:
         if name.startswith("drloc_"):
             raise UserError(
                 f"{flag(name)} has no effect with --method {settings.method}: leave it out, or add the loss with "
