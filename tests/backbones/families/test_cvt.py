@@ -70,6 +70,15 @@ def test_quick_gelu__is_x_times_a_sigmoid_in_value_and_gradient() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_quick_gelu__leaves_its_input_as_it_is(gradients: bool) -> None:
+    x = torch.linspace(-8, 8, 101)
+    with torch.set_grad_enabled(gradients):
+        found = QuickGelu()(x)
+    assert torch.equal(x, torch.linspace(-8, 8, 101))
+    torch.testing.assert_close(found, x * torch.sigmoid(1.702 * x))
+
+
 def test_class_token__lives_in_the_last_stage_and_is_what_is_classified() -> None:
     model, x = small(), images()
     assert [stage.cls_token is not None for stage in model.stages] == [False, False, True]
