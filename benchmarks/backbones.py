@@ -49,10 +49,14 @@ def main() -> None:
     parser.add_argument("--precision", choices=list(DTYPES), default="fp32")
     parser.add_argument("--compile", action="store_true", help="compile both")
     options = parser.parse_args()
-    results = [compare(*case, options) for case in CASES if options.only is None or case[0] in options.only]
     suffix = "_compiled" if options.compile else ""
     name = f"backbones_{options.device}_{options.precision}{suffix}"
-    store(name, {"settings": vars(options), "surroundings": surroundings(options.device), "models": results})
+    results: list[dict[str, Any]] = []
+    for case in CASES:
+        if options.only is None or case[0] in options.only:
+            results.append(compare(*case, options))
+            # After each, so that a run that is cut short leaves what it has found.
+            store(name, {"settings": vars(options), "surroundings": surroundings(options.device), "models": results})
 
 
 def compare(name: str, module: str, side: int, batch: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +68,8 @@ def compare(name: str, module: str, side: int, batch: int, options: argparse.Nam
     images = torch.randn(options.batch or batch, 3, side, side, device=device)
     difference = require_equal(ours, plain, images)
     if options.compile:
-        ours, plain = torch.compile(ours), torch.compile(plain)
+        ours.compile()
+        plain.compile()
     result: dict[str, Any] = {"model": name, "side": side, "images": len(images), "largest_difference": difference}
     for task in ("forward", "step"):
         steps = {

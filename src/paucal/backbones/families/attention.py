@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 # Measured in float32 on two CPU cores (`benchmarks/backbones.py` holds the whole layers): below this many weights
-# per head the explicit path is up to 1.6 times as fast, above it the fused one, up to 3 times.
-CPU_FUSED_FROM = 128 * 128
+# per head the explicit path is the faster one, above it the fused one, up to 3 times.
+CPU_FUSED_FROM = 64 * 64
 
 
 def attend(
