@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from paucal.recipes.auto import resolve
-from paucal.recipes.checks import check_ranges
+from paucal.recipes.checks import check_ranges, check_used
 from paucal.recipes.facts import Facts
 from paucal.recipes.published import RECIPES, with_recipe
 from paucal.recipes.settings import TrainSettings
@@ -62,3 +62,24 @@ def test_supervised__takes_the_recipe_without_its_extra_loss():
 def test_unknown__names_the_nearest():
     with pytest.raises(UserError, match=r"'drloc-scrach' is unknown.*did you mean 'drloc-scratch'"):
         with_recipe(TrainSettings(recipe="drloc-scrach"), {})
+
+
+def test_recipe__leaves_out_what_another_method_has_no_use_for():
+    given = {"recipe": "flag", "method": "flag"}
+    settings, origin = with_recipe(TrainSettings(recipe="token-labeling-reference", method="supervised"), given)
+    assert "token_preset" not in origin
+    check_used(settings, origin)
+    same, kept = with_recipe(TrainSettings(recipe="token-labeling-reference", method="relabel"), given)
+    assert (same.token_preset, kept["token_preset"]) == ("reference", "recipe token-labeling-reference")
+
+
+@pytest.mark.parametrize("setting", [{"token_preset": "paper"}, {"drloc_preset": "paper"}, {"token_weight": 0.5}])
+def test_settings__of_another_method_are_refused_where_they_were_typed(setting):
+    settings = TrainSettings(method="supervised", **setting)
+    with pytest.raises(UserError, match="has no effect with --method supervised"):
+        check_used(settings, dict.fromkeys(setting, "flag"))
+    if setting != {"token_weight": 0.5}:
+        check_used(settings, dict.fromkeys(setting, "config"))  # the default, repeated by a stored config
+        return
+    with pytest.raises(UserError, match="has no effect"):
+        check_used(settings, dict.fromkeys(setting, "config"))

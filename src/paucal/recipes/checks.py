@@ -45,8 +45,11 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
     """Raise a UserError for a setting of a loss that is not part of the run."""
     labeled = settings.method in UNMIXED
     defaults = {name: field.default for name, field in setting_fields().items()}
-    # A stored config gives every setting, also those that have no say in its run.
-    changed = [name for name in given if name in defaults and getattr(settings, name) != defaults[name]]
+    # A stored config gives every setting, also those that have no say in its run; what was typed was meant.
+    silent = {
+        name for name, origin in given.items() if origin == "config" and getattr(settings, name) == defaults[name]
+    }
+    changed = [name for name in given if name not in silent]
     for name in changed:
         if name in ("token_preset", "token_weight", "no_mix_token") and not labeled:
             raise UserError(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from paucal.recipes import published_drloc, published_token_labeling
 from paucal.recipes.recipe import Recipe
+from paucal.recipes.rules_images import UNMIXED
 from paucal.recipes.settings import TrainSettings
 from paucal.types import UserError
 
@@ -53,6 +54,8 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     values = {key: value for key, value in RECIPES[name].settings.items() if key not in given}
     if given.get("method") and "drloc" not in (settings.method, *(settings.add or ())):
         values = {key: value for key, value in values.items() if not key.startswith("drloc_")}
+    if given.get("method") and settings.method not in UNMIXED:
+        values = {key: value for key, value in values.items() if not key.startswith("token_")}
     return replace(settings, **values), {**given, **dict.fromkeys(values, f"recipe {name}")}
 
 

@@ -92,15 +92,14 @@ def test_rows__of_one_table_compute_different_things() -> None:
     for source in sorted({row.source for row in ABLATIONS}):
         outputs = []
         for row in (row for row in ABLATIONS if row.source == source and row.model == TINY):
-            torch.manual_seed(0)
             model = small(row.arguments)
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.add_(0.1)  # gates and affines start where they do next to nothing
+                    parameter.mul_(2).add_(0.1)  # gates and affines start where they do next to nothing
             outputs.append((row.name, model.train()(images())))
         for index, (name, one) in enumerate(outputs):
             for other_name, other in outputs[:index]:
-                assert (one - other).abs().max() > 1e-5, f"{source}: {name} is {other_name}"
+                assert (one - other).abs().max() > 1e-4, f"{source}: {name} is {other_name}"
 
 
 def test_rows__hold_the_published_scores() -> None:
