@@ -20,10 +20,15 @@ from paucal.losses.drloc_targets import (
     permuted_pairs,
     sample_pairs,
 )
+from paucal.losses.esvit import Similarity, match_regions, moved_centre, region_targets, view_pairs, view_targets
+from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
 
 __all__ = [
     "DrLocReading",
     "PairHead",
+    "Sharpness",
+    "Similarity",
+    "Targets",
     "all_reduce_mean",
     "class_counts",
     "draw_pairs",
@@ -31,6 +36,8 @@ __all__ = [
     "drloc_loss",
     "gather_cells",
     "gather_pairs",
+    "match_regions",
+    "moved_centre",
     "offset_cross_entropy",
     "offset_l1",
     "offset_variance_regression",
@@ -39,7 +46,11 @@ __all__ = [
     "pair_targets",
     "permuted_pairs",
     "pool_grid",
+    "prototype_cross_entropy",
     "rank",
+    "region_targets",
     "sample_pairs",
+    "view_pairs",
+    "view_targets",
     "world_size",
 ]

@@ -1,0 +1,132 @@
+"""The losses of EsViT (Li et al., ICLR 2022, section 3): what is compared with what, and how much it counts.
+
+A student sees all crops of an image, a teacher only the global ones. The view loss asks that the student's
+distribution for a crop is the teacher's for another crop; the region loss asks the same of every cell, whose
+counterpart is the most similar cell of the teacher's crop (equation 2).
+
+Where paper and program differ we follow the program, as Algorithm 1 does: the teacher is the target (equation 1 prints
+the opposite), the similarity is the cosine of backbone features (Algorithm 1: their dot product, an option here), and
+each task counts half where both are on. The program assumes two groups of crops; here there may be any number of any
+size.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paucal.losses.collectives import all_reduce_mean
+from paucal.losses.prototypes import Targets
+
+Similarity = Literal["cosine", "dot"]
+
+
+def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
+    """Return all pairs (teacher's crop, student's crop) that are compared: those of two different crops.
+
+    Crops are numbered as in a batch, global ones first.
+
+    Example:
+        >>> view_pairs(2, 3)
+        [(0, 1), (0, 2), (1, 0), (1, 2)]
+        >>> len(view_pairs(2, 10))
+        18
+    """
+    return [(q, v) for q in range(teacher_views) for v in range(student_views) if q != v]
+
+
+def view_targets(images: int, teacher_views: int, student_views: int, device: torch.device | str = "cpu") -> Targets:
+    """Return the targets of the view loss: the mean over all pairs.
+
+    Args:
+        images: B.
+        teacher_views: crops the teacher sees, its rows.
+        student_views: crops the student sees, its rows.
+        device: where they are put.
+
+    Returns:
+        `rows` (B, student_views, teacher_views), `weights` (student_views, teacher_views).
+
+    Raises:
+        ValueError: there is no pair.
+    """
+    weights = _pair_weights(teacher_views, student_views, device)
+    rows = torch.arange(teacher_views, device=device).expand(images, student_views, teacher_views)
+    return Targets(rows, weights)
+
+
+def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similarity: Similarity = "cosine") -> Targets:
+    """Return the targets of the region loss: mean over a crop's cells, then over all pairs.
+
+    A cell of a small crop thus counts more than one of a large crop.
+
+    Args:
+        student: per crop (B, T_v, P), the backbone's features of the student's cells.
+        teacher: per global crop (B, T_q, P), those of the teacher.
+        similarity: how the most similar cell is found.
+
+    Returns:
+        `rows` (B, sum of T_v, teacher crops), `weights` (sum of T_v, teacher crops).
+    """
+    pair = _pair_weights(len(teacher), len(student), student[0].device)
+    starts = torch.tensor([0, *[part.shape[1] for part in teacher[:-1]]]).cumsum(0).tolist()
+    rows, weights = [], []
+    for number, cells in enumerate(student):
+        matched = [match_regions(cells, goal, similarity) + start for goal, start in zip(teacher, starts, strict=True)]
+        rows.append(torch.stack(matched, 2))
+        weights.append((pair[number] / cells.shape[1]).expand(cells.shape[1], -1))
+    return Targets(torch.cat(rows, 1), torch.cat(weights))
+
+
+@torch.no_grad()
+def match_regions(student: Tensor, teacher: Tensor, similarity: Similarity = "cosine") -> Tensor:
+    """Return for each cell of the student the most similar cell of the teacher in the same image (equation 2).
+
+    The choice is hard, several cells may share one, and it gets no gradient. Features are compared in float32, also
+    inside autocast (the program compares in half precision there).
+
+    Args:
+        student: (B, T_s, P).
+        teacher: (B, T_t, P).
+        similarity: "cosine", or "dot" as in Algorithm 1.
+
+    Returns:
+        (B, T_s) int64.
+
+    Example:
+        >>> cells = torch.eye(3)[None]
+        >>> match_regions(cells[:, [2, 0]], cells)
+        tensor([[2, 0]])
+    """
+    with torch.autocast(student.device.type, enabled=False):
+        student, teacher = student.float(), teacher.float()
+        if similarity == "cosine":
+            teacher = F.normalize(teacher, dim=2)  # the length of the student's own feature changes no arg-max
+        return torch.bmm(student, teacher.transpose(1, 2)).argmax(2)
+
+
+@torch.no_grad()
+def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
+    """Return the centre after a step: an exponential average of the teacher's mean score, over all processes.
+
+    A mean that is not finite leaves the centre where it is.
+
+    Args:
+        centre: (K,).
+        mean: (K,), the mean of the teacher's scores, before temperature and centre, on this process; every process
+            must have as many rows.
+        momentum: share of the old centre.
+    """
+    mean = all_reduce_mean(mean)
+    return torch.where(torch.isfinite(mean).all(), centre * momentum + mean * (1 - momentum), centre)
+
+
+def _pair_weights(teacher_views: int, student_views: int, device: torch.device | str) -> Tensor:
+    """Return (student_views, teacher_views): one over the number of pairs, 0 for a crop and itself."""
+    pairs = len(view_pairs(teacher_views, student_views))
+    if not pairs:
+        raise ValueError(f"{teacher_views} crops of a teacher and {student_views} of a student make no pair")
+    weights = torch.full((student_views, teacher_views), 1 / pairs, device=device)
+    return weights.fill_diagonal_(0.0)

@@ -1,0 +1,162 @@
+"""Cross-entropy between a teacher's and a student's distributions over many prototypes, a chunk of images at a time.
+
+Both networks of EsViT (Li et al., ICLR 2022) and DINO score rows of features against K = 65,536 prototypes. Written
+plainly, all scores of all rows are kept for the backward pass, once per pair of views: gigabytes. Here the last layer
+and the loss are one function that holds the scores of a few images only:
+
+- the logarithm of the normaliser is computed once per student row, not once per pair, since
+  -sum_k p_k log softmax(s)_k = sum_k p_k * logsumexp(s) - sum_k p_k s_k;
+- a row with several targets meets their weighted sum, since the cross-entropy is linear in the target;
+- targets are rows of the teacher's chunk, picked by index, so nothing is gathered for the whole batch;
+- the gradient with respect to scores is known in closed form and turned at once into those of rows and prototypes, so
+  nothing is computed twice.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 1 << 24  # scores held at once of each network: 64 MiB in float32
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Which of the teacher's rows each of the student's rows is compared with.
+
+    Attributes:
+        rows: (B, R, J) int64, for each student row of an image J teacher rows of the same image, in [0, S).
+        weights: (B, R, J) or (R, J) float, how much each comparison counts; 0 for none.
+    """
+
+    rows: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """What turns scores into distributions.
+
+    Attributes:
+        student_temperature: divides the student's scores.
+        teacher_temperature: divides the teacher's scores less the centre.
+        centre: (K,), subtracted from the teacher's scores.
+    """
+
+    student_temperature: float
+    teacher_temperature: float
+    centre: Tensor
+
+
+def prototype_cross_entropy(
+    student: Tensor,
+    prototypes: Tensor,
+    teacher: Tensor,
+    teacher_prototypes: Tensor,
+    targets: Targets,
+    sharpness: Sharpness,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """Return the weighted cross-entropy from teacher to student, summed over rows and averaged over images.
+
+    Scores are computed in the dtype that autocast asks for, everything after them in float32.
+
+    Args:
+        student: (B, R, D), rows that get gradient.
+        prototypes: (K, D), the student's; they get gradient.
+        teacher: (B, S, D).
+        teacher_prototypes: (K, D).
+        targets: what is compared.
+        sharpness: temperatures and centre.
+        chunk: scores of a network that are held at once; at least those of one image.
+
+    Returns:
+        A scalar: mean over images of sum over r and j of weight * H(p_teacher, p_student).
+    """
+    weights = targets.weights.expand(targets.rows.shape).to(torch.float32)
+    return _Fused.apply(  # type: ignore[no-any-return]
+        student, prototypes, teacher, teacher_prototypes, targets.rows, weights, (sharpness, chunk)
+    )
+
+
+class _Fused(torch.autograd.Function):
+    """Computes the loss and its gradients in one pass over chunks of images."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student: Tensor,
+        prototypes: Tensor,
+        teacher: Tensor,
+        teacher_prototypes: Tensor,
+        rows: Tensor,
+        weights: Tensor,
+        how: tuple[Sharpness, int],
+    ) -> Tensor:
+        sharpness, chunk = how
+        kind = student.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+        dense, teacher_dense = prototypes.to(dtype), teacher_prototypes.to(dtype)
+        wanted = ctx.needs_input_grad[:2]
+        student_gradient = torch.zeros_like(student, dtype=torch.float32) if wanted[0] else None
+        dense_gradient = torch.zeros_like(prototypes, dtype=torch.float32) if wanted[1] else None
+        loss = torch.zeros((), device=student.device)
+        with torch.autocast(kind, enabled=False):
+            for part in _parts(student, teacher, prototypes, chunk):
+                seen = student[part].flatten(0, 1).to(dtype)
+                goal, mass = _goal(teacher[part].to(dtype), teacher_dense, rows[part], weights[part], sharpness)
+                value, slope = _compared(seen, dense, goal, mass, sharpness.student_temperature, any(wanted))
+                loss += value
+                slope = slope.to(dtype)
+                if student_gradient is not None:
+                    student_gradient[part] = (slope @ dense).view_as(student[part]).float()
+                if dense_gradient is not None:
+                    dense_gradient += (slope.T @ seen).float()
+        ctx.gradients = (student_gradient, dense_gradient)
+        ctx.scale = 1 / len(student)
+        ctx.dtypes = (student.dtype, prototypes.dtype)
+        return loss / len(student)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.gradients, ctx.dtypes, strict=True)
+        first, second = (None if g is None else (g * (outer[0] * ctx.scale)).to(dtype) for g, dtype in pairs)
+        return first, second, None, None, None, None, None
+
+
+def _parts(student: Tensor, teacher: Tensor, prototypes: Tensor, chunk: int) -> list[slice]:
+    each = max(student.shape[1], teacher.shape[1]) * len(prototypes)
+    count = max(1, chunk // each)
+    return [slice(start, start + count) for start in range(0, len(student), count)]
+
+
+def _goal(
+    teacher: Tensor, prototypes: Tensor, rows: Tensor, weights: Tensor, sharpness: Sharpness
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of each student row's targets (b * R, K), and the sum of its weights (b * R, 1)."""
+    images, width = teacher.shape[0], teacher.shape[1]
+    scores = (teacher.flatten(0, 1) @ prototypes.T).float()
+    likely = scores.sub_(sharpness.centre).div_(sharpness.teacher_temperature).softmax(1)
+    del scores
+    first = torch.arange(images, device=rows.device)[:, None, None] * width
+    flat, shares = (rows + first).flatten(0, 1), weights.flatten(0, 1)
+    goal = likely[flat[:, 0]].mul_(shares[:, :1])
+    for place in range(1, flat.shape[1]):
+        goal.addcmul_(likely[flat[:, place]], shares[:, place : place + 1])
+    return goal, shares.sum(1, keepdim=True)
+
+
+def _compared(
+    student: Tensor, prototypes: Tensor, goal: Tensor, mass: Tensor, temperature: float, wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy and its slope (b * R, K) with respect to the scores before the temperature."""
+    scores = (student @ prototypes.T).float().div_(temperature)
+    normaliser = scores.logsumexp(1, keepdim=True)
+    aligned = torch.bmm(goal[:, None], scores[:, :, None])[:, :, 0]  # row by row, without another (b * R, K)
+    value = (mass * normaliser - aligned).sum()
+    if wanted:
+        scores.sub_(normaliser).exp_().mul_(mass).sub_(goal).div_(temperature)
+    return value, scores
