@@ -5,9 +5,9 @@ from timm's training transform. Unlike in the published program, any number of g
 pipelines, and the second takes the number and the area of its crops as given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
@@ -106,7 +106,9 @@ def jittered(view: Image.Image) -> Image.Image:
     """
     *factors, hue = ((2 * draw - 1) * reach for draw, reach in zip(torch.rand(4).tolist(), JITTER, strict=True))
     kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
-    changes = [partial(_enhanced, kind, 1 + factor) for kind, factor in zip(kinds, factors, strict=True)]
+    changes: list[Callable[..., Any]] = [
+        partial(_enhanced, kind, 1 + factor) for kind, factor in zip(kinds, factors, strict=True)
+    ]
     changes.append(partial(adjust_hue, hue_factor=hue))
     for number in torch.randperm(4).tolist():
         view = changes[number](view)

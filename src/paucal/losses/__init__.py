@@ -21,6 +21,7 @@ from paucal.losses.drloc_targets import (
     sample_pairs,
 )
 from paucal.losses.esvit import Similarity, match_regions, moved_centre, region_targets, view_pairs, view_targets
+from paucal.losses.feature_health import effective_rank, entropy, feature_spread
 from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
 
 __all__ = [
@@ -34,6 +35,9 @@ __all__ = [
     "draw_pairs",
     "drloc_chance_level",
     "drloc_loss",
+    "effective_rank",
+    "entropy",
+    "feature_spread",
     "gather_cells",
     "gather_pairs",
     "match_regions",
