@@ -5,6 +5,7 @@ Shapes use B for images in a batch, V for views of an image, D for channels and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -37,6 +38,21 @@ class Progress:
     def epoch(self) -> int:
         """Completed epochs, counted from 0."""
         return self.step // self.steps_per_epoch
+
+    def half_cosine(self, start: float, end: float) -> float:
+        """Return what has moved from `start` to `end` on a half cosine over the whole run."""
+        return half_cosine(start, end, self.step, self.total_steps)
+
+
+def half_cosine(start: float, end: float, step: float, horizon: float) -> float:
+    """Return the value after `step` steps on a half cosine from `start` to `end`, which it reaches at `horizon`.
+
+    Example:
+        >>> half_cosine(0.04, 0.4, 375300, 750600)
+        0.22
+    """
+    position = min(step / max(horizon, 1), 1.0)
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * position))
 
 
 @dataclass

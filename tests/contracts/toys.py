@@ -21,7 +21,7 @@ from paucal.data.normalisation import Normalisation
 from paucal.data.sampler import StepSampler
 from paucal.data.transforms import TrainTransform
 from paucal.losses.collectives import all_reduce_mean, rank, world_size
-from paucal.objectives import Objective
+from paucal.objectives import Objective, SelfDistillation, SelfDistillationOptions
 from paucal.runs import RunFolder
 from paucal.training import (
     CosineWarmup,
@@ -144,7 +144,16 @@ class PerBlock(Objective):
         return self.backbone.model
 
 
+def self_distillation() -> Objective:
+    """The real thing, reduced; its losses begin at chance, from which a few steps hardly move them."""
+    options = SelfDistillationOptions(
+        out_dim=16, hidden_dim=32, bottleneck_dim=8, freeze_last_layer=0, momentum=0.9, weight_decay_end=0.04
+    )
+    return SelfDistillation(spec(0), [Crops(2, SIZE), Crops(2, 8)], options)
+
+
 TOYS: dict[str, Callable[[], Objective]] = {
+    "self_distillation": self_distillation,
     "two_networks": TwoNetworks,
     "geometry": Geometry,
     "per_block": PerBlock,

@@ -121,7 +121,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides the names)
+        ctx: Any, *outer: Tensor
+    ) -> tuple[Tensor | None, ...]:
         pairs = zip(ctx.gradients, ctx.dtypes, strict=True)
         first, second = (None if g is None else (g * (outer[0] * ctx.scale)).to(dtype) for g, dtype in pairs)
         return first, second, None, None, None, None, None

@@ -4,6 +4,8 @@ from paucal.objectives.base import Objective, Term
 from paucal.objectives.drloc import DrLoc
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.drloc_options import DrLocOptions, default_weight
+from paucal.objectives.self_distillation import SelfDistillation
+from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.objectives.supervised import Supervised
 from paucal.objectives.token_labeling import TokenLabeling, TokenLabelingOptions
 
@@ -12,6 +14,8 @@ __all__ = [
     "DrLocOptions",
     "LocalizationHead",
     "Objective",
+    "SelfDistillation",
+    "SelfDistillationOptions",
     "Supervised",
     "Term",
     "TokenLabeling",

@@ -5,7 +5,7 @@ from paucal.training.fit import Outcome, fit
 from paucal.training.keeper import Records, Watch
 from paucal.training.memory import largest_batch
 from paucal.training.plan import Hardware, Optimization, Plan
-from paucal.training.schedules import CosineWarmup
+from paucal.training.schedules import CosineWarmup, WarmupThenCosine
 
 __all__ = [
     "CosineWarmup",
@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "Plan",
     "Records",
+    "WarmupThenCosine",
     "Watch",
     "checkpoint_position",
     "fit",

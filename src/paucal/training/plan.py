@@ -1,9 +1,9 @@
 """What the trainer is told: plain numbers, resolved beforehand by the recipe."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paucal.data.mixing import Mixing
-from paucal.training.schedules import CosineWarmup
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,7 @@ class Optimization:
     """AdamW and what surrounds it.
 
     Attributes:
-        schedule: learning rate per step.
+        schedule: learning rate of the step that follows so many completed ones.
         weight_decay: for the decayed groups.
         betas: of AdamW.
         eps: of AdamW.
@@ -19,7 +19,7 @@ class Optimization:
         average_decay: ceiling of the moving average's decay; None for no average.
     """
 
-    schedule: CosineWarmup
+    schedule: Callable[[float], float]
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8

@@ -1,7 +1,8 @@
 """Learning-rate schedules as pure functions of the step, so that nothing about them needs saving."""
 
-import math
 from dataclasses import dataclass
+
+from paucal.types import half_cosine
 
 
 @dataclass(frozen=True)
@@ -36,5 +37,35 @@ class CosineWarmup:
         """Return the learning rate of the step that follows `step` completed ones."""
         if step < self.warmup:
             return self.start + (self.peak - self.start) * step / self.warmup
-        position = min(step / max(self.horizon, 1), 1.0)
-        return self.floor + (self.peak - self.floor) * 0.5 * (1 + math.cos(math.pi * position))
+        return half_cosine(self.peak, self.floor, step, self.horizon)
+
+
+@dataclass(frozen=True)
+class WarmupThenCosine:
+    """Linear warm-up that reaches the peak in its last step, then a half cosine that begins there.
+
+    The schedule of DINO's and EsViT's programs (EsViT, section 4: 10 epochs of warm-up). Unlike `CosineWarmup`, the
+    cosine starts after the warm-up.
+
+    Attributes:
+        peak: the highest learning rate.
+        horizon: steps of the whole schedule; afterwards the rate stays at the floor.
+        warmup: steps of linear warm-up from 0, the peak included.
+        floor: what the cosine goes to.
+
+    Example:
+        >>> schedule = WarmupThenCosine(peak=2e-3, horizon=140, warmup=21, floor=1e-5)
+        >>> [f"{schedule(step):.3e}" for step in (0, 1, 20, 21, 22, 139)]
+        ['0.000e+00', '1.000e-04', '2.000e-03', '2.000e-03', '2.000e-03', '1.035e-05']
+    """
+
+    peak: float
+    horizon: int
+    warmup: int = 0
+    floor: float = 0.0
+
+    def __call__(self, step: float) -> float:
+        """Return the learning rate of the step that follows `step` completed ones."""
+        if step < self.warmup:
+            return self.peak * step / max(self.warmup - 1, 1)
+        return half_cosine(self.peak, self.floor, step - self.warmup, self.horizon - self.warmup)

@@ -1,0 +1,41 @@
+"""Mixup between the student's crops of neighbouring images, and what the mixture is compared with.
+
+The program of EsViT has it as an option outside the paper (timm's Mixup per crop). The cross-entropy is linear in its
+target, so a crop that is lambda of one image and the rest of another is compared with both teachers.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paucal.losses import Targets
+
+
+def mixed_crops(crops: Sequence[Tensor], alpha: float) -> tuple[list[Tensor], Tensor]:
+    """Mix each crop with the same crop of the image before it.
+
+    Args:
+        crops: per crop (B, C, H, W).
+        alpha: parameter of the Beta distribution from which each crop's share is drawn, on the CPU.
+
+    Returns:
+        The mixed crops, and the share of its own image that each keeps, (V,).
+    """
+    shares = torch.distributions.Beta(alpha, alpha).sample((len(crops),))
+    pairs = zip(crops, shares.tolist(), strict=True)
+    return [share * crop + (1 - share) * crop.roll(1, 0) for crop, share in pairs], shares
+
+
+def mixed_targets(teacher: Tensor, targets: Targets, shares: Tensor) -> tuple[Tensor, Targets]:
+    """Return the teacher's rows followed by those of the image before, and targets that count both by their shares.
+
+    Args:
+        teacher: (B, S, D).
+        targets: rows (B, V, J) and weights (V, J) of unmixed crops.
+        shares: (V,).
+    """
+    both = torch.cat([teacher, teacher.roll(1, 0)], 1)
+    rows = torch.cat([targets.rows, targets.rows + teacher.shape[1]], 2)
+    own = shares.to(targets.weights.device)[:, None]
+    return both, Targets(rows, torch.cat([targets.weights * own, targets.weights * (1 - own)], 1))

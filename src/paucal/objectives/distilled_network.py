@@ -1,0 +1,111 @@
+"""A backbone with the heads of self-distillation, and the way many crops go through it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.objectives.projection_head import ProjectionHead
+from paucal.objectives.self_distillation_options import SelfDistillationOptions
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network has seen in V crops of B images.
+
+    Attributes:
+        pooled: (B, V, P) features of whole crops.
+        cells: per crop (B, T_v, P), features of its cells.
+    """
+
+    pooled: Tensor
+    cells: list[Tensor]
+
+
+class DistilledNetwork(nn.Module):
+    """A student or a teacher: a backbone, a head for views and, with the region task, another one for cells.
+
+    Args:
+        backbone: gives grids and pooled features.
+        options: the tasks and the sizes of their heads.
+        trained: whether this is the student.
+    """
+
+    def __init__(self, backbone: FeatureBackbone, options: SelfDistillationOptions, trained: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        names = options.weights()
+        self.heads = nn.ModuleDict({name: _head(backbone.dim, options, trained) for name in names})
+
+    def see(self, crops: Sequence[Tensor]) -> Seen:
+        """Run the backbone once per resolution.
+
+        Args:
+            crops: per crop (B, C, H, W).
+        """
+        pooled: list[Tensor] = [crops[0]] * len(crops)
+        cells: list[Tensor] = [crops[0]] * len(crops)
+        for members in same_size(crops):
+            features = self.backbone(torch.cat([crops[number] for number in members]))
+            grids = features.grids[0].flatten(2).transpose(1, 2)
+            for number, one, grid in zip(
+                members, features.pooled.chunk(len(members)), grids.chunk(len(members)), strict=True
+            ):
+                pooled[number], cells[number] = one, grid
+        return Seen(torch.stack(pooled, 1), cells)
+
+    def project(self, task: str, features: Tensor) -> Tensor:
+        """Return what the head of a task compares with prototypes, (..., D) for (..., P)."""
+        return self.head(task).project(features)
+
+    def prototypes(self, task: str) -> Tensor:
+        """Return the (K, D) prototypes of a task."""
+        return self.head(task).last_layer.directions()
+
+    def head(self, task: str) -> ProjectionHead:
+        """Return the head of "view" or "region"."""
+        head = self.heads[task]
+        assert isinstance(head, ProjectionHead)
+        return head
+
+
+def same_size(crops: Iterable[Tensor]) -> list[list[int]]:
+    """Return the numbers of the crops, those of one size together, in the order of first appearance."""
+    groups: dict[torch.Size, list[int]] = {}
+    for number, crop in enumerate(crops):
+        groups.setdefault(crop.shape[2:], []).append(number)
+    return list(groups.values())
+
+
+@torch.no_grad()
+def follow(teacher: nn.Module, student: nn.Module, momentum: float, buffers: bool) -> None:
+    """Move a teacher's weights towards the student's: an exponential average.
+
+    Args:
+        teacher: moved in place.
+        student: of the same architecture.
+        momentum: share of the old teacher.
+        buffers: whether running statistics follow too; then those that are counts are copied.
+    """
+    for ours, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
+        ours.lerp_(theirs, 1 - momentum)
+    for ours, theirs in zip(teacher.buffers(), student.buffers(), strict=True) if buffers else ():
+        if ours.is_floating_point():
+            ours.lerp_(theirs, 1 - momentum)
+        else:
+            ours.copy_(theirs)
+
+
+def _head(dim: int, options: SelfDistillationOptions, trained: bool) -> ProjectionHead:
+    return ProjectionHead(
+        dim,
+        options.out_dim,
+        options.hidden_dim,
+        options.bottleneck_dim,
+        options.head_layers,
+        options.head_batch_norm,
+        # The teacher's lengths are fixed for the optimizer, but follow the student's.
+        options.norm_last_layer or not trained,
+    )

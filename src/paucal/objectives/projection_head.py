@@ -1,0 +1,78 @@
+"""The projection head of DINO and EsViT (Li et al., ICLR 2022, section 3): an MLP, then prototypes."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+INIT_STD = 0.02
+
+
+class ProjectionHead(nn.Module):
+    """Features to unit vectors that are compared with prototypes.
+
+    The comparison itself is left to `losses.prototype_cross_entropy`, which never holds all of it; `forward` gives it
+    whole, for few rows. Names of parameters are those of the published checkpoints.
+
+    Args:
+        dim: P, channels of the features.
+        out_dim: K, prototypes.
+        hidden_dim: width of the hidden layers.
+        bottleneck_dim: D, width of the unit vectors.
+        layers: linear layers of the MLP, at least 1.
+        batch_norm: whether hidden layers are batch-normalised.
+        norm_last_layer: whether prototypes are held at length 1; otherwise their lengths are learned.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        out_dim: int,
+        hidden_dim: int = 2048,
+        bottleneck_dim: int = 256,
+        layers: int = 3,
+        batch_norm: bool = False,
+        norm_last_layer: bool = True,
+    ) -> None:
+        super().__init__()
+        if layers < 1:
+            raise ValueError(f"a projection head has at least 1 layer, got {layers}")
+        widths = [dim, *[hidden_dim] * (layers - 1), bottleneck_dim]
+        parts: list[nn.Module] = []
+        for number in range(layers):
+            parts.append(nn.Linear(widths[number], widths[number + 1]))
+            if number < layers - 1:
+                parts += [nn.BatchNorm1d(hidden_dim), nn.GELU()] if batch_norm else [nn.GELU()]
+        self.mlp = nn.Sequential(*parts) if layers > 1 else parts[0]
+        for module in self.mlp.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=INIT_STD)
+                nn.init.zeros_(module.bias)
+        self.last_layer = Prototypes(bottleneck_dim, out_dim, norm_last_layer)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Return (..., D) vectors of length 1 for (..., P) features."""
+        flat = self.mlp(features.flatten(0, -2))
+        return F.normalize(flat, dim=-1).unflatten(0, features.shape[:-1])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return (..., K) scores for (..., P) features."""
+        return self.project(features) @ self.last_layer.directions().T
+
+
+class Prototypes(nn.Module):
+    """A weight-normalised linear layer without bias, as tensors `weight_v` (K, D) and `weight_g` (K, 1).
+
+    Args:
+        dim: D.
+        out_dim: K.
+        fixed: whether the lengths `weight_g` stay at 1.
+    """
+
+    def __init__(self, dim: int, out_dim: int, fixed: bool) -> None:
+        super().__init__()
+        self.weight_g = nn.Parameter(torch.ones(out_dim, 1), requires_grad=not fixed)
+        self.weight_v = nn.Parameter(nn.Linear(dim, out_dim, bias=False).weight.detach())
+
+    def directions(self) -> Tensor:
+        """Return the (K, D) prototypes: `weight_v` scaled row by row to the length `weight_g`."""
+        return self.weight_g * F.normalize(self.weight_v, dim=1)

@@ -1,0 +1,201 @@
+"""Self-distillation without labels: EsViT (Li et al., ICLR 2022), and with the view task alone DINO.
+
+A student sees all crops of an image, its moving average, the teacher, the global ones. The student learns to give
+every crop, and every cell of it, the distribution over prototypes that the teacher gives to another crop and to the
+most similar cell there. Centring and sharpening of the teacher keep both from answering the same to everything.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.layout import Size
+from paucal.backbones.spec import BackboneSpec
+from paucal.losses import (
+    Sharpness,
+    Targets,
+    all_reduce_mean,
+    moved_centre,
+    prototype_cross_entropy,
+    region_targets,
+    view_pairs,
+    view_targets,
+)
+from paucal.objectives.base import Objective
+from paucal.objectives.crop_mixing import mixed_crops, mixed_targets
+from paucal.objectives.distillation_health import health
+from paucal.objectives.distilled_network import DistilledNetwork, Seen, follow
+from paucal.objectives.self_distillation_options import SelfDistillationOptions
+from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
+
+HEALTH_EVERY = 10  # steps between two looks
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One comparison: rows of the student, of the teacher, and which meet."""
+
+    student: Tensor
+    teacher: Tensor
+    targets: Targets
+
+
+class SelfDistillation(Objective):
+    """View-level and region-level self-distillation of any backbone with a grid.
+
+    Differences from the published program: any number of crop groups of any size; centres and the teacher move once
+    per optimizer step, over all images of it; in half precision cells are still matched in float32; running
+    statistics of BatchNorm follow `options.teacher_norm`.
+
+    Args:
+        spec: the backbone, without a classifier; its image size is that of the global crops.
+        crops: groups of views, the global ones first, each with its size.
+        options: the method's numbers.
+        drop_path_rate: of the student; the teacher has none.
+
+    Raises:
+        UserError: the backbone cannot take the crops.
+        ValueError: there is no pair of crops to compare, or a crop has no size.
+    """
+
+    def __init__(
+        self,
+        spec: BackboneSpec,
+        crops: Sequence[Crops],
+        options: SelfDistillationOptions | None = None,
+        drop_path_rate: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.options = options or SelfDistillationOptions()
+        self.global_views, self.all_views = crops[0].count, sum(group.count for group in crops)
+        if not view_pairs(self.global_views, self.all_views):
+            raise ValueError(f"{self.all_views} crops of an image make no pair; ask for at least 2")
+        sizes = [crop_size(group) for group in crops]
+        self.student = DistilledNetwork(spec.build(sizes, drop_path_rate), self.options, trained=True)
+        self.teacher = DistilledNetwork(spec.build(sizes, drop_path_rate=0.0), self.options, trained=False)
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.teacher.requires_grad_(False)
+        for name in self.options.weights():
+            self.register_buffer(f"centre_{name}", torch.zeros(self.options.out_dim))
+        self._means: dict[str, list[Tensor]] = {}
+        self._health: dict[str, Tensor] = {}
+        self.data_request = DataRequest(tuple(crops), mixing=False, labels=False, smallest_batch=2)
+
+    def train(self, mode: bool = True) -> "SelfDistillation":
+        """Set the mode; a teacher with running statistics stays in evaluation mode."""
+        super().train(mode)
+        if self.options.teacher_norm == "running":
+            self.teacher.eval()
+        return self
+
+    def forward(self, batch: Batch, progress: Progress) -> LossTerms:
+        """Return the losses "view" and, with the region task, "region"."""
+        crops = batch.views
+        with torch.no_grad():
+            goal = self.teacher.see(crops[: self.global_views])
+        shares = None
+        if self.options.mixup and self.training:
+            crops, shares = mixed_crops(crops, self.options.mixup)
+        seen = self.student.see(crops)
+        temperature = self.options.temperature(progress.epoch)
+        losses = LossTerms({}, self.options.weights())
+        for name, task in self._tasks(seen, goal, shares).items():
+            losses.values[name] = self._compare(name, task, temperature)
+        if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
+            self._look(seen, goal, temperature)
+        return losses
+
+    def deployable(self) -> nn.Module:
+        """Return the teacher's timm model; the student and all heads stay behind."""
+        return self.teacher.backbone.model
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the weight decay of this step, as a factor on that of the end."""
+        end = self.options.weight_decay_end
+        return {"main": GroupScale(weight_decay=self.options.decay(progress) / end if end else 0.0)}
+
+    def before_step(self, progress: Progress) -> None:
+        """Clip each tensor's gradient by itself, and hold the prototypes still in the first epochs."""
+        if self.options.clip:
+            clip_each(self.student.parameters(), self.options.clip)
+        if progress.epoch < self.options.freeze_last_layer:
+            for name in self.options.weights():
+                for parameter in self.student.head(name).last_layer.parameters():
+                    parameter.grad = None
+
+    def after_step(self, progress: Progress) -> None:
+        """Move the teacher towards the student, and the centres towards the teacher's mean scores."""
+        # The momentum belongs to the step that was made, whose number is one less.
+        made = Progress(progress.step - 1, progress.total_steps, progress.steps_per_epoch)
+        follow(self.teacher, self.student, self.options.teacher_momentum(made), self.options.teacher_norm == "running")
+        for name, means in self._means.items():
+            centre = self._centre(name)
+            centre.copy_(moved_centre(centre, torch.stack(means).mean(0), self.options.centre_momentum))
+        self._means = {}
+
+    def chance_levels(self) -> dict[str, float]:
+        """Return ln K per task: what a student reaches that finds all prototypes equally likely."""
+        return dict.fromkeys(self.options.weights(), math.log(self.options.out_dim))
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return the newest look at the health of student and teacher; see `distillation_health`."""
+        newest, self._health = self._health, {}
+        return newest
+
+    def _tasks(self, seen: Seen, goal: Seen, shares: Tensor | None) -> dict[str, _Task]:
+        images = seen.pooled.shape[0]
+        targets = view_targets(images, self.global_views, self.all_views, seen.pooled.device)
+        pooled = goal.pooled
+        if shares is not None:
+            pooled, targets = mixed_targets(pooled, targets, shares)
+        tasks = {"view": _Task(seen.pooled, pooled, targets)}
+        if "region" in self.options.weights():
+            regions = region_targets([cells.detach() for cells in seen.cells], goal.cells, self.options.similarity)
+            tasks["region"] = _Task(torch.cat(seen.cells, 1), torch.cat(goal.cells, 1), regions)
+        return tasks
+
+    def _compare(self, name: str, task: _Task, temperature: float) -> Tensor:
+        with torch.no_grad():
+            goal, prototypes = self.teacher.project(name, task.teacher), self.teacher.prototypes(name)
+            # Scores are linear in the projections, so their mean needs no scores.
+            mean = goal.float().flatten(0, 1).mean(0) @ prototypes.float().T
+        if self.training:
+            self._means.setdefault(name, []).append(mean)
+        sharpness = Sharpness(self.options.student_temperature, temperature, self._centre(name))
+        own = self.student.project(name, task.student)
+        return prototype_cross_entropy(own, self.student.prototypes(name), goal, prototypes, task.targets, sharpness)
+
+    @torch.no_grad()
+    def _look(self, seen: Seen, goal: Seen, temperature: float) -> None:
+        sharpness = Sharpness(self.options.student_temperature, temperature, self._centre("view"))
+        other = min(1, self.all_views - 1)  # a crop that is not the teacher's first
+        found = health(self.student, self.teacher, seen.pooled[:, other].detach(), goal.pooled[:, 0], sharpness)
+        self._health = {name: all_reduce_mean(value) for name, value in found.items()}
+        for name in self.options.weights():
+            prefix = "" if name == "view" else f"{name}_"
+            self._health[f"{prefix}centre_norm"] = self._centre(name).norm()
+
+    def _centre(self, name: str) -> Tensor:
+        return self.get_buffer(f"centre_{name}")
+
+
+def crop_size(group: Crops) -> Size:
+    """Return (height, width) of a group of crops.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if group.size is None:
+        raise ValueError("a group of crops for self-distillation needs a size in pixels")
+    return (group.size, group.size) if isinstance(group.size, int) else group.size
+
+
+def clip_each(parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+    """Scale each gradient down to an L2 norm of `max_norm` by itself, as EsViT's program does."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            norm = torch.linalg.vector_norm(parameter.grad)
+            parameter.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))

@@ -1,0 +1,107 @@
+"""What EsViT's self-distillation may be told, with the values of its published runs as defaults."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.losses import Similarity
+from paucal.types import Progress
+
+Tasks = Literal["view", "view+region"]
+
+
+@dataclass(frozen=True)
+class SelfDistillationOptions:
+    """Numbers of EsViT (Li et al., ICLR 2022) as its program's published Swin-T run has them.
+
+    Attributes:
+        tasks: "view" compares crops, "view+region" also their cells.
+        view_weight: of the view loss; None for 0.5 beside the region loss and 1 alone, as in the program.
+        region_weight: of the region loss. (The text of the paper adds the two losses; Algorithm 1 and the program
+            halve each.)
+        similarity: how a cell's counterpart is found.
+        out_dim: K, prototypes of a head.
+        hidden_dim: width of a head's MLP.
+        bottleneck_dim: width of the vectors that are compared with prototypes.
+        head_layers: linear layers of the MLP.
+        head_batch_norm: whether the MLP is batch-normalised.
+        norm_last_layer: whether prototypes are held at length 1. The program's default; its runs but for Swin-B with
+            windows of 14 learn the lengths, which is less stable.
+        freeze_last_layer: epochs at the beginning in which prototypes stay as they are.
+        student_temperature: of the student's distributions.
+        teacher_temperature: of the teacher's.
+        warmup_teacher_temperature: of the teacher's at the beginning.
+        warmup_teacher_epochs: epochs of the linear way between the two, both ends included.
+        momentum: share of the old teacher in the new one at the beginning; rises to 1 on a half cosine.
+        centre_momentum: share of the old centre in the new one.
+        weight_decay: at the beginning.
+        weight_decay_end: at the end of a half cosine.
+        clip: L2 norm to which the gradient of each tensor is clipped by itself; 0 for no clipping.
+        teacher_norm: whether the teacher's BatchNorms use the "batch", as published, or "running" statistics that
+            follow the student's as its weights do.
+        mixup: alpha of mixup between the student's crops of neighbouring images, 0 for none. With the view task
+            alone: a mixed cell has no one counterpart. (The program mixes there too, with unmixed targets.)
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    tasks: Tasks = "view+region"
+    view_weight: float | None = None
+    region_weight: float = 0.5
+    similarity: Similarity = "cosine"
+    out_dim: int = 65536
+    hidden_dim: int = 2048
+    bottleneck_dim: int = 256
+    head_layers: int = 3
+    head_batch_norm: bool = False
+    norm_last_layer: bool = True
+    freeze_last_layer: int = 1
+    student_temperature: float = 0.1
+    teacher_temperature: float = 0.07
+    warmup_teacher_temperature: float = 0.04
+    warmup_teacher_epochs: int = 30
+    momentum: float = 0.996
+    centre_momentum: float = 0.9
+    weight_decay: float = 0.04
+    weight_decay_end: float = 0.4
+    clip: float = 3.0
+    teacher_norm: Literal["batch", "running"] = "batch"
+    mixup: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("student_temperature", "teacher_temperature", "warmup_teacher_temperature"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("momentum", "centre_momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        if self.out_dim < 2:
+            raise ValueError(f"out_dim must be at least 2, got {self.out_dim}")
+        if self.mixup and self.tasks != "view":
+            raise ValueError("mixup goes with the view task alone")
+
+    def weights(self) -> dict[str, float]:
+        """Return the weight of each task that is on."""
+        if self.tasks == "view":
+            return {"view": 1.0 if self.view_weight is None else self.view_weight}
+        return {"view": 0.5 if self.view_weight is None else self.view_weight, "region": self.region_weight}
+
+    def temperature(self, epoch: int) -> float:
+        """Return the teacher's temperature in an epoch, counted from 0.
+
+        Example:
+            >>> [round(SelfDistillationOptions().temperature(epoch), 4) for epoch in (0, 1, 15, 29, 30, 299)]
+            [0.04, 0.041, 0.0555, 0.07, 0.07, 0.07]
+        """
+        start, end, epochs = self.warmup_teacher_temperature, self.teacher_temperature, self.warmup_teacher_epochs
+        if epoch >= epochs:
+            return end
+        return start + (end - start) * epoch / max(epochs - 1, 1)
+
+    def teacher_momentum(self, progress: Progress) -> float:
+        """Return the share of the old teacher in the update that follows the step at `progress`."""
+        return progress.half_cosine(self.momentum, 1.0)
+
+    def decay(self, progress: Progress) -> float:
+        """Return the weight decay of the step at `progress`."""
+        return progress.half_cosine(self.weight_decay, self.weight_decay_end)
