@@ -1,0 +1,252 @@
+"""Whether self-distillation goes wrong, told from the numbers it writes about itself.
+
+Four things happen to people who pre-train on images of their own. The teacher gives every image the same answer
+("constant output"; the loss falls towards 0); it gives every image all answers ("uniform output"; the loss stays at
+ln K for ever); the features keep apart but along a single line ("dimensional collapse"); or the numbers leave every
+bound ("divergence"). Centring pushes away from the first and towards the second, a low teacher temperature the other
+way round (DINO, arXiv:2104.14294, section 5.3), so the two need opposite changes and must not be confused.
+
+A healthy run looks uniform and nearly one-dimensional at its beginning. So nothing but non-finite numbers counts
+before a grace period is over, and a sign must then show in several epochs in a row.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.evaluation.collapse_advice import advice
+
+Row = Mapping[str, float]
+Kind = Literal["constant output", "uniform output", "dimensional collapse", "divergence"]
+
+# What is read, as means over an epoch; of the region head with `region_` before the name. Columns that a row lacks,
+# or that are NaN there, are taken for healthy.
+COLUMNS = {
+    "teacher_entropy": "mean entropy of the teacher's distribution of an image, nats",
+    "batch_entropy": "entropy of the teacher's distributions averaged over a batch, nats",
+    "feature_spread": "losses.feature_spread of the teacher's features",
+    "effective_rank": "losses.effective_rank of the teacher's features",
+    "feature_norm": "mean length of the teacher's features",
+    "centre_norm": "length of the centre; exactly 0 where centring is off",
+    "teacher_temperature": "what the teacher's logits were divided by",
+    "teacher_distance": "length of teacher minus student weights over that of the student's",
+}
+
+GRACE_STEPS = 500
+PATIENCE = 3  # epochs
+UNIFORM = 0.8  # share of the prototypes that exp(entropy) counts; ln K - 0.22, whatever K is
+LEAVING = 1.5  # growth of what is missing to ln K, over the epochs of patience
+CONSTANT = 0.1  # of the entropy that a batch could have; with 64 images 0.4 nats, one prototype and a half
+SAME = 0.01  # of the information on the image that a batch could show
+EQUAL = 0.02  # spread; untrained networks have 0.3 to 0.6
+APART = 0.1  # spread of features that have not collapsed to a point
+LINE = 1.2  # directions; features of digits begin with 1.6
+SHRUNK = 0.25  # of the largest rank so far
+FEW = 0.05  # of the directions that the batch could show
+SMALLEST_POSSIBLE = 8.0  # directions; tiny batches cannot tell a line from a cloud
+EXPLODED = 100.0  # growth of the features' length
+ABOVE_CHANCE = 0.2  # of ln K, and at least 1 nat: an answer that ignores the image costs ln K at most
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What went wrong.
+
+    Attributes:
+        kind: one of four.
+        sentence: what was seen, with numbers.
+        advice: what to change, in sentences.
+    """
+
+    kind: Kind
+    sentence: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the numbers of one head are measured against.
+
+    Attributes:
+        head: "view" or "region".
+        out_dim: K.
+        feature_dim: D.
+        batch: images whose features are compared at once; None where it is unknown and taken for many.
+    """
+
+    head: str
+    out_dim: int
+    feature_dim: int
+    batch: int | None
+
+    @property
+    def most(self) -> float:
+        """Entropy in nats of answers that are all different."""
+        return math.log(min(self.out_dim, max(2, self.batch or self.out_dim)))
+
+    @property
+    def directions(self) -> float:
+        """Effective rank of independent normal features."""
+        n, dim = self.batch or math.inf, self.feature_dim
+        return dim if math.isinf(n) else n * dim / (n + dim)
+
+    def of(self, row: Row, name: str) -> float:
+        """Return a column of this head; NaN where it is missing."""
+        return row.get(name if self.head == "view" else f"region_{name}", math.nan)
+
+
+def judge(
+    rows: Sequence[Row],
+    out_dim: int,
+    feature_dim: int,
+    *,
+    batch: int | None = None,
+    grace_steps: int = GRACE_STEPS,
+    patience: int = PATIENCE,
+) -> Verdict | None:
+    """Say what is wrong with a run after its newest epoch; None where nothing is.
+
+    Args:
+        rows: one per epoch so far, with `COLUMNS`, "step", "skipped_steps", "train_loss", and "train_view" and
+            "train_region" where the losses are known apart.
+        out_dim: K, prototypes of a head.
+        feature_dim: D.
+        batch: images per process, on which entropies and ranks are computed.
+        grace_steps: optimizer steps of which nothing but non-finite numbers counts; see `grace_period`.
+        patience: epochs in a row that must show the sign.
+
+    Raises:
+        ValueError: there are fewer than two prototypes, or no epoch of patience.
+
+    Example:
+        >>> stuck = [{"step": 400.0 * n, "teacher_entropy": 8.315} for n in range(1, 7)]
+        >>> judge(stuck[:2], 4096, 384) is None, judge(stuck, 4096, 384).kind
+        (True, 'uniform output')
+    """
+    if out_dim < 2 or patience < 1:
+        raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
+    if (broken := _not_finite(rows)) is not None:
+        return broken
+    judged = [row for row in rows if row.get("step", math.inf) >= grace_steps]
+    for head in ("view", "region"):
+        scale = Scale(head, out_dim, feature_dim, batch)
+        for sign in (_exploded, _constant, _uniform, _line):
+            found = sign(judged, scale, patience)
+            if found is not None:
+                return found
+    return None
+
+
+def grace_period(total_steps: int, warmup_steps: int) -> int:
+    """Return the steps before which a run is not judged: its warm-up, and 500 or a quarter of it if that is less.
+
+    Example:
+        >>> grace_period(100_000, 3_000), grace_period(400, 40)
+        (3000, 100)
+    """
+    return max(warmup_steps, min(GRACE_STEPS, total_steps // 4))
+
+
+def _not_finite(rows: Sequence[Row]) -> Verdict | None:
+    """Look at the newest epoch: half of its steps skipped, or a loss that is no number."""
+    if not rows:
+        return None
+    row, before = rows[-1], rows[-2].get("step", 0.0) if len(rows) > 1 else 0.0
+    skipped, steps = row.get("skipped_steps", 0.0), row.get("step", math.nan) - before
+    if skipped > 0 and skipped >= 0.5 * steps:
+        return _verdict("divergence", f"{skipped:.0f} of the last {steps:.0f} steps were not finite and skipped", row)
+    losses = [name for name in row if name.startswith("train_") and not math.isfinite(row[name])]
+    return _verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
+
+
+def _exploded(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+    chance = math.log(scale.out_dim)
+    bound = chance + max(1.0, ABOVE_CHANCE * chance)
+    if _lasts(rows, lambda row: _loss(row, scale) > bound, patience):
+        text = (
+            f"the {scale.head} loss is {_loss(rows[-1], scale):.2f}, and giving all prototypes alike would cost only "
+            f"{_chance(scale)}"
+        )
+        return _verdict("divergence", text, rows[-1])
+    lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
+    if lengths and _lasts(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
+        text = f"the {scale.head} features grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
+        return _verdict("divergence", text, rows[-1])
+    return None
+
+
+def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+    """One prototype for all; or one distribution for all, or one feature, unless that is the uniform one."""
+
+    def shows(row: Row) -> bool:
+        used, each = scale.of(row, "batch_entropy"), scale.of(row, "teacher_entropy")
+        same = used - each <= SAME * scale.most or scale.of(row, "feature_spread") < EQUAL
+        return used <= CONSTANT * scale.most or (same and not _is_uniform(row, scale))
+
+    if not _lasts(rows, shows, patience):
+        return None
+    used, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
+    numbers = [f"entropy of a batch's answers {used:.2f} of at most {scale.most:.2f} nats"] if used == used else []
+    numbers += [f"spread of the features {spread:.3f}"] if spread == spread else []
+    text = f"the teacher's {scale.head} head gives all images the same answer ({'; '.join(numbers)})"
+    return _verdict("constant output", text, rows[-1])
+
+
+def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+    if not _lasts(rows, lambda row: _is_uniform(row, scale), patience):
+        return None
+    chance, first, last = math.log(scale.out_dim), rows[-patience], rows[-1]
+    entropy = scale.of(last, "teacher_entropy")
+    # A run leaves this state exponentially; where that has begun it is no verdict any more.
+    if patience > 1 and chance - entropy > LEAVING * max(chance - scale.of(first, "teacher_entropy"), 1e-3):
+        return None
+    value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_loss(last, scale):.3f}"
+    text = (
+        f"the teacher's {scale.head} head spreads every image over nearly all of its {scale.out_dim} prototypes "
+        f"({value}, for all alike it is {_chance(scale)})"
+    )
+    return _verdict("uniform output", text, last)
+
+
+def _line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+    ranks = [rank for row in rows if math.isfinite(rank := scale.of(row, "effective_rank"))]
+    if scale.directions < SMALLEST_POSSIBLE or not ranks:
+        return None
+    bound = max(LINE, min(SHRUNK * max(ranks), FEW * scale.directions))
+
+    def shows(row: Row) -> bool:
+        return scale.of(row, "effective_rank") <= bound and scale.of(row, "feature_spread") >= APART
+
+    if not _lasts(rows, shows, patience):
+        return None
+    text = (
+        f"the {scale.head} features of different images differ, but in {ranks[-1]:.1f} directions only, of about "
+        f"{scale.directions:.0f} that a batch could show (at most {max(ranks):.1f} so far)"
+    )
+    return _verdict("dimensional collapse", text, rows[-1])
+
+
+def _is_uniform(row: Row, scale: Scale) -> bool:
+    """Without an entropy the loss tells: it is never below the teacher's entropy, so it is at ln K in this state."""
+    chance, entropy = math.log(scale.out_dim), scale.of(row, "teacher_entropy")
+    if entropy == entropy:
+        return entropy >= chance + math.log(UNIFORM)
+    return abs(_loss(row, scale) - chance) <= -math.log(UNIFORM) / 10
+
+
+def _loss(row: Row, scale: Scale) -> float:
+    value = row.get(f"train_{scale.head}", math.nan)
+    return row.get("train_loss", math.nan) if value != value and scale.head == "view" else value
+
+
+def _lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> bool:
+    return len(rows) >= patience and all(shows(row) for row in rows[-patience:])
+
+
+def _chance(scale: Scale) -> str:
+    return f"ln {scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
+
+
+def _verdict(kind: Kind, text: str, row: Row) -> Verdict:
+    return Verdict(kind, f"{kind}: {text}.", advice(kind, row))

@@ -1,0 +1,216 @@
+"""Verdicts on made-up and on recorded courses of self-distillation."""
+
+import math
+
+import pytest
+
+from paucal.evaluation.collapse import COLUMNS, grace_period, judge
+from paucal.evaluation.collapse_advice import causes
+
+K, D, B = 4096, 384, 64
+CHANCE = math.log(K)
+
+
+def course(epochs: int = 8, steps: int = 200, head: str = "", **columns) -> list[dict[str, float]]:
+    """Rows of a run; a column is a number or a function of the epoch from 1. What is not given is healthy."""
+    healthy = {
+        "teacher_entropy": lambda e: max(2.5, CHANCE - 0.1 * 2**e),
+        "batch_entropy": lambda e: min(CHANCE, max(2.5, CHANCE - 0.1 * 2**e) + min(3.5, 0.1 * 2**e)),
+        "feature_spread": 0.6,
+        "effective_rank": lambda e: 1.6 + 2 * e,
+        "feature_norm": 15.0,
+        "centre_norm": 1.5,
+        "teacher_temperature": 0.04,
+        "teacher_distance": 0.05,
+        "train_loss": lambda e: max(4.0, CHANCE - 0.1 * 2**e),
+        "skipped_steps": 0.0,
+    }
+    rows = []
+    for epoch in range(1, epochs + 1):
+        row: dict[str, float] = {"epoch": float(epoch), "step": float(steps * epoch)}
+        for name, value in {**healthy, **columns}.items():
+            place = name if name not in COLUMNS else f"{head}{name}"
+            row[place] = value(epoch) if callable(value) else value
+        rows.append(row)
+    return rows
+
+
+def kind(rows, out_dim: int = K, dim: int = D, batch: int | None = B, **options) -> str | None:
+    verdict = judge(rows, out_dim, dim, batch=batch, **options)
+    return None if verdict is None else verdict.kind
+
+
+# Digits, a small ViT, 256 prototypes, batches of 64, temperature 0.04 to 0.07: it never leaves ln K.
+MEASURED = ("teacher_entropy", "batch_entropy", "feature_spread", "effective_rank")
+STUCK = [
+    {"step": 28.0 * number, **dict(zip(MEASURED, values, strict=True))}
+    for number, values in enumerate(
+        [
+            (3.157, 4.141, 0.588, 1.575),
+            (5.213, 5.372, 0.554, 1.684),
+            (5.487, 5.512, 0.506, 1.735),
+            (5.528, 5.536, 0.469, 1.813),
+            (5.538, 5.542, 0.439, 1.902),
+            (5.541, 5.544, 0.418, 1.941),
+        ],
+        start=1,
+    )
+]
+
+ONE_PROTOTYPE = {"teacher_entropy": 0.01, "batch_entropy": 0.02, "train_loss": 0.05}
+SAME_MIXTURE = {"teacher_entropy": 4.0, "batch_entropy": 4.01}
+EQUAL_FEATURES = {"feature_spread": 0.004}
+UNIFORM = {"teacher_entropy": CHANCE - 0.01, "batch_entropy": CHANCE - 0.005, "train_loss": CHANCE}
+LINE = {"effective_rank": 1.05}
+
+
+def test_judge__a_healthy_course_has_no_verdict_at_any_time():
+    rows = course(20)
+    assert [kind(rows[:n]) for n in range(21)] == [None] * 21
+    assert kind(rows, batch=None) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (ONE_PROTOTYPE, "constant output"),
+        (SAME_MIXTURE, "constant output"),
+        (EQUAL_FEATURES, "constant output"),
+        (UNIFORM, "uniform output"),
+        ({**UNIFORM, **EQUAL_FEATURES}, "uniform output"),
+        (LINE, "dimensional collapse"),
+        ({"effective_rank": lambda e: 40.0 if e < 5 else 2.0}, "dimensional collapse"),
+        ({"train_loss": CHANCE + 2}, "divergence"),
+        ({"feature_norm": lambda e: 1.0 if e < 4 else 200.0}, "divergence"),
+    ],
+)
+def test_judge__names_what_lasts(columns, expected):
+    assert kind(course(**columns)) == expected
+    assert kind(course(**columns), batch=None) == expected
+
+
+def test_judge__needs_the_sign_in_every_epoch_of_its_patience():
+    rows = course(8)
+    for sick in (ONE_PROTOTYPE, UNIFORM, LINE):
+        late = [{**row, **sick} if number >= 6 else row for number, row in enumerate(rows)]
+        assert kind(late) is None
+        assert kind(late, patience=2) is not None
+        recovered = [{**row, **sick} if number < 7 else row for number, row in enumerate(rows)]
+        assert kind(recovered) is None
+
+
+def test_judge__spares_the_beginning():
+    rows = course(4, **UNIFORM)
+    assert kind(rows) is None  # steps 600 and 800 are two epochs
+    assert kind(rows, grace_steps=300) == "uniform output"
+    assert kind(course(5, **UNIFORM)) == "uniform output"
+
+
+def test_judge__a_recorded_run_that_stays_at_ln_k_on_digits():
+    assert kind(STUCK, 256, 64, 64) is None
+    assert kind(STUCK, 256, 64, 64, grace_steps=60) == "uniform output"
+    verdict = judge(STUCK, 256, 64, batch=64, grace_steps=60)
+    assert verdict is not None
+    assert verdict.sentence == (
+        "uniform output: the teacher's view head spreads every image over nearly all of its 256 prototypes "
+        "(entropy 5.541, for all alike it is ln 256 = 5.545 nats)."
+    )
+
+
+def test_judge__a_run_that_is_leaving_the_uniform_state_is_left_alone():
+    leaving = course(8, teacher_entropy=lambda e: CHANCE - 0.001 * 1.7**e, batch_entropy=CHANCE)
+    assert kind(leaving) is None
+    creeping = course(8, teacher_entropy=lambda e: CHANCE - 0.01 * 1.05**e, batch_entropy=CHANCE)
+    assert kind(creeping) == "uniform output"
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"train_loss": math.nan},
+        {"train_loss": math.inf},
+        {"train_view": math.nan},
+        {"skipped_steps": 150.0},
+    ],
+)
+def test_judge__what_is_not_finite_counts_at_once(columns):
+    assert kind(course(1, **columns)) == "divergence"
+    recovered = [*course(1, **columns), *course(2)[1:]]
+    assert kind(recovered) is None
+
+
+def test_judge__some_skipped_steps_are_no_divergence():
+    assert kind(course(6, skipped_steps=20.0)) is None
+
+
+def test_judge__says_which_head():
+    both = [{**a, **b} for a, b in zip(course(8), course(8, head="region_", **ONE_PROTOTYPE), strict=True)]
+    verdict = judge(both, K, D, batch=B)
+    assert verdict is not None
+    assert verdict.kind == "constant output"
+    assert "region head" in verdict.sentence
+    diverged = course(8, train_view=5.0, train_region=CHANCE + 3, train_loss=CHANCE + 5)
+    verdict = judge(diverged, K, D, batch=B)
+    assert verdict is not None
+    assert "region loss" in verdict.sentence
+
+
+def test_judge__missing_columns_are_taken_for_healthy():
+    assert kind([{"step": 300.0 * n, "lr": 0.1} for n in range(1, 9)]) is None
+    assert kind([{"step": 300.0 * n, "train_loss": CHANCE} for n in range(1, 9)]) == "uniform output"
+    assert kind([{"step": 300.0 * n, "train_loss": CHANCE - 0.1} for n in range(1, 9)]) is None
+    assert kind(course(8, **dict.fromkeys(COLUMNS, math.nan), train_loss=3.0)) is None
+
+
+def test_judge__tiny_batches_are_measured_against_what_they_can_show():
+    # Four images with four prototypes of their own, and the largest rank that four images have.
+    four = course(8, teacher_entropy=0.05, batch_entropy=1.3, effective_rank=1.1)
+    assert kind(four, batch=4) is None
+    assert kind(four, batch=64) == "dimensional collapse"
+    assert kind(course(8, teacher_entropy=0.0, batch_entropy=0.1, effective_rank=1.1), batch=4) == "constant output"
+
+
+def test_judge__few_prototypes():
+    chance = math.log(8)
+    healthy = {"train_loss": 1.4, "teacher_entropy": 0.9, "batch_entropy": 1.9}
+    assert kind(course(8, **healthy), out_dim=8) is None
+    assert (
+        kind(course(8, **{**healthy, "teacher_entropy": chance - 0.1, "batch_entropy": chance}), 8) == "uniform output"
+    )
+    assert kind(course(8, **{**healthy, "train_loss": chance + 0.8}), out_dim=8) is None
+    assert kind(course(8, **{**healthy, "train_loss": chance + 1.1}), out_dim=8) == "divergence"
+
+
+def test_judge__opposite_collapses_get_opposite_advice():
+    constant, uniform = (judge(course(**columns), K, D, batch=B) for columns in (ONE_PROTOTYPE, UNIFORM))
+    assert constant is not None
+    assert uniform is not None
+    assert constant.advice.startswith("Raise the teacher temperature")
+    assert uniform.advice.startswith("Lower the teacher temperature")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"centre_norm": 0.0}, "centring on"),
+        ({"teacher_temperature": 1.0}, "temperature is 1;"),
+        ({"teacher_distance": 0.0}, "momentum of 0.99"),
+    ],
+)
+def test_judge__names_the_likely_cause_first(columns, words):
+    verdict = judge(course(**UNIFORM, **columns), K, D, batch=B)
+    assert verdict is not None
+    assert words in verdict.advice.split(". ")[0]
+    assert causes(course(1)[0]) == []
+
+
+def test_judge__refuses_a_single_prototype():
+    with pytest.raises(ValueError, match="at least 2 prototypes"):
+        judge([], 1, D)
+
+
+@pytest.mark.parametrize(
+    ("total", "warmup", "expected"), [(100_000, 0, 500), (100_000, 3_000, 3_000), (400, 40, 100), (10, 0, 2)]
+)
+def test_grace_period__is_the_warm_up_or_a_part_of_the_run(total, warmup, expected):
+    assert grace_period(total, warmup) == expected
