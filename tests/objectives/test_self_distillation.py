@@ -228,7 +228,12 @@ def test_health__is_looked_at_every_ten_steps_and_tells_what_it_says():
     objective(batch_of(), START)
     found = objective.diagnostics()
     names = {"teacher_entropy", "student_entropy", "batch_entropy", "agreement", "feature_spread", "effective_rank"}
-    assert set(found) == names | {"centre_norm", "region_centre_norm"}
+    names |= {"feature_norm", "centre_norm"}
+    assert set(found) == names | {f"region_{name}" for name in names} | {"teacher_distance", "teacher_temperature"}
+    assert found["teacher_distance"] == 0
+    assert found["teacher_temperature"] == pytest.approx(0.04)
+    seen = objective.teacher.see(batch_of().views[:2])
+    assert found["feature_norm"].item() == pytest.approx(seen.pooled[:, 0].norm(dim=1).mean().item(), rel=1e-5)
     assert 0 <= found["teacher_entropy"] <= found["batch_entropy"] + 1e-5 <= math.log(24) + 2e-5
     assert objective.diagnostics() == {}
     objective(batch_of(), Progress(5, 100, 10))

@@ -1,13 +1,18 @@
-"""What shows whether self-distillation is well: read by people, and by the watcher that names a collapse.
+"""What shows whether self-distillation is well, for people and for `evaluation.collapse`, which names what is wrong.
 
-All are scalars on the device, of one batch:
+All are scalars on the device, of one batch; those of the region task have `region_` before their names and are taken at
+the middle cell of a crop:
 
 - `teacher_entropy`, `student_entropy`: mean entropy in nats of the distributions over prototypes; ln K is uniform, 0
   is a single prototype.
 - `batch_entropy`: entropy of the teacher's distribution averaged over the images; small where all images get the same
   prototypes.
 - `agreement`: share of images for which teacher and student, each on its own crop, find the same prototype likeliest.
-- `feature_spread`, `effective_rank`: of the teacher's pooled features, see `losses.feature_health`.
+- `feature_spread`, `effective_rank`, `feature_norm`: of the teacher's features, see `losses.feature_health`.
+- `centre_norm`: length of the centre.
+
+Of both tasks together: `teacher_temperature`, and `teacher_distance`, the length of the difference of the backbones'
+weights over that of the student's.
 """
 
 import torch
@@ -15,23 +20,24 @@ from torch import Tensor
 
 from paucal.losses import Sharpness, effective_rank, entropy, feature_spread
 from paucal.objectives.distilled_network import DistilledNetwork
+from paucal.objectives.projection_head import ProjectionHead
 
 
 @torch.no_grad()
-def health(
-    student: DistilledNetwork, teacher: DistilledNetwork, seen: Tensor, goal: Tensor, sharpness: Sharpness
+def task_health(
+    student: ProjectionHead, teacher: ProjectionHead, seen: Tensor, goal: Tensor, sharpness: Sharpness
 ) -> dict[str, Tensor]:
-    """Return the scalars of the module's description, without the centre's norm.
+    """Return the scalars of one task.
 
     Args:
-        student: its view head is used.
+        student: its head of the task.
         teacher: the same.
-        seen: (B, P), the student's pooled features of one crop.
+        seen: (B, P), the student's features of one crop.
         goal: (B, P), the teacher's of another crop.
         sharpness: temperatures and the centre.
     """
-    likely = _scores(teacher, goal).sub_(sharpness.centre).div_(sharpness.teacher_temperature).softmax(1)
-    guessed = _scores(student, seen).div_(sharpness.student_temperature).softmax(1)
+    likely = teacher(goal).float().sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
+    guessed = student(seen).float().div(sharpness.student_temperature).softmax(1)
     return {
         "teacher_entropy": entropy(likely).mean(),
         "student_entropy": entropy(guessed).mean(),
@@ -39,8 +45,14 @@ def health(
         "agreement": (likely.argmax(1) == guessed.argmax(1)).float().mean(),
         "feature_spread": feature_spread(goal),
         "effective_rank": effective_rank(goal),
+        "feature_norm": torch.linalg.vector_norm(goal.float(), dim=1).mean(),
+        "centre_norm": torch.linalg.vector_norm(sharpness.centre),
     }
 
 
-def _scores(network: DistilledNetwork, features: Tensor) -> Tensor:
-    return network.head("view")(features).float()
+@torch.no_grad()
+def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Tensor:
+    """Return the length of the difference of the backbones' weights, over the length of the student's."""
+    ours, theirs = list(teacher.backbone.parameters()), list(student.backbone.parameters())
+    apart = torch.stack([(a - b).square().sum() for a, b in zip(ours, theirs, strict=True)]).sum()
+    return (apart / torch.stack([b.square().sum() for b in theirs]).sum()).sqrt()

@@ -26,7 +26,7 @@ from paucal.losses import (
 )
 from paucal.objectives.base import Objective
 from paucal.objectives.crop_mixing import mixed_crops, mixed_targets
-from paucal.objectives.distillation_health import health
+from paucal.objectives.distillation_health import task_health, teacher_distance
 from paucal.objectives.distilled_network import DistilledNetwork, Seen, follow
 from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
@@ -170,16 +170,37 @@ class SelfDistillation(Objective):
 
     @torch.no_grad()
     def _look(self, seen: Seen, goal: Seen, temperature: float) -> None:
-        sharpness = Sharpness(self.options.student_temperature, temperature, self._centre("view"))
+        found: dict[str, Tensor] = {}
         other = min(1, self.all_views - 1)  # a crop that is not the teacher's first
-        found = health(self.student, self.teacher, seen.pooled[:, other].detach(), goal.pooled[:, 0], sharpness)
-        self._health = {name: all_reduce_mean(value) for name, value in found.items()}
+        rows = {
+            "view": (seen.pooled[:, other], goal.pooled[:, 0]),
+            "region": (_middle(seen.cells[other]), _middle(goal.cells[0])),
+        }
         for name in self.options.weights():
-            prefix = "" if name == "view" else f"{name}_"
-            self._health[f"{prefix}centre_norm"] = self._centre(name).norm()
+            sharpness = Sharpness(self.options.student_temperature, temperature, self._centre(name))
+            heads = self.student.head(name), self.teacher.head(name)
+            values = task_health(*heads, rows[name][0].detach(), rows[name][1], sharpness)
+            found |= {name_of(name, key): value for key, value in values.items()}
+        found["teacher_distance"] = teacher_distance(self.student, self.teacher)
+        found["teacher_temperature"] = found["teacher_distance"].new_tensor(temperature)
+        self._health = dict(zip(found, all_reduce_mean(torch.stack(list(found.values()))), strict=True))
 
     def _centre(self, name: str) -> Tensor:
         return self.get_buffer(f"centre_{name}")
+
+
+def name_of(task: str, scalar: str) -> str:
+    """Return the column of a task's scalar.
+
+    Example:
+        >>> name_of("view", "agreement"), name_of("region", "agreement")
+        ('agreement', 'region_agreement')
+    """
+    return scalar if task == "view" else f"{task}_{scalar}"
+
+
+def _middle(cells: Tensor) -> Tensor:
+    return cells[:, cells.shape[1] // 2]
 
 
 def crop_size(group: Crops) -> Size:

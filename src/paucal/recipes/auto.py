@@ -46,7 +46,7 @@ def resolve(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[
     return settings, reasons
 
 
-def origins(settings: TrainSettings, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
+def origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return where each value comes from: "flag", "config", "auto: reason" or "default"."""
     return {
         name: f"auto: {reasons[name]}" if name in reasons else given.get(name, "default") for name in vars(settings)

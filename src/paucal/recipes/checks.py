@@ -32,12 +32,27 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "drloc_weight": (0, None),
     "drloc_pairs": (1, None),
     "drloc_hidden": (1, None),
+    "global_crops": (1, 64),
+    "out_dim": (2, 1 << 20),
+    "hidden_dim": (1, 1 << 16),
+    "bottleneck_dim": (1, 1 << 16),
+    "head_layers": (1, 16),
+    "freeze_last_layer": (0, None),
+    "region_after": (1, None),
+    "warmup_teacher_epochs": (0, None),
+    "momentum": (0, 1),
+    "centre_momentum": (0, 1),
+    "weight_decay_end": (0, None),
+    "monitor_images": (20, None),
     "workers": (0, 64),
     "devices": (1, 1024),
     "nodes": (1, 4096),
     "seed": (0, 2**62),
 }
-POSITIVE = ("lr", "fraction", "val_fraction", "test_fraction")
+POSITIVE = (
+    *("lr", "fraction", "val_fraction", "test_fraction"),
+    *("student_temperature", "teacher_temperature", "warmup_teacher_temperature"),
+)
 MAX_SIDE = 4096
 
 
@@ -70,20 +85,20 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
             )
 
 
-def check_ranges(settings: TrainSettings) -> None:
-    """Raise a UserError for the first number that is out of its range."""
+def check_ranges(settings: object) -> None:
+    """Raise a UserError for the first number that is out of its range; settings of any verb."""
     for name, (low, high) in RANGES.items():
-        value = getattr(settings, name)
+        value = getattr(settings, name, None)
         if value is None or value == "auto":
             continue
         if not math.isfinite(value) or value < low or (high is not None and value > high):
             bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
             raise UserError(f"{flag(name)} is {value}, expected a number {bounds}.")
     for name in POSITIVE:
-        value = getattr(settings, name)
+        value = getattr(settings, name, None)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{flag(name)} is {value}, expected a number above 0.")
-    _check_size(settings.img_size)
+    _check_size(getattr(settings, "img_size", None))
 
 
 def _check_size(size: list[int] | None) -> None:

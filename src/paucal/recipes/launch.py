@@ -42,15 +42,17 @@ class Stopped:
         run: the run folder.
         step: optimizer steps made.
         total_steps: optimizer steps of the whole run.
+        verb: that goes on with it.
     """
 
     run: Path
     step: int
     total_steps: int
+    verb: str = "train"
 
     def __str__(self) -> str:
         where = f"stopped after step {self.step} of {self.total_steps}"
-        return f"{where}; go on with: paucal train --resume {shlex.quote(str(self.run))}"
+        return f"{where}; go on with: paucal {self.verb} --resume {shlex.quote(str(self.run))}"
 
 
 def train(data: str | Path = "digits", **settings: Any) -> Result:
@@ -110,11 +112,16 @@ def train_run(
 def show_config(settings: TrainSettings, given: Mapping[str, str]) -> str:
     """Return all settings as YAML that `--config` reads, each with its reason; nothing is trained or written."""
     assembled = _check_and_assemble(replace(settings, output=None), given, Quiet())
+    return settings_as_yaml(assembled.settings, assembled.origin)
+
+
+def settings_as_yaml(settings: object, origin: Mapping[str, str]) -> str:
+    """Return all settings as YAML that `--config` reads, each with its origin as a comment."""
     return "".join(
-        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {assembled.origin[name]}\n"
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {origin[name]}\n"
         if not isinstance(value, list)
-        else f"{name}: {json.dumps(value)}  # {assembled.origin[name]}\n"
-        for name, value in vars(assembled.settings).items()
+        else f"{name}: {json.dumps(value)}  # {origin[name]}\n"
+        for name, value in vars(settings).items()
         if value is not None and name not in ("output", "overwrite")
     )
 
@@ -138,7 +145,7 @@ def _check_and_assemble(settings: TrainSettings, given: Mapping[str, str], voice
     check_names(settings)
     check_used(settings, given)
     check_ranges(settings)
-    _check_output(settings)
+    check_output(settings.output, settings.overwrite)
     return assemble(pin_start(pin_data(settings)), given, voice)
 
 
@@ -162,7 +169,7 @@ def resume_run(
     made: list[Assembled] = []
 
     def make() -> Path:
-        run, settings, origin = reopen(path, changes or {})
+        run, settings, origin = reopen(path, changes or {}, TrainSettings)
         made.append(replace(assemble(settings, origin, voice, run), origin=origin))
         if changes:  # only now: a change that does not do must not spoil the run
             store_changes(run, settings, origin)
@@ -172,16 +179,16 @@ def resume_run(
 
 
 def _go_on(run: RunFolder, voice: Voice, callbacks: Sequence[Callback]) -> Result | Stopped:
-    settings, origin = stored_settings(run)
+    settings, origin = stored_settings(run, TrainSettings)
     assembled = assemble(settings, origin, voice, run)
     return _go(run, replace(assembled, origin=origin), voice, callbacks)
 
 
-def _check_output(settings: TrainSettings) -> None:
+def check_output(output: str | None, overwrite: bool) -> None:
     """Refuse an existing run folder before any work is done, and replace it only after all of it."""
-    if settings.output is None or settings.overwrite:
+    if output is None or overwrite:
         return
-    path = Path(settings.output)
+    path = Path(output)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         create_run(path)  # raises, with the advice that belongs to it
 

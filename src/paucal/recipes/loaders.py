@@ -82,6 +82,13 @@ def train_loader(
         geometry=request.geometry,
         label_maps=prepared.label_maps if request.label_maps else None,
     )
+    return step_loader(dataset, prepared, settings, plan, start)
+
+
+def step_loader(
+    dataset: ViewDataset, prepared: Prepared, settings: TrainSettings, plan: Plan, start: int
+) -> TrainLoader:
+    """Return the loader of this process over the training images, from a forward pass on."""
     sampler = StepSampler(
         prepared.part("train"),
         settings.images_per_pass,

@@ -139,6 +139,12 @@ def setting_fields() -> dict[str, Field]:
     return {f.name: f for f in fields(TrainSettings)}
 
 
+def shared(name: str) -> Any:
+    """Declare a setting that `paucal train` has too, with its help and default, for another verb."""
+    own = setting_fields()[name]
+    return field(default=own.default, metadata=own.metadata)
+
+
 def flag(name: str) -> str:
     """Return the flag of a setting.
 

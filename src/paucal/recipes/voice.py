@@ -97,16 +97,20 @@ class Voice:
         )
         self.say(f"split: {prepared.split.description}")
         self.say(f"model: {describe_model(assembled)}; method: {settings.method}")
+        self.show_settings(settings, assembled.origin, assembled.remarks)
+
+    def show_settings(self, settings: object, origins: Mapping[str, str], remarks: Sequence[str]) -> None:
+        """Show every setting that was given or chosen, with its reason, and remarks after them."""
         table = Table(title="settings", title_justify="left", box=None, padding=(0, 2, 0, 0))
         for heading in ("setting", "value", "why"):
             table.add_column(heading, overflow="fold")
-        for name, origin in assembled.origin.items():
+        for name, origin in origins.items():
             value = getattr(settings, name)
             if origin != "default" and value is not None:
                 table.add_row(name, escape(_plain(value)), origin)
                 self.note(f"setting {name} = {_plain(value)} ({origin})")
         self.show(table)
-        for remark in assembled.remarks:
+        for remark in remarks:
             self.say(f"note: {remark}")
 
     def _bar(self, transient: bool) -> Progress:
@@ -185,7 +189,8 @@ def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
     losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
     scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_")]
     width = len(str(epochs))
-    parts = [f"epoch {epoch:>{width}}/{epochs}", f"train: {', '.join(losses)}", f"val: {', '.join(scores)}"]
+    parts = [f"epoch {epoch:>{width}}/{epochs}", f"train: {', '.join(losses)}"]
+    parts += [f"val: {', '.join(scores)}"] if scores else []
     return "  ".join([*parts, f"{row['seconds']:.0f} s"])
 
 

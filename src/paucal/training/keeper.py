@@ -17,7 +17,7 @@ from paucal.training.stopping import StopSignal
 
 Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
 Evaluated = Callable[[], AbstractContextManager[nn.Module]]
-OnEpoch = Callable[[int, int, Mapping[str, float]], None]
+OnEpoch = Callable[[int, int, Mapping[str, float]], bool | None]
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Watch:
 
     Attributes:
         validate: gives scores of a model on the validation images, called on every process.
-        score: the name of the score to maximise.
+        score: the name of the score to maximise; None where the newest state is the best, whatever it scores.
         loss: the name of the value that breaks ties, the lower the better.
     """
 
     validate: Validate
-    score: str
-    loss: str
+    score: str | None = None
+    loss: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class Records:
     Attributes:
         run: where states and metrics are written.
         save_model: writes the deployable part of a new best state.
-        watch: how to judge; None keeps the newest state as the best.
-        on_epoch: called on the first process with (epoch, epochs, row of metrics).
+        watch: how to judge; None keeps the newest state as the best, without a file of its own.
+        on_epoch: called on the first process with (epoch, epochs, row of metrics); it may return True to ask that
+            the run is saved and stopped.
     """
 
     run: RunFolder
@@ -81,6 +82,7 @@ class RunKeeper(Callback):
         self.best: dict[str, float] = {}
         self.seconds = 0.0
         self._meters: dict[str, Any] = {}
+        self._asked_to_stop = False
         self._last_save = self._last_tick = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -101,7 +103,7 @@ class RunKeeper(Callback):
         if self.step % plan.steps_per_epoch == 0 or finished:
             with self.evaluated() as judged:
                 self._finish_epoch(trainer, pl_module, judged)
-        stopping = self.stop.requested(trainer)
+        stopping = self.stop.requested(trainer) or self._asked_to_stop
         if stopping or finished or self._save_is_due(trainer, plan):
             self._save(trainer, pl_module)
         trainer.should_stop = trainer.should_stop or stopping
@@ -123,20 +125,27 @@ class RunKeeper(Callback):
         self.rows.append(row)
         if trainer.is_global_zero:
             self.records.run.write_rows(self.rows)
+        asked = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
             epochs = module.plan.total_steps // module.plan.steps_per_epoch
-            self.records.on_epoch(self.step // module.plan.steps_per_epoch, epochs, row)
+            asked = bool(self.records.on_epoch(self.step // module.plan.steps_per_epoch, epochs, row))
+        self._asked_to_stop = trainer.strategy.broadcast(asked)
         if self._improves(row):
             self.best = row
-            trainer.save_checkpoint(self.records.run.best, weights_only=False)
+            if self._selects:  # otherwise the newest state is the best, and is saved as such
+                trainer.save_checkpoint(self.records.run.best, weights_only=False)
             if trainer.is_global_zero:
                 self.records.save_model(judged)
 
+    @property
+    def _selects(self) -> bool:
+        return self.records.watch is not None and self.records.watch.score is not None
+
     def _improves(self, row: dict[str, float]) -> bool:
-        if self.records.watch is None or not self.best:
+        watch = self.records.watch
+        if watch is None or watch.score is None or not self.best:
             return True
-        score, loss = self.records.watch.score, self.records.watch.loss
-        return (row[score], -row[loss]) > (self.best[score], -self.best[loss])
+        return (row[watch.score], -row[watch.loss]) > (self.best[watch.score], -self.best[watch.loss])
 
     def _save(self, trainer: Trainer, module: TrainingModule) -> None:
         self._meters = module.meters.state_dict()

@@ -89,10 +89,10 @@ class TrainingModule(LightningModule):
         self._set_rates(optimizer, progress)
         if progress.step == 0:
             self._notice_unused()
-        self.objective.before_step(progress)  # which may take gradients away
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None:  # Lightning leaves this to a fused optimizer, which would be after the clipping
             scaler.unscale_(optimizer)
+        self.objective.before_step(progress)  # which may clip in its own way, or take gradients away
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
