@@ -4,64 +4,26 @@ import math
 
 import pytest
 
+from evaluation.courses import (
+    CHANCE,
+    EQUAL_FEATURES,
+    LINE,
+    ONE_PROTOTYPE,
+    SAME_MIXTURE,
+    STUCK,
+    UNIFORM,
+    B,
+    D,
+    K,
+    course,
+)
 from paucal.evaluation.collapse import COLUMNS, grace_period, judge
 from paucal.evaluation.collapse_advice import causes
-
-K, D, B = 4096, 384, 64
-CHANCE = math.log(K)
-
-
-def course(epochs: int = 8, steps: int = 200, head: str = "", **columns) -> list[dict[str, float]]:
-    """Rows of a run; a column is a number or a function of the epoch from 1. What is not given is healthy."""
-    healthy = {
-        "teacher_entropy": lambda e: max(2.5, CHANCE - 0.1 * 2**e),
-        "batch_entropy": lambda e: min(CHANCE, max(2.5, CHANCE - 0.1 * 2**e) + min(3.5, 0.1 * 2**e)),
-        "feature_spread": 0.6,
-        "effective_rank": lambda e: 1.6 + 2 * e,
-        "feature_norm": 15.0,
-        "centre_norm": 1.5,
-        "teacher_temperature": 0.04,
-        "teacher_distance": 0.05,
-        "train_loss": lambda e: max(4.0, CHANCE - 0.1 * 2**e),
-        "skipped_steps": 0.0,
-    }
-    rows = []
-    for epoch in range(1, epochs + 1):
-        row: dict[str, float] = {"epoch": float(epoch), "step": float(steps * epoch)}
-        for name, value in {**healthy, **columns}.items():
-            place = name if name not in COLUMNS else f"{head}{name}"
-            row[place] = value(epoch) if callable(value) else value
-        rows.append(row)
-    return rows
 
 
 def kind(rows, out_dim: int = K, dim: int = D, batch: int | None = B, **options) -> str | None:
     verdict = judge(rows, out_dim, dim, batch=batch, **options)
     return None if verdict is None else verdict.kind
-
-
-# Digits, a small ViT, 256 prototypes, batches of 64, temperature 0.04 to 0.07: it never leaves ln K.
-MEASURED = ("teacher_entropy", "batch_entropy", "feature_spread", "effective_rank")
-STUCK = [
-    {"step": 28.0 * number, **dict(zip(MEASURED, values, strict=True))}
-    for number, values in enumerate(
-        [
-            (3.157, 4.141, 0.588, 1.575),
-            (5.213, 5.372, 0.554, 1.684),
-            (5.487, 5.512, 0.506, 1.735),
-            (5.528, 5.536, 0.469, 1.813),
-            (5.538, 5.542, 0.439, 1.902),
-            (5.541, 5.544, 0.418, 1.941),
-        ],
-        start=1,
-    )
-]
-
-ONE_PROTOTYPE = {"teacher_entropy": 0.01, "batch_entropy": 0.02, "train_loss": 0.05}
-SAME_MIXTURE = {"teacher_entropy": 4.0, "batch_entropy": 4.01}
-EQUAL_FEATURES = {"feature_spread": 0.004}
-UNIFORM = {"teacher_entropy": CHANCE - 0.01, "batch_entropy": CHANCE - 0.005, "train_loss": CHANCE}
-LINE = {"effective_rank": 1.05}
 
 
 def test_judge__a_healthy_course_has_no_verdict_at_any_time():
