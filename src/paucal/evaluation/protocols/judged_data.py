@@ -97,11 +97,19 @@ def limit(data: JudgedData, most: int, seed: int) -> JudgedData:
     """
     if most < data.n_classes:
         raise UserError(f"--max-images is {most}, and {data.name} has {data.n_classes} classes: give at least that.")
-    parts = {part: _balanced(data.labels, indices, most, seed) for part, indices in data.parts.items()}
+    parts = {part: balanced(data.labels, indices, most, seed) for part, indices in data.parts.items()}
     return replace(data, parts=parts, how=f"{data.how}; at most {most} images of each part (seed {seed})")
 
 
-def _balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+def balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+    """Return at most so many of the positions, ascending, the classes as equal in number as they can be.
+
+    Args:
+        labels: (N,) of all images, or (N, K) where an image has several classes, which are then drawn as they come.
+        indices: (n,) positions.
+        most: how many to keep.
+        seed: chooses them.
+    """
     if len(indices) <= most:
         return indices
     order = np.random.default_rng(derive_seed(seed, len(indices))).permutation(indices)
