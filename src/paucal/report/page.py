@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from paucal.evaluation.tables import UNKNOWN, percent, score_lines
 from paucal.report.facts import facts, headline, warnings
@@ -31,16 +31,8 @@ def write_report(run_dir: Path) -> Path:
 
 def render(files: RunFiles) -> str:
     """Return the page as text."""
-    environment = Environment(
-        loader=PackageLoader("paucal", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["share"] = lambda value: UNKNOWN if value is None else percent(value)
     report = files.evaluation
-    return environment.get_template("template.html").render(
+    return template("template.html").render(
         title=files.summary.title or f"Run {files.run.path.resolve().name}",
         files=files,
         summary=files.summary,
@@ -54,6 +46,19 @@ def render(files: RunFiles) -> str:
         shell_run=shlex.quote(str(files.run.path)),
         python_run=repr(str(files.run.path)),
     )
+
+
+def template(name: str) -> Template:
+    """Return one of the templates beside this file."""
+    environment = Environment(
+        loader=PackageLoader("paucal", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["share"] = lambda value: UNKNOWN if value is None else percent(value)
+    return environment.get_template(name)
 
 
 def _class_counts(parts) -> dict[str, list[int | None]]:

@@ -25,6 +25,9 @@ CAPTIONS = {
     "per_class": "How many images of each class were found, the weakest class first.",
     "reliability": "Does confidence mean anything? Bars on the dashed line: an answer given with 80 % is "
     "right in 80 % of the cases. Bars below it: the model is too sure of itself.",
+    "health": "Do the networks still tell images apart? Entropies at the dotted line, a spread near 0 or a rank near 1 "
+    "mean that they do not.",
+    "train_batch": "Images as the networks see them in training.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
 }
 
