@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from paucal.objectives import DrLoc as DrLoc
     from paucal.objectives import LocalizationHead as LocalizationHead
     from paucal.objectives import Objective as Objective
+    from paucal.objectives import SelfDistillation as SelfDistillation
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
     from paucal.recipes.launch import train as train
+    from paucal.recipes.pretraining.launch import pretrain as pretrain
     from paucal.recipes.starting import load_published as load_published
     from paucal.types import UserError as UserError
 
@@ -37,12 +39,14 @@ _WHERE = {
     "DrLoc": ("paucal.objectives", "DrLoc"),
     "LocalizationHead": ("paucal.objectives", "LocalizationHead"),
     "Objective": ("paucal.objectives", "Objective"),
+    "SelfDistillation": ("paucal.objectives", "SelfDistillation"),
     "Supervised": ("paucal.objectives", "Supervised"),
     "Term": ("paucal.objectives", "Term"),
     "UserError": ("paucal.types", "UserError"),
     "drloc_loss": ("paucal.losses", "drloc_loss"),
     "load": ("paucal.evaluation.deployed", "load_deployed"),
     "load_published": ("paucal.recipes.starting", "load_published"),
+    "pretrain": ("paucal.recipes.pretraining.launch", "pretrain"),
     "train": ("paucal.recipes.launch", "train"),
 }
 _PACKAGES = (
@@ -63,6 +67,7 @@ __all__ = [
     "DrLoc",
     "LocalizationHead",
     "Objective",
+    "SelfDistillation",
     "Supervised",
     "Term",
     "UserError",
@@ -70,6 +75,7 @@ __all__ = [
     "drloc_loss",
     "load",
     "load_published",
+    "pretrain",
     "train",
 ]
 

@@ -14,6 +14,7 @@ from paucal.types import UserError
 
 VERBS = {
     "train": "train a model on a folder of images",
+    "pretrain": "pre-train a backbone on images without labels",
     "eval": "judge a trained model on labelled images",
     "predict": "classify images with a trained model",
     "label": "make label maps for token labeling",

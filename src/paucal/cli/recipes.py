@@ -1,4 +1,4 @@
-"""`paucal recipes`: the named settings that `paucal train --recipe` takes."""
+"""`paucal recipes`: the named settings that `paucal train --recipe` and `paucal pretrain --recipe` take."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,17 @@ from paucal.cli.arguments import new_parser, parse
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parse(new_parser("recipes", "List the named settings of 'paucal train --recipe NAME'."), argv)
+    parse(new_parser("recipes", "List the named settings of 'paucal train' and 'paucal pretrain' --recipe NAME."), argv)
     from rich.console import Console
 
-    from paucal.recipes.published import RECIPES
+    from paucal.recipes import published
+    from paucal.recipes.pretraining import published as pretraining
 
     console = Console(highlight=False, soft_wrap=True)
-    for name, recipe in RECIPES.items():
-        console.print(f"[bold]{name}[/]: {recipe.summary}")
-        for heading in ("source", "cost", "expected"):
-            console.print(f"    {heading}: {getattr(recipe, heading)}", markup=False)
+    for verb, recipes in (("train", published.RECIPES), ("pretrain", pretraining.RECIPES)):
+        console.print(f"[bold]paucal {verb}[/]")
+        for name, recipe in recipes.items():
+            console.print(f"  [bold]{name}[/]: {recipe.summary}")
+            for heading in ("source", "cost", "expected"):
+                console.print(f"    {heading}: {getattr(recipe, heading)}", markup=False)
     return 0

@@ -1,0 +1,183 @@
+"""What pre-training by self-distillation gives on few images: nearest neighbours, then fine-tuning with few labels.
+
+    python benchmarks/esvit_gain.py ../shared/data/cifar10 --work /tmp/esvit
+
+The same small Swin with random weights, pre-trained with the view task, and with both tasks. Pre-training sees the
+training images without labels. Nearest neighbours (k = 20): training images as the bank, test images as the questions.
+Fine-tuning: all arms alike on 1, 10 and 100 % of the labels, each from several seeds, judged once on the test images.
+Nothing is chosen by test images. Finished parts are kept in --work, so that a call goes on where the last one stopped.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import paucal
+from measuring import store, surroundings
+from paucal.backbones.features import FeatureBackbone
+from paucal.data.sources import open_images
+from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.evaluation.protocols.knn import knn_scores
+
+MODEL = "swin_tiny_patch4_window7_224"
+ARGUMENTS = ["patch_size=4", "embed_dim=64", "depths=[2, 2]", "num_heads=[2, 4]", "window_size=4"]
+SHARES = {"0.01": 60, "0.1": 15, "1.0": 5}  # share of the labels: epochs of fine-tuning
+NEIGHBOURS = 20
+
+
+def export(source: str, folder: Path, train: int, test: int) -> None:
+    """Write images as class folders, in parts of their own; nothing where that is done."""
+    if (folder / "done").exists():
+        return
+    images = open_images(source)
+    draw = np.random.default_rng(0)
+    for part, count in (("train", train), ("test", test)):
+        rows = np.flatnonzero(np.asarray(images.declared) == part)
+        for row in draw.permutation(rows)[:count].tolist():
+            target = folder / part / images.classes[images.labels[row]] / f"{row}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            images.store.read(row).save(target)
+    (folder / "done").touch()
+
+
+def pretrained(arm: str, options: argparse.Namespace, data: Path) -> Path:
+    """Return the run of an arm, made where it is not there yet."""
+    run = options.work / f"pretrain-{arm}"
+    if not (run / "summary.json").exists():
+        paucal.pretrain(
+            data,
+            output=str(run),
+            overwrite=True,
+            model=MODEL,
+            model_args=ARGUMENTS,
+            img_size=[32],
+            tasks=arm,
+            epochs=options.epochs,
+            monitor=str(data),
+            monitor_images=2000,
+            drop_path=0.0,
+        )
+    return run
+
+
+def untrained(options: argparse.Namespace, data: Path) -> Path:
+    """Return a run whose model has the weights that pre-training begins with: none were trained."""
+    run = options.work / "pretrain-none"
+    if not (run / "summary.json").exists():
+        paucal.pretrain(
+            data,
+            output=str(run),
+            overwrite=True,
+            model=MODEL,
+            model_args=ARGUMENTS,
+            img_size=[32],
+            tasks="view",
+            epochs=1,
+            lr=1e-12,
+            drop_path=0.0,
+        )
+    return run
+
+
+@torch.inference_mode()
+def features(model: Deployed, data: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (N, D) pooled features and (N,) labels of a part."""
+    images = open_images(str(data))
+    backbone = FeatureBackbone(model.module, model.card.preprocessing.image_size).eval()
+    transform = model.card.preprocessing.transform()
+    rows = np.flatnonzero(np.asarray(images.declared) == part)
+    found = []
+    for start in range(0, len(rows), 256):
+        batch = torch.stack([transform(images.store.read(int(row)))[0] for row in rows[start : start + 256]])
+        found.append(backbone(batch).pooled)
+    return torch.cat(found), torch.from_numpy(images.labels[rows])
+
+
+def nearest_neighbours(run: Path, data: Path) -> float:
+    """Return the share of test images given the right class."""
+    model = load_deployed(run)
+    bank, labels = features(model, data, "train")
+    asked, truth = features(model, data, "test")
+    scores = knn_scores(bank, labels, asked, int(labels.max()) + 1, [NEIGHBOURS])[NEIGHBOURS]
+    return float((scores.argmax(1) == truth).float().mean())
+
+
+def fine_tuned(arm: str, start: Path | None, share: str, seed: int, options: argparse.Namespace, data: Path) -> float:
+    """Return the test accuracy after fine-tuning."""
+    run = options.work / f"tuned-{arm}-{share}-{seed}"
+    if not (run / "summary.json").exists():
+        paucal.train(
+            data,
+            output=str(run),
+            overwrite=True,
+            recipe="small-images",
+            method="supervised",
+            model=f"esvit_{MODEL}",
+            model_args=ARGUMENTS,
+            img_size=[32],
+            init=None if start is None else str(start),
+            fraction=float(share),
+            epochs=SHARES[share],
+            warmup_epochs=0.1 * SHARES[share],
+            lr=1e-3,
+            batch_size=16 if share == "0.01" else 64,
+            normalise="computed",
+            seed=seed,
+        )
+    return float(json.loads((run / "summary.json").read_text())["test_top1"])
+
+
+def tabled(scores: dict[str, dict[str, list[float]]]) -> str:
+    """Return Markdown: a row per arm, mean and deviation over seeds per share."""
+    lines = [f"| start | {' | '.join(f'{float(share):.0%} of labels' for share in SHARES)} |", "|---" * 4 + "|"]
+    for arm, by_share in scores.items():
+        cells = [
+            f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values) if len(values) > 1 else 0:.1f}"
+            for values in by_share.values()
+        ]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, store and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--images", type=int, default=10000)
+    parser.add_argument("--test-images", type=int, default=2000)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", choices=["view", "view+region"], help="only pre-train this arm")
+    options = parser.parse_args()
+    data = options.work / "data"
+    export(options.source, data, options.images, options.test_images)
+    if options.only:
+        pretrained(options.only, options, data)
+        return
+    starts = {"none": untrained(options, data)}
+    starts |= {arm: pretrained(arm, options, data) for arm in ("view", "view+region")}
+    neighbours = {arm: nearest_neighbours(run, data) for arm, run in starts.items()}
+    tuned: dict[str, dict[str, list[float]]] = {}
+    for share in SHARES:
+        for arm, run in starts.items():
+            start = None if arm == "none" else run
+            scores = [fine_tuned(arm, start, share, seed, options, data) for seed in options.seeds]
+            tuned.setdefault(arm, {})[share] = scores
+    result: dict[str, Any] = {
+        "surroundings": surroundings("cpu"),
+        "settings": {key: str(value) for key, value in vars(options).items() if key not in ("work", "source")},
+        "nearest_neighbours": neighbours,
+        "tuned": tuned,
+    }
+    store("esvit_gain", result)
+    print(tabled(tuned))
+
+
+if __name__ == "__main__":
+    main()

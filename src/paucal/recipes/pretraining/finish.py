@@ -1,0 +1,115 @@
+"""The end of a pre-training run: curves, facts and the page."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paucal.evaluation.collapse import Verdict
+from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.health_plot import health_figure
+from paucal.evaluation.record import save_figure
+from paucal.losses.collectives import rank
+from paucal.recipes.pretraining.assembly import AssembledPretraining
+from paucal.recipes.processes import wait_for_all
+from paucal.recipes.voice import Voice
+from paucal.report.pretraining import write_pretraining_report
+from paucal.runs import RunFolder
+from paucal.training import Outcome
+
+if TYPE_CHECKING:
+    from paucal.recipes.pretraining.watching import Watching
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a finished pre-training run leaves.
+
+    Attributes:
+        run: the run folder; its model is the teacher's backbone after the last epoch.
+        last: the metrics of the last epoch.
+        verdict: what is wrong with the networks at the end; None where they are well.
+        seconds: of training.
+    """
+
+    run: Path
+    last: Mapping[str, float]
+    verdict: Verdict | None
+    seconds: float
+
+
+def conclude(
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watching: "Watching", voice: Voice
+) -> PretrainResult:
+    """Draw the curves and write everything down; the first process does, the others wait."""
+    last = outcome.rows[-1] if outcome.rows else {}
+    verdict = watching.watcher.verdict
+    if rank() == 0:
+        chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
+        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance))
+        settings, dim = assembled.settings, assembled.objective.student.backbone.dim
+        save_figure(run.plots / "health.png", health_figure(outcome.rows, settings.out_dim or 2, dim, verdict))
+        run.write_json("summary.json", summary(run, assembled, outcome, verdict, watching))
+        page = write_pretraining_report(run.path)
+        for line in closing_lines(run, assembled, outcome, verdict, page):
+            voice.say(line)
+    wait_for_all()
+    return PretrainResult(run.path, last, verdict, outcome.seconds)
+
+
+def summary(
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, watching: "Watching"
+) -> dict[str, Any]:
+    """Return the facts of the run as plain values, for `summary.json` and the page."""
+    settings, prepared = assembled.settings, assembled.prepared
+    return {
+        "title": f"{assembled.card.backbone.name} pre-trained on {prepared.images.name}",
+        "kind": "pretraining",
+        "model": assembled.card.backbone.name,
+        "method": f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
+        "data": f"{prepared.images.name}: {len(prepared.part('train'))} images",
+        "split": prepared.split.description,
+        "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
+        "grid": "x".join(map(str, assembled.objective.student.backbone.grid)),
+        "crops": assembled.describe_crops(),
+        "out_dim": settings.out_dim,
+        "feature_dim": assembled.objective.student.backbone.dim,
+        "epochs": settings.epochs,
+        "seconds": round(outcome.seconds, 1),
+        "monitor": settings.monitor,
+        "knn_start": watching.knn_start(),
+        "verdict": None if verdict is None else vars(verdict),
+        "verdicts": watching.watcher.history(),
+        "rollbacks": settings.rollbacks,
+        "start": None if assembled.start is None else assembled.start.short(),
+        "remarks": list(assembled.remarks),
+        "next_steps": next_steps(run),
+    }
+
+
+def closing_lines(
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, page: Path
+) -> list[str]:
+    """Return the last lines that a person reads: how it went, where it lies, what to do with it."""
+    last = outcome.rows[-1]
+    state = "the networks look well" if verdict is None else f"{verdict.kind}: {verdict.sentence} {verdict.advice}"
+    found = f"; nearest neighbours {last['val_knn']:.1%} on {assembled.settings.monitor}" if "val_knn" in last else ""
+    return [
+        "",
+        f"pre-trained: {assembled.describe()}, {assembled.settings.epochs} epochs in {outcome.seconds:.0f} s{found}",
+        f"{state}",
+        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the teacher's "
+        "backbone after the last epoch), metrics.csv, plots/",
+        "try next:",
+        *(f"  {step}" for step in next_steps(run)),
+    ]
+
+
+def next_steps(run: RunFolder) -> list[str]:
+    """Return commands that make sense now."""
+    path = shlex.quote(str(run.path))
+    return [
+        f"paucal train photos/ --init {path}     # fine-tune it on labelled images",
+        f"paucal eval {path} photos/ --protocol knn linear     # judge its features as they are",
+    ]
