@@ -10,9 +10,11 @@ from torch import nn
 
 from paucal.backbones.load_report import LoadReport
 from paucal.backbones.spec import BackboneSpec
+from paucal.data.cache import cache_images
 from paucal.data.images import ImageSet
-from paucal.data.multi_crop import crop_views
+from paucal.data.multi_crop import BLUR, crop_views
 from paucal.data.normalisation import Normalisation
+from paucal.data.sources import open_images
 from paucal.data.splits import Split
 from paucal.evaluation.deployed import Card, Preprocessing
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
@@ -22,7 +24,7 @@ from paucal.recipes.facts import Facts
 from paucal.recipes.loaders import normalisation
 from paucal.recipes.model import backbone_spec, image_size
 from paucal.recipes.plans import check_plan, training_plan
-from paucal.recipes.prepare import Prepared, load_images
+from paucal.recipes.prepare import Advance, Prepared
 from paucal.recipes.pretraining.monitor import Monitor, knn_monitor
 from paucal.recipes.pretraining.rules import resolve
 from paucal.recipes.pretraining.settings import PretrainSettings
@@ -84,7 +86,7 @@ def assemble(
     """
     start = find_start(settings.as_training(), run)
     with voice.progress("reading images") as advance:
-        images = load_images(settings.as_training(), advance)
+        images = load_unlabelled(settings, advance)
     prepared = Prepared(images, _split(images) if run is None else stored_split(run, images))
     facts = replace(prepared.facts(), start=start.facts)
     settings, reasons = resolve(settings, facts)
@@ -126,6 +128,16 @@ def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:
         workers=settings.workers or 0,
         data_root=settings.data_root,
     )
+
+
+def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
+    """Open the images of any nesting of folders without their labels, and decode each once.
+
+    Raises:
+        UserError: there are none, or some cannot be read.
+    """
+    images = open_images(settings.data, labelled=False, root=settings.data_root, download=settings.download)
+    return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
 def _split(images: ImageSet) -> Split:
@@ -179,9 +191,17 @@ def _range(name: str, values: list[float] | None) -> tuple[float, float]:
     return values[0], values[1]
 
 
+def _blur(values: list[float] | None) -> tuple[float, float]:
+    if values is None:
+        return BLUR
+    if len(values) != 2 or not 0 <= values[0] <= values[1]:
+        raise UserError(f"--blur is {values}; expected the smallest and the largest radius in pixels, such as 0.1 2.0.")
+    return values[0], values[1]
+
+
 def views(settings: PretrainSettings, statistics: Normalisation):
     """Return the transforms of the crops and how many each makes."""
-    low, high = settings.blur or (0.1, 2.0)
+    low, high = _blur(settings.blur)
     size = image_size(settings.as_training())
     return crop_views(settings.pipeline, crop_groups(settings), statistics, size, (low, high), settings.hflip or 0.0)
 

@@ -93,12 +93,12 @@ def closing_lines(
 ) -> list[str]:
     """Return the last lines that a person reads: how it went, where it lies, what to do with it."""
     last = outcome.rows[-1]
-    state = "the networks look well" if verdict is None else f"{verdict.kind}: {verdict.sentence} {verdict.advice}"
+    state = "the networks look well" if verdict is None else f"{verdict.sentence} {verdict.advice}"
     found = f"; nearest neighbours {last['val_knn']:.1%} on {assembled.settings.monitor}" if "val_knn" in last else ""
     return [
         "",
         f"pre-trained: {assembled.describe()}, {assembled.settings.epochs} epochs in {outcome.seconds:.0f} s{found}",
-        f"{state}",
+        state,
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the teacher's "
         "backbone after the last epoch), metrics.csv, plots/",
         "try next:",

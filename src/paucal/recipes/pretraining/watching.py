@@ -97,7 +97,7 @@ class Watching:
             return ["the region task joins when the run goes on"]
         if self._verdict is None:
             return []
-        return [f"stopped because of {self._verdict.kind}: {self._verdict.sentence}", self._verdict.advice]
+        return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _keep_healthy(self) -> None:
         """Keep the saved state of before this epoch, which has been found healthy, under a second name."""
