@@ -10,7 +10,7 @@ from paucal.data.sources import open_images
 from paucal.labeling.picture import map_picture, most_likely
 
 
-def drawn(tmp_path, covered="image", size=(40, 20)):
+def drawn(tmp_path, covered="image", size=(40, 20)):  # size as PIL has it: width first
     for name in ("ant", "bee"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.new("RGB", size, (255, 255, 255)).save(tmp_path / "photos" / name / "0.png")
@@ -41,6 +41,13 @@ def test_picture__leaves_what_is_not_covered(tmp_path):
     _, panels = drawn(tmp_path, "square")
     assert panels[1].images[1].get_extent() == pytest.approx([9.5, 29.5, 19.5, -0.5])
     assert panels[1].get_xlim() == (-0.5, 39.5)
+
+
+def test_picture__is_as_high_as_its_images_are(tmp_path):
+    (wide, _), (tall, _) = drawn(tmp_path / "wide", size=(40, 20)), drawn(tmp_path / "tall", size=(20, 30))
+    for figure in (wide, tall):
+        assert figure.get_figwidth() == 12.8
+    assert tall.get_figheight() - wide.get_figheight() == pytest.approx(12.8 / 4 * (1.5 - 0.5))
 
 
 def test_most_likely__counts_the_classes_that_are_not_named():

@@ -14,6 +14,7 @@ from paucal.data.images import ImageSet, spread
 from paucal.data.label_maps import LabelMaps
 
 COLUMNS = 4
+WIDTH = 12.8  # inches of the whole picture
 NAMED = 10  # classes with a colour of their own; the others are grey
 STRONGEST = 0.65  # opacity of a label that is certain
 
@@ -37,7 +38,7 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
     shown = _frequent([classes for classes, _ in likeliest])
     columns = min(COLUMNS, len(positions))
     rows = -(-len(positions) // columns)
-    figure = Figure(figsize=(3.2 * columns, 1.9 * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=_size(ordered, positions, columns, rows), layout="constrained")
     panels = figure.subplots(rows, 2 * columns, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
@@ -78,6 +79,13 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
         shares = logits.softmax(0)
     best, place = shares.max(0)
     return indices.gather(0, place[None])[0].numpy(), best.numpy()
+
+
+def _size(images: ImageSet, positions: NDArray[np.int64], columns: int, rows: int) -> tuple[float, float]:
+    """Return inches of a figure whose panels are about as high as its images are for their width."""
+    sizes = [images.store.read(int(position)).size for position in positions]
+    shape = float(np.clip(np.median([height / width for width, height in sizes]), 0.4, 1.6))
+    return WIDTH, rows * (WIDTH / (2 * columns) * shape + 0.3) + 0.5
 
 
 def _frequent(maps: Sequence[NDArray[np.int64]]) -> list[int]:
