@@ -9,7 +9,7 @@ from torchvision.ops import roi_align
 from paucal.backbones import BackboneSpec
 from paucal.data.label_maps import name_classes
 from paucal.losses.token_labeling import TokenLabelingReading, draw_mix_box
-from paucal.objectives import DrLoc, TokenLabeling, TokenLabelingOptions
+from paucal.objectives import DrLoc, Supervised, TokenLabeling, TokenLabelingOptions
 from paucal.objectives.token_labeling import paste
 from paucal.types import Batch, Progress
 
@@ -207,3 +207,14 @@ def test_maps_of_central_squares__are_put_in_their_place_except_by_the_program()
     inner = objective("vit_tiny_patch16_224")._targets(replace(data, geometry=[geometry]))[1]
     plain = objective("vit_tiny_patch16_224")._targets(replace(batch(), geometry=[torch.eye(2, 3).expand(4, 2, 3)]))[1]
     torch.testing.assert_close(inner.dense(), plain.dense())
+
+
+def test_names__of_its_own_losses_are_no_names_of_terms():
+    backbone = BackboneSpec("vit_tiny_patch16_224", 3, image_size=(64, 64), arguments=SMALL).build()
+    term = DrLoc.from_preset("paper", [backbone.dim], [backbone.grid], n_pairs=4)
+    for name in ("class", "tokens"):
+        with pytest.raises(ValueError, match=f"the name '{name}' is taken by a loss of the method"):
+            TokenLabeling(backbone, terms={name: term})
+    assert Supervised(backbone, {"tokens": term}).names == ("tokens",)
+    with pytest.raises(ValueError, match="the name 'class' is taken"):
+        Supervised(backbone, {"class": term})

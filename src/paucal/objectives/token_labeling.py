@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paucal.backbones.families.contract import new_classifier
 from paucal.backbones.families.mixtoken import exchange_tokens
@@ -22,9 +22,10 @@ from paucal.losses.token_labeling import (
     draw_mix_box,
     kept_share,
 )
-from paucal.objectives.base import Objective, Term
-from paucal.objectives.finetuning import BackboneTuner, FineTuning
-from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScales, LossTerms, Progress
+from paucal.objectives.base import Term
+from paucal.objectives.finetuning import FineTuning
+from paucal.objectives.one_backbone import OneBackbone
+from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TokenLabelingOptions:
     seed: int = 0
 
 
-class TokenLabeling(Objective):
+class TokenLabeling(OneBackbone):
     """Soft cross-entropy of the class and of every token against a teacher's label map.
 
     LV-ViT classifies its tokens itself, and mixes within; its deployed logits combine both. Any other backbone gets a
@@ -77,18 +78,12 @@ class TokenLabeling(Objective):
         terms: Mapping[str, Term] | None = None,
         tuning: FineTuning | None = None,
     ) -> None:
-        super().__init__()
-        if backbone.num_classes < 2:
-            raise ValueError(f"token labeling needs at least 2 classes, got {backbone.num_classes}")
-        self.backbone = backbone
+        super().__init__(backbone, terms, tuning, own=("class", "tokens"))
         self.options = options or TokenLabelingOptions()
-        self.names = tuple(terms or {})
-        self.terms = nn.ModuleList((terms or {}).values())
         wants_tokens = self.options.reading.dense_weight > 0
         self.dense = wants_tokens and backbone.classifies_tokens
         own = wants_tokens and not self.dense
         self.aux_head = new_classifier(backbone.dim, backbone.num_classes) if own else None
-        self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the losses named "class" and "tokens", and one per term.
@@ -111,31 +106,8 @@ class TokenLabeling(Objective):
         if reading.dense_weight > 0:
             losses.values["tokens"] = dense_loss(self._token_logits(first, box), tokens)
             losses.weights["tokens"] = reading.dense_weight
-        for name, term, seen in zip(self.names, self._terms(), features[1:], strict=True):
-            losses.values[name] = term(seen, batch, progress)
-            losses.weights[name] = term.weight(progress)
+        self.add_terms(losses, features[1:], batch, progress)
         return losses
-
-    def chance_levels(self) -> dict[str, float]:
-        """Return those of the terms that know theirs."""
-        levels = {name: term.chance_level() for name, term in zip(self.names, self._terms(), strict=True)}
-        return {name: level for name, level in levels.items() if level is not None}
-
-    def deployable(self) -> nn.Module:
-        """Return the timm model; LV-ViT's classifier of tokens is a part of it, that of another backbone is not."""
-        return self.backbone.model
-
-    def parameter_group(self, name: str) -> str:
-        """Return the label of the backbone's layer where layers have rates of their own."""
-        return self.tuner.label(name)
-
-    def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the factors of the fine-tuning."""
-        return self.tuner.scales(progress)
-
-    def before_step(self, progress: Progress) -> None:
-        """Hold still what the fine-tuning holds."""
-        self.tuner.before_step(progress)
 
     def _draw_box(self, progress: Progress) -> Box:
         # The same on every process, and the same again for the same step.
@@ -143,7 +115,7 @@ class TokenLabeling(Objective):
         return draw_mix_box(self.backbone.grid, generator)
 
     def _see(self, images: Tensor, box: Box | None) -> list[Features]:
-        requests = [FeatureRequest(), *(term.request for term in self._terms())]
+        requests = [FeatureRequest(), *self.requests]
         if not self.dense:
             mixed = images if box is None else paste(images, box, self.backbone.grid)
             return self.backbone.extract(mixed, requests)
@@ -182,9 +154,6 @@ class TokenLabeling(Objective):
         count, named = self.backbone.num_classes, torch.ones_like(batch.labels[:, None, None], dtype=torch.float32)
         exact = SparseTargets(batch.labels[:, None], named, torch.zeros_like(named[..., 0]), count)
         return exact.smoothed(self.options.label_smoothing)
-
-    def _terms(self) -> list[Term]:
-        return [term for term in self.terms if isinstance(term, Term)]
 
 
 def paste(images: Tensor, box: Box, grid: tuple[int, int]) -> Tensor:

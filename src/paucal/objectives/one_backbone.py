@@ -1,0 +1,78 @@
+"""What the methods share that train one backbone: extra losses on its forward pass, and careful fine-tuning."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.objectives.base import Objective, Term
+from paucal.objectives.finetuning import BackboneTuner, FineTuning
+from paucal.types import Batch, FeatureRequest, Features, GroupScales, LossTerms, Progress
+
+
+class OneBackbone(Objective):
+    """A method that trains one backbone, whose model is what is deployed.
+
+    Args:
+        backbone: gives grids and logits.
+        terms: extra losses by name; each one carries its own weight.
+        tuning: layer-wise decay and freezing of the backbone; by default all of it is trained alike.
+        own: names of the method's own losses, which no term may have.
+
+    Raises:
+        ValueError: the backbone has fewer than two classes, or a term has a name that is taken.
+    """
+
+    def __init__(
+        self,
+        backbone: FeatureBackbone,
+        terms: Mapping[str, Term] | None = None,
+        tuning: FineTuning | None = None,
+        own: Sequence[str] = ("class",),
+    ) -> None:
+        super().__init__()
+        if backbone.num_classes < 2:
+            raise ValueError(f"a backbone that learns classes needs at least 2 of them, got {backbone.num_classes}")
+        for name in own:
+            if name in (terms or {}):
+                raise ValueError(f"the name {name!r} is taken by a loss of the method; name the term otherwise")
+        self.backbone = backbone
+        # An nn.ModuleDict refuses names of its own methods, a list does not.
+        self.names = tuple(terms or {})
+        self.terms = nn.ModuleList((terms or {}).values())
+        self.tuner = BackboneTuner(backbone.model, tuning or FineTuning())
+
+    @property
+    def requests(self) -> list[FeatureRequest]:
+        """What the terms read, in their order."""
+        return [term.request for term in self._terms()]
+
+    def add_terms(self, losses: LossTerms, features: Sequence[Features], batch: Batch, progress: Progress) -> None:
+        """Put the terms and their weights among the losses; `features` answer `requests`."""
+        for name, term, seen in zip(self.names, self._terms(), features, strict=True):
+            losses.values[name] = term(seen, batch, progress)
+            losses.weights[name] = term.weight(progress)
+
+    def chance_levels(self) -> dict[str, float]:
+        """Return those of the terms that know theirs."""
+        levels = {name: term.chance_level() for name, term in zip(self.names, self._terms(), strict=True)}
+        return {name: level for name, level in levels.items() if level is not None}
+
+    def deployable(self) -> nn.Module:
+        """Return the timm model; the heads of the terms stay behind."""
+        return self.backbone.model
+
+    def parameter_group(self, name: str) -> str:
+        """Return the label of the backbone's layer where layers have rates of their own."""
+        return self.tuner.label(name)
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the factors of the fine-tuning."""
+        return self.tuner.scales(progress)
+
+    def before_step(self, progress: Progress) -> None:
+        """Hold still what the fine-tuning holds."""
+        self.tuner.before_step(progress)
+
+    def _terms(self) -> list[Term]:
+        return [term for term in self.terms if isinstance(term, Term)]
