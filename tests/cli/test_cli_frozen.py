@@ -1,30 +1,14 @@
 """`paucal eval` on frozen backbones: runs, files and timm models, one table, and every mistake as one sentence."""
 
-import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from cli.calls import TINY, failure, make_photos, table
 from paucal.cli.main import main
 
-QUICK = [
-    "--img-size",
-    "16",
-    "--epochs",
-    "1",
-    "-j",
-    "0",
-    "--model",
-    "vit_mini",
-    "--model-args",
-    "depth=1",
-    "--seed",
-    "1",
-]
 SHORT = ["--probe-epochs", "2", "--bootstrap", "50", "--seed", "1"]
 
 
@@ -33,37 +17,22 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def make_photos(root: Path, parts=("train", "test"), each=12) -> Path:
-    generator = np.random.default_rng(0)
-    for part in parts:
-        for label in range(3):
-            folder = root / part / f"class{label}"
-            folder.mkdir(parents=True)
-            for number in range(each):
-                pixels = generator.normal(60 + 70 * label, 20, (20, 24, 3)).clip(0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{part}{number}.png")
+def make_parts(root: Path, parts=("train", "test")) -> Path:
+    for seed, part in enumerate(parts):
+        make_photos(root / part, seed=seed)
     return root
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("frozen")
-    make_photos(base / "photos")
-    assert main(["train", str(base / "photos" / "train"), *QUICK, "--output", str(base / "run")]) == 0
+    make_parts(base / "photos")
+    assert main(["train", str(base / "photos" / "train"), *TINY, "--epochs", "1", "--output", str(base / "run")]) == 0
     return base
 
 
-def failure(capsys, *argv) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in argv]) == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err + captured.out
-    (line,) = captured.err.strip().splitlines()
-    return line
-
-
 def rows_of(folder: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    return table(folder / "table.csv")
 
 
 def test_eval__of_a_run_on_its_own_images_has_the_floor_beside_it(trained, capsys):
@@ -137,7 +106,7 @@ def test_eval__classification_and_frozen_features_in_one_command(trained):
 
 def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
     photos, run = trained / "photos", trained / "run"
-    bare = make_photos(tmp_path / "bare", parts=("only",)) / "only"
+    bare = make_parts(tmp_path / "bare", parts=("only",)) / "only"
     cases = [
         (["vit_mini", bare], "has no test part: give a folder with train and test"),
         (["vit_mini"], "give DATA to judge 'vit_mini' on"),
@@ -158,7 +127,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
 
 
 def test_eval__of_a_data_set_with_one_class(capsys, tmp_path):
-    root = make_photos(tmp_path / "photos")
+    root = make_parts(tmp_path / "photos")
     for part in ("train", "test"):
         for label in (1, 2):
             for file in (root / part / f"class{label}").iterdir():

@@ -10,52 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.cli.main import main
+from cli.calls import LVVIT, PLAIN, TEACHER, WIDE, call, failure, make_photos
 from paucal.labeling import write
 
-COMMON = ["--img-size", "32", "-j", "0", "--seed", "1", "-b", "12", "--rand-augment", "none", "--erase", "0"]
-TEACHER = ["--model", "resnet10t", "--model-args", "channels=[8,8,16,16]", "stem_width=8", "--method", "supervised"]
-LVVIT = ["--model", "lvvit_t", "--model-args", "embed_dim=32", "depth=1", "num_heads=2", "stem_width=8"]
 VIT = ["--model", "vit_mini", "--model-args", "depth=1", "embed_dim=32", "patch_size=2"]
-SHORT = [*COMMON, "--epochs", "2"]
-
-
-def make_photos(root: Path, classes: int = 3, each: int = 12, seed: int = 0) -> Path:
-    """Class folders of noise around one grey level per class; the pictures are twice as wide as they are high."""
-    generator = np.random.default_rng(seed)
-    for label in range(classes):
-        folder = root / f"class{label}"
-        folder.mkdir(parents=True)
-        for number in range(each):
-            pixels = generator.normal(40 + 85 * label, 10, (20, 40, 3)).clip(0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
-    return root
-
-
-@pytest.fixture(scope="module")
-def labelled(tmp_path_factory) -> Path:
-    """Photos, a teacher that knows them, and its maps."""
-    base = tmp_path_factory.mktemp("labelled")
-    photos, teacher, maps = base / "photos", base / "teacher", base / "maps"
-    make_photos(photos)
-    changes = ["--mixup", "0", "--cutmix", "0", "--crop", "none", "--average", "0", "--lr", "0.02"]
-    trained = ["train", photos, *COMMON, *TEACHER, *changes, "--epochs", "10", "--output", teacher]
-    assert main([str(word) for word in trained]) == 0
-    assert main(["label", str(photos), "--teacher", str(teacher), "--output", str(maps), "--img-size", "64"]) == 0
-    return base
-
-
-def call(*argv) -> int:
-    return main([str(word) for word in argv])
-
-
-def failure(capsys, *argv) -> str:
-    capsys.readouterr()
-    assert call(*argv) == 2
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err + captured.out
-    (line,) = captured.err.strip().splitlines()
-    return line
+SHORT = [*PLAIN, "--epochs", "2"]
 
 
 def train(base: Path, *flags) -> list:
@@ -104,7 +63,7 @@ def test_label__goes_on_where_it_was_interrupted(labelled, tmp_path, monkeypatch
 def test_label__refuses_a_teacher_that_knows_too_little(labelled, tmp_path, capsys):
     assert (
         call(
-            "train", labelled / "photos", *COMMON, *TEACHER, "--epochs", "1", "--lr", "1e-9", "--output", tmp_path / "t"
+            "train", labelled / "photos", *PLAIN, *TEACHER, "--epochs", "1", "--lr", "1e-9", "--output", tmp_path / "t"
         )
         == 0
     )
@@ -119,7 +78,7 @@ def test_label__refuses_a_teacher_that_knows_too_little(labelled, tmp_path, caps
 def test_label__refuses_what_is_no_teacher(labelled, tmp_path, capsys):
     photos, output = labelled / "photos", ["--output", tmp_path / "maps"]
     assert "neither a run folder nor a timm model" in failure(capsys, "label", photos, "--teacher", "nobody", *output)
-    other = make_photos(tmp_path / "other", classes=4)
+    other = make_photos(tmp_path / "other", classes=4, **WIDE)
     message = failure(capsys, "label", other, "--teacher", labelled / "teacher", *output)
     assert "does not know the class 'class3'" in message
     message = failure(capsys, "label", photos, "--teacher", labelled / "teacher", *output, "--top-k", "0")
@@ -130,7 +89,7 @@ def test_label__refuses_what_is_no_teacher(labelled, tmp_path, capsys):
 
 
 def test_label__never_overwrites_other_maps(labelled, tmp_path, capsys):
-    other = make_photos(tmp_path / "other", seed=1)
+    other = make_photos(tmp_path / "other", seed=1, **WIDE)
     before = (labelled / "maps" / "index.json").read_bytes()
     message = failure(capsys, "label", other, "--teacher", labelled / "teacher", "--output", labelled / "maps")
     assert "holds label maps of other images or of another teacher" in message
@@ -201,10 +160,10 @@ def test_train__without_fitting_maps_is_refused(labelled, tmp_path, capsys, monk
     assert "--method token-labeling learns from label maps" in message
     assert "there are no label maps in" in failure(capsys, *train(labelled, *method, "--labels", tmp_path))
     # The same names, but other pixels.
-    changed = make_photos(tmp_path / "changed", seed=1)
+    changed = make_photos(tmp_path / "changed", seed=1, **WIDE)
     message = failure(capsys, "train", changed, *SHORT, *method, "--labels", labelled / "maps")
     assert "has changed since its label map was made" in message
-    more = make_photos(tmp_path / "more", each=14)
+    more = make_photos(tmp_path / "more", each=14, **WIDE)
     for label in range(3):
         for number in range(12):
             name = f"class{label}/{number}.png"

@@ -1,0 +1,116 @@
+"""Every mistake is one sentence and exit code 2, and leaves no file behind."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from cli.calls import QUICK, failure, make_photos
+from paucal.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["trian"], "unknown verb 'trian' (did you mean 'train'?)"),
+        (["train", "--bacth-size", "3"], "unknown argument '--bacth-size' (did you mean --batch-size"),
+        (["train", "--epochs", "many"], "--epochs: expected a whole number, got 'many'"),
+        (["train", "--epochs", "0"], "--epochs is 0, expected a number at least 1"),
+        (["train", "--lr", "-1"], "--lr is -1.0, expected a number above 0"),
+        (["train", "--lr", "nan"], "--lr: expected a number, got 'nan'"),
+        (["train", "--img-size", "4"], "--img-size is '4', expected"),
+        (
+            ["train", "--method", "drlok"],
+            "--method: 'drlok' is unknown, expected one of supervised, drloc, token-labeling, relabel; did you",
+        ),
+        (["train", "--add", "x"], "--add: 'x' is unknown"),
+        (
+            ["train", "--drloc-mode", "l2"],
+            "--drloc-mode: expected one of 'l1', 'signed', 'ce', 'reg', got 'l2'",
+        ),
+        (["train", "--model", "swin_tyni_patch4_window7_224"], "swin_tiny_patch4_window7_224"),
+        (["train", "--model-args", "depth"], "'depth' is not of the form NAME=VALUE"),
+        (["train", "--model-args", "dpeth=3"], "dpeth"),
+        (["train", "--device", "tpu"], "--device is 'tpu', expected one of cpu, cuda, mps"),
+        (["train", "--fraction", "0.5", "--few-labels", "3"], "give one of them"),
+        (["train", "--rand-augment", "strong"], "rand_augment is 'strong'"),
+        (["train", "--config", "nowhere.yaml"], "there is no such file"),
+        (["train", "nowhere/"], "nowhere does not exist"),
+        (["eval", "nowhere"], "'nowhere' does not exist: expected a run folder"),
+        (["predict", "nowhere", "x.png"], "'nowhere' does not exist: expected a run folder"),
+        (["models", "nothing_like_it"], "no model is called like"),
+    ],
+)
+def test_mistakes__are_one_sentence(capsys, tmp_path, monkeypatch, argv, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in failure(capsys, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes__in_the_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    make_photos(tmp_path / "one", classes=1)
+    lonely = make_photos(tmp_path / "lonely", classes=2)
+    (lonely / "rare").mkdir()
+    Image.new("RGB", (20, 20)).save(lonely / "rare" / "only.png")
+    before = sorted(tmp_path.rglob("*"))
+    assert "empty" in failure(capsys, "train", "empty")
+    assert "only one class ('class0')" in failure(capsys, "train", "one")
+    assert "class 'rare' has 1 images" in failure(capsys, "train", "lonely")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_mistakes__an_unreadable_image_is_named_or_skipped(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    photos = make_photos(tmp_path / "photos")
+    (photos / "class1" / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 not a picture")
+    assert "class1/broken.jpg" in failure(capsys, "train", "photos", *QUICK)
+    assert main(["train", "photos", *QUICK, "--on-bad-image", "skip", "--output", "run"]) == 0
+    assert "class1/broken.jpg" in capsys.readouterr().out
+    assert "broken.jpg" not in (tmp_path / "run" / "split.csv").read_text()
+
+
+def test_mistakes__in_a_config(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text("epoch: 3\n")
+    assert "unknown key 'epoch' in the config (did you mean epochs" in failure(capsys, "train", "--config", "bad.yaml")
+    Path("bad.yaml").write_text("epochs: [1, 2]\n")
+    assert "--epochs: expected a whole number" in failure(capsys, "train", "--config", "bad.yaml")
+    Path("bad.yaml").write_text("a: [")
+    failure(capsys, "train", "--config", "bad.yaml")
+
+
+def test_mistakes__an_existing_run_is_kept(capsys, trained):
+    before = {path: path.stat().st_mtime_ns for path in (trained / "run").rglob("*")}
+    message = failure(capsys, "train", trained / "photos", *QUICK, "--output", trained / "run")
+    assert "exists already" in message
+    # Also with --overwrite nothing is removed before everything else is known to be right.
+    failure(capsys, "train", trained / "photos", "--model", "nonsense", "--overwrite", "--output", trained / "run")
+    assert {path: path.stat().st_mtime_ns for path in (trained / "run").rglob("*")} == before
+
+
+def test_eval__of_classes_the_model_does_not_know(capsys, trained, tmp_path):
+    photos = make_photos(tmp_path / "photos", classes=4)
+    assert "has 1 classes that the model does not know (class3)" in failure(capsys, "eval", trained / "run", photos)
+
+
+def test_loss_options__without_the_loss_are_refused(capsys):
+    message = failure(capsys, "train", "--method", "supervised", "--drloc-weight", "3")
+    assert "--drloc-weight has no effect with --method supervised" in message
+
+
+def test_nodes__without_a_launcher_are_refused(capsys):
+    assert "--nodes is 2, and nothing has started" in failure(capsys, "train", *QUICK, "--nodes", "2")
+
+
+def test_strategy__that_does_not_fit_is_refused(trained, tmp_path, capsys):
+    message = failure(capsys, "train", *QUICK, "--strategy", "fsdp")
+    assert "--strategy fsdp says how several devices share a model and this run has one" in message
+    both = ["--strategy", "fsdp", "--devices", "2", "--precision", "16-mixed"]
+    assert "does not go with --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    (run / "summary.json").unlink()
+    assert "leave out --strategy" in failure(capsys, "train", "--resume", run, "--strategy", "ddp")

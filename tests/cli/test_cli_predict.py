@@ -1,0 +1,69 @@
+"""A finished run, judged again and used on images."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cli.calls import failure
+from paucal.cli.main import main
+
+
+def test_eval__repeats_the_score_of_training(trained, capsys):
+    before = json.loads((trained / "run/evaluation/test/metrics.json").read_text())
+    assert main(["eval", str(trained / "run")]) == 0
+    after = json.loads((trained / "run/evaluation/test/metrics.json").read_text())
+    assert after["scores"]["top1"] == before["scores"]["top1"]
+    assert after["scores"]["loss"]["value"] == pytest.approx(before["scores"]["loss"]["value"], rel=1e-5)
+    assert main(["eval", str(trained / "run"), str(trained / "photos"), "--output", str(trained / "other")]) == 0
+    whole = json.loads((trained / "other" / "metrics.json").read_text())
+    assert whole["images"] == 36
+
+
+def test_predict__gives_probabilities_for_files_folders_and_patterns(trained, capsys, tmp_path):
+    photos = trained / "photos"
+    words = [str(photos / "class0" / "0.png"), str(photos / "class1"), str(photos / "class2" / "1*.png")]
+    assert main(["predict", str(trained / "run"), *words]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert len(rows) == 1 + 12 + 3
+    assert all(Path(row["path"]).is_file() for row in rows)
+    for row in rows:
+        shares = [float(row[f"p_class{k}"]) for k in range(3)]
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert row["predicted"] == f"class{int(np.argmax(shares))}"
+    output = tmp_path / "answers.json"
+    assert main(["predict", str(trained / "run"), words[0], "--format", "json", "--output", str(output)]) == 0
+    answer = json.loads(output.read_text())[0]
+    assert answer["confidence"] == pytest.approx(float(rows[0]["confidence"]), rel=1e-4)
+
+
+def test_predict__equals_the_python_interface(trained, capsys):
+    import paucal
+
+    path = trained / "photos" / "class1" / "3.png"
+    model = paucal.load(trained / "run")
+    shares = model.probabilities([Image.open(path)])
+    assert shares.shape == (1, 3)
+    main(["predict", str(trained / "run"), str(path)])
+    row = next(csv.DictReader(capsys.readouterr().out.splitlines()))
+    torch.testing.assert_close(
+        shares[0], torch.tensor([float(row[f"p_class{k}"]) for k in range(3)]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_predict__passes_over_what_a_pattern_matches_beside_images(trained, tmp_path, capsys):
+    shutil.copytree(trained / "photos" / "class0", tmp_path / "mixed")
+    (tmp_path / "mixed" / "notes.txt").write_text("not an image")
+    (tmp_path / "mixed" / "more").mkdir()
+    assert main(["predict", str(trained / "run"), str(tmp_path / "mixed" / "*")]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1 + 12
+    assert "2 matches of" in captured.err
+    assert main(["predict", str(trained / "run"), str(trained / "photos" / "class*")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 36
+    assert "none of which is an image" in failure(capsys, "predict", trained / "run", str(tmp_path / "mixed" / "*.txt"))
