@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from measuring import interleaved, ratio, store, surroundings
-from paucal.data.label_maps import MapFacts, MapWriter, name_classes
+from paucal.data.label_maps import name_classes
+from paucal.data.map_store import MapFacts, MapWriter
 from paucal.data.transforms import box_geometry
 from paucal.labeling import DenseTeacher
 from paucal.labeling.write import strongest

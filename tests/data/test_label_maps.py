@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from paucal.data.images import ImageSet
-from paucal.data.label_maps import LabelMaps, MapFacts, MapWriter, content_hash
+from paucal.data.label_maps import LabelMaps
+from paucal.data.map_store import MapFacts, MapWriter, content_hash
 from paucal.types import UserError
 
 

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 import paucal.backbones
-from paucal.data.label_maps import LabelMaps, MapFacts, MapWriter
+from paucal.data.label_maps import LabelMaps
+from paucal.data.map_store import MapFacts, MapWriter
 from paucal.data.normalisation import Normalisation
 from paucal.data.transforms import WholeImage
 from paucal.labeling import DenseTeacher

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.data.label_maps import MapWriter, content_hash
 from paucal.data.loader import make_eval_loader
+from paucal.data.map_store import MapWriter, content_hash
 from paucal.data.transforms import ViewTransform
 from paucal.labeling.teacher import DenseTeacher
 from paucal.types import Batch

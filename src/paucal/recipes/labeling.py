@@ -15,8 +15,8 @@ from torch import nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.starting import StartWeights, start_from
 from paucal.data.images import ImageSet
-from paucal.data.label_maps import MapFacts, MapWriter
 from paucal.data.loader import make_eval_loader
+from paucal.data.map_store import MapFacts, MapWriter
 from paucal.data.normalisation import Normalisation
 from paucal.data.transforms import WholeImage
 from paucal.evaluation.deployed import load_deployed, usable_device

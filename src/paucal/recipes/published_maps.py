@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.label_maps import MapFacts, MapWriter
+from paucal.data.map_store import MapFacts, MapWriter
 from paucal.labeling.published import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
 from paucal.labeling.write import TeacherCheck, hash_images
 from paucal.recipes.labeling import LEVEL, SAMPLE, require_knowledge, say_what_lies
