@@ -1,4 +1,5 @@
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from torchvision.datasets import cifar, flowers102, stl10, svhn
 
 from paucal.data.images import ImageSet
 from paucal.data.stores import ArrayStore
@@ -82,3 +84,12 @@ def make_set() -> Callable[..., ImageSet]:
         )
 
     return make
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """A data root; torchvision takes any file for the official one."""
+    for module in (cifar, flowers102, stl10, svhn):
+        monkeypatch.setattr(module, "check_integrity", lambda path, md5=None: os.path.isfile(path))
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"

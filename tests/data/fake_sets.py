@@ -13,6 +13,8 @@ import numpy as np
 import scipy.io
 from PIL import Image
 
+from paucal.data.images import ImageSet
+
 PARTS = ("train", "val", "test")
 
 
@@ -187,10 +189,110 @@ def cars(root: Path) -> None:
         scipy.io.savemat(file, {"annotations": rows})
 
 
+def fer2013(root: Path) -> None:
+    (root / "fer2013").mkdir()
+    rows = [("Training", "train", 0, 3), ("PrivateTest", "test", 0, 6), ("PublicTest", "val", 0, 0)]
+    rows += [("Training", "train", 1, 1), ("PrivateTest", "test", 1, 2)]
+    lines = [f"{label},{' '.join([str(level(part, row))] * 48 * 48)},{usage}" for usage, part, row, label in rows]
+    (root / "fer2013" / "fer2013.csv").write_text("\n".join(["emotion,pixels,Usage", *lines]) + "\n")
+
+
+def ucf101(root: Path) -> None:
+    lists = root / "ucf101" / "ucfTrainTestlist"
+    lists.mkdir(parents=True)
+    (lists / "classInd.txt").write_text("1 Archery\n2 BabyCrawling\n")
+    for part in ("train", "test"):
+        videos = [f"{name}/v_{name}_{part}.avi" for name in ("Archery", "BabyCrawling")]
+        numbers = [" 1", " 2"] if part == "train" else ["", ""]
+        lines = [video + number for video, number in zip(videos, numbers, strict=True)]
+        (lists / f"{part}list01.txt").write_text("\n".join(lines) + "\n")
+        for row, video in enumerate(videos):
+            picture(root / "ucf101" / "UCF-101" / video.replace(".avi", ".jpg"), level(part, row))
+
+
+def hateful_memes(root: Path) -> None:
+    folder = root / "hateful_memes"
+    for part, file in (("train", "train"), ("test", "dev_seen")):
+        rows = [{"id": row, "img": f"img/{part}{row}.png", "label": row, "text": "words"} for row in (0, 1)]
+        for row in (0, 1):
+            picture(folder / "img" / f"{part}{row}.png", level(part, row))
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 MAKE: dict[str, Callable[[Path], None]] = {
     make.__name__: make
     for make in (
         *(cifar10, cifar100, mnist, svhn, stl10, food101, dtd, pets),
         *(flowers102, gtsrb, pcam, caltech101, sun397, aircraft, cars),
+        *(fer2013, ucf101, hateful_memes),
     )
 }
+
+# (part, number of the image in that part, class); what each fake set must come out as, in order.
+EXPECTED: dict[str, list[tuple[str, int, str]]] = {
+    "cifar10": [
+        *(("train", row, name) for row, name in enumerate(["airplane", "bird", "cat", "airplane", "bird"])),
+        *(("test", 0, "bird"), ("test", 1, "cat")),
+    ],
+    "cifar100": [
+        *(("train", 0, "apple"), ("train", 1, "bear"), ("train", 2, "can")),
+        *(("test", 0, "apple"), ("test", 1, "bear")),
+    ],
+    "mnist": [
+        *(("train", 0, "5"), ("train", 1, "0"), ("train", 2, "9")),
+        *(("test", 0, "7"), ("test", 1, "0")),
+    ],
+    "svhn": [
+        *(("train", 0, "1"), ("train", 1, "0"), ("train", 2, "9")),
+        *(("test", 0, "2"), ("test", 1, "0")),
+    ],
+    "stl10": [
+        *(("train", 0, "airplane"), ("train", 1, "bird"), ("train", 2, "bird")),
+        *(("test", 0, "bird"), ("test", 1, "airplane")),
+    ],
+    "food101": [
+        *(("train", 1, "apple_pie"), ("train", 0, "waffles")),
+        *(("test", 1, "apple_pie"), ("test", 0, "waffles")),
+    ],
+    "dtd": [(part, row, ("banded", "woven")[row]) for part in ("train", "val", "test") for row in (0, 1)],
+    "pets": [(part, row, ("Abyssinian", "Great Pyrenees")[row]) for part in ("train", "test") for row in (0, 1)],
+    # The official validation images are training images in the paper.
+    "flowers102": [
+        *(("train", 1, "pink primrose"), ("train", 0, "blackberry lily")),
+        *(("train as val", 0, "hard-leaved pocket orchid"), ("train as val", 1, "blackberry lily")),
+        *(("test", 1, "pink primrose"), ("test", 0, "hard-leaved pocket orchid")),
+    ],
+    "gtsrb": [("train", 0, "00002"), ("train", 1, "00041"), ("test", 0, "00041"), ("test", 1, "00002")],
+    "pcam": [
+        *(("train", 0, "normal"), ("train", 1, "tumor"), ("train", 2, "tumor")),
+        *(("val", 0, "tumor"), ("test", 0, "tumor"), ("test", 1, "normal")),
+    ],
+    "caltech101": [(" as train", 1, "Faces"), (" as train", 2, "accordion")],
+    "sun397": [(" as train", 0, "abbey"), (" as train", 1, "apartment_building/outdoor")],
+    "aircraft": [(part, row, ("707-320", "F-16A/B")[row]) for part in ("train", "val", "test") for row in (0, 1)],
+    "cars": [
+        *(("train", 0, "Acura RL Sedan 2012"), ("train", 1, "AM General Hummer SUV 2000")),
+        *(("test", 0, "Acura RL Sedan 2012"), ("test", 1, "AM General Hummer SUV 2000")),
+    ],
+    "fer2013": [
+        *(("train", 0, "happy"), ("train", 1, "disgust"), ("val", 0, "angry")),
+        *(("test", 0, "neutral"), ("test", 1, "fear")),
+    ],
+    "ucf101": [(part, row, ("Archery", "BabyCrawling")[row]) for part in ("train", "test") for row in (0, 1)],
+    "hateful_memes": [(part, row, ("not hateful", "hateful")[row]) for part in ("train", "test") for row in (0, 1)],
+}
+
+
+def rows(images: ImageSet) -> list[tuple[str, int, str]]:
+    """(declared part, grey level, class) of each image."""
+    greys = [int(np.asarray(images.store.read(row))[-1, -1, 1]) for row in range(len(images))]
+    names = [images.classes[label] for label in images.labels]
+    return list(zip(images.declared, greys, names, strict=True))
+
+
+def expected_rows(name: str) -> list[tuple[str, int, str]]:
+    found = []
+    for part, row, label in EXPECTED[name]:
+        declared, _, drawn = part.partition(" as ")
+        found.append((declared, level(drawn or declared, row), label))
+    return found

@@ -1,217 +1,15 @@
-"""Data sets by name: what each is made of, where its files come from and where they belong.
+"""Where data sets that have names lie, and what to do where they do not.
 
 The files are read, and fetched on request, by torchvision (`named_readers.py`). The layouts below the root are
 torchvision's own, so a folder that another program has filled through torchvision does as it is.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from paucal.data.images import Hints
+from paucal.data.named_table import NAMED
 
 ROOT_VARIABLE = "PAUCAL_DATA"
-_ORDINARY = Hints()
-_DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # neither means the same in a mirror
-
-
-@dataclass(frozen=True)
-class Portion:
-    """A piece of a data set that torchvision opens at once.
-
-    Attributes:
-        part: "train", "val" or "test"; "" where the set has no official parts.
-        count: images in it, as published.
-        arguments: what torchvision's class takes to open it.
-    """
-
-    part: str
-    count: int
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class NamedSet:
-    """A published data set.
-
-    Attributes:
-        title: its name for people.
-        portions: what it consists of, in order; two may belong to the same part.
-        files: the official files, in words.
-        source: the page they are on.
-        folder: where the files go, relative to the root; "" for the root itself.
-        unpacked: paths relative to the root that exist once they are unpacked.
-        hints: what is known about the images.
-        package: a package that torchvision needs for it, and that paucal does not install by itself; "" for none.
-        fetch_package: a package that fetching needs, likewise.
-        fetchable: whether torchvision can still fetch it.
-        note: how our use differs from the official parts.
-    """
-
-    title: str
-    portions: tuple[Portion, ...]
-    files: str
-    source: str
-    folder: str
-    unpacked: tuple[str, ...]
-    hints: Hints = _ORDINARY
-    package: str = ""
-    fetch_package: str = ""
-    fetchable: bool = True
-    note: str = ""
-
-
-def _splits(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
-    return tuple(Portion(part, count, {"split": part, **arguments}) for part, count in named)
-
-
-def _cifar(title: str, number: int) -> NamedSet:
-    return NamedSet(
-        title=title,
-        portions=(Portion("train", 50_000, {"train": True}), Portion("test", 10_000, {"train": False})),
-        files=f"cifar-{number}-python.tar.gz",
-        source="https://www.cs.toronto.edu/~kriz/cifar.html",
-        folder="",
-        unpacked=("cifar-10-batches-py" if number == 10 else "cifar-100-python",),
-    )
-
-
-NAMED: dict[str, NamedSet] = {
-    "cifar10": _cifar("CIFAR-10", 10),
-    "cifar100": _cifar("CIFAR-100", 100),
-    "mnist": NamedSet(
-        title="MNIST",
-        portions=(Portion("train", 60_000, {"train": True}), Portion("test", 10_000, {"train": False})),
-        files="the four files {train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
-        source="http://yann.lecun.com/exdb/mnist/",
-        folder="MNIST/raw",
-        unpacked=tuple(
-            f"MNIST/raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-        ),
-        hints=_DIGITS_OR_SIGNS,
-    ),
-    "svhn": NamedSet(
-        title="Street View House Numbers",
-        portions=_splits(("train", 73_257), ("test", 26_032)),
-        files="train_32x32.mat and test_32x32.mat",
-        source="http://ufldl.stanford.edu/housenumbers/",
-        folder="",
-        unpacked=("train_32x32.mat", "test_32x32.mat"),
-        hints=_DIGITS_OR_SIGNS,
-        package="scipy",
-    ),
-    "stl10": NamedSet(
-        title="STL-10",
-        portions=_splits(("train", 5_000), ("test", 8_000)),
-        files="stl10_binary.tar.gz",
-        source="https://cs.stanford.edu/~acoates/stl10/",
-        folder="",
-        unpacked=("stl10_binary",),
-        note="the 100,000 images without labels are not used",
-    ),
-    "food101": NamedSet(
-        title="Food-101",
-        portions=_splits(("train", 75_750), ("test", 25_250)),
-        files="food-101.tar.gz",
-        source="https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/",
-        folder="",
-        unpacked=("food-101/meta", "food-101/images"),
-    ),
-    "dtd": NamedSet(
-        title="Describable Textures",
-        portions=_splits(("train", 1_880), ("val", 1_880), ("test", 1_880)),
-        files="dtd-r1.0.1.tar.gz",
-        source="https://www.robots.ox.ac.uk/~vgg/data/dtd/",
-        folder="dtd",
-        unpacked=("dtd/dtd",),
-        note="the parts are those of the first of the ten official partitions",
-    ),
-    "pets": NamedSet(
-        title="Oxford-IIIT Pet",
-        portions=(Portion("train", 3_680, {"split": "trainval"}), Portion("test", 3_669, {"split": "test"})),
-        files="images.tar.gz and annotations.tar.gz",
-        source="https://www.robots.ox.ac.uk/~vgg/data/pets/",
-        folder="oxford-iiit-pet",
-        unpacked=("oxford-iiit-pet/images", "oxford-iiit-pet/annotations"),
-    ),
-    "flowers102": NamedSet(
-        title="Oxford 102 Flowers",
-        portions=(
-            Portion("train", 1_020, {"split": "train"}),
-            Portion("train", 1_020, {"split": "val"}),
-            Portion("test", 6_149, {"split": "test"}),
-        ),
-        files="102flowers.tgz, imagelabels.mat and setid.mat",
-        source="https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
-        folder="flowers-102",
-        unpacked=("flowers-102/jpg", "flowers-102/imagelabels.mat", "flowers-102/setid.mat"),
-        package="scipy",
-        note="train is the official train and validation images together, as in the DrLoc paper",
-    ),
-    "gtsrb": NamedSet(
-        title="German Traffic Signs",
-        portions=_splits(("train", 26_640), ("test", 12_630)),
-        files="GTSRB-Training_fixed.zip, GTSRB_Final_Test_Images.zip and GTSRB_Final_Test_GT.zip",
-        source="https://benchmark.ini.rub.de/",
-        folder="gtsrb",
-        unpacked=("gtsrb/GTSRB/Training", "gtsrb/GTSRB/Final_Test/Images", "gtsrb/GT-final_test.csv"),
-        hints=_DIGITS_OR_SIGNS,
-    ),
-    "pcam": NamedSet(
-        title="PatchCamelyon",
-        portions=_splits(("train", 262_144), ("val", 32_768), ("test", 32_768)),
-        files="the six files camelyonpatch_level_2_split_{train,valid,test}_{x,y}.h5.gz, unpacked,",
-        source="https://github.com/basveeling/pcam",
-        folder="pcam",
-        unpacked=tuple(
-            f"pcam/camelyonpatch_level_2_split_{part}_{side}.h5" for part in ("train", "valid", "test") for side in "xy"
-        ),
-        package="h5py",
-        fetch_package="gdown",
-    ),
-    "caltech101": NamedSet(
-        title="Caltech 101",
-        portions=(Portion("", 8_677, {}),),
-        files="caltech-101.zip",
-        source="https://data.caltech.edu/records/mzrjq-6wc02",
-        folder="caltech101",
-        unpacked=("caltech101/101_ObjectCategories",),
-        note="there are no official parts; the 101 categories are used without the background images",
-    ),
-    "sun397": NamedSet(
-        title="SUN397",
-        portions=(Portion("", 108_754, {}),),
-        files="SUN397.tar.gz",
-        source="https://vision.princeton.edu/projects/2010/SUN/",
-        folder="",
-        unpacked=("SUN397",),
-        note="the ten official partitions use a small share of the images and are not read: the parts are ours",
-    ),
-    "aircraft": NamedSet(
-        title="FGVC-Aircraft",
-        portions=_splits(("train", 3_334), ("val", 3_333), ("test", 3_333)),
-        files="fgvc-aircraft-2013b.tar.gz",
-        source="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
-        folder="",
-        unpacked=("fgvc-aircraft-2013b",),
-        note="the classes are the 100 variants",
-    ),
-    "cars": NamedSet(
-        title="Stanford Cars",
-        portions=_splits(("train", 8_144), ("test", 8_041)),
-        files="the folders cars_train, cars_test and devkit and the file cars_test_annos_withlabels.mat",
-        source="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
-        folder="stanford_cars",
-        unpacked=(
-            *("stanford_cars/cars_train", "stanford_cars/cars_test"),
-            *("stanford_cars/devkit", "stanford_cars/cars_test_annos_withlabels.mat"),
-        ),
-        package="scipy",
-        fetchable=False,
-    ),
-}
 
 
 def is_named(location: str | Path, root: str | Path | None = None) -> bool:
@@ -239,7 +37,7 @@ def how_to_get(name: str, root: Path, asked: bool = False) -> str:
     entry = NAMED[name]
     put = f"put {entry.files} from {entry.source} into {root / entry.folder}"
     fetch = "" if not entry.fetchable else "try again, or " if asked else "give --download, or "
-    why = "" if entry.fetchable else "torchvision cannot fetch it any more, so "
+    why = "" if entry.fetchable else f"{entry.obstacle}, so "
     # torchvision does not fetch an archive again that lies where it would put it, but insists on its fetcher.
     unpack = " and give --download to unpack them" if entry.fetchable and not entry.fetch_package else ""
     return f"{why}{fetch}{put}{unpack}, or name the folder that has the set with --data-root"

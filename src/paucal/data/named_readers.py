@@ -1,4 +1,4 @@
-"""Portions of the data sets of `named.py`, opened through torchvision's classes.
+"""Portions of the data sets of `named.py`, opened through torchvision's classes, or ours where it has none that suit.
 
 torchvision compares the MD5 sum of every file that it unpickles (CIFAR's batches) with the official one before it does
 so. Sets of image files give their lists only; the images are read by our own decoder, and only below the root.
@@ -15,7 +15,8 @@ from torchvision import datasets
 
 from paucal.data.hdf5_store import Hdf5Store, read_array
 from paucal.data.images import Store
-from paucal.data.named import Portion
+from paucal.data.named_layouts import FacesFile, Memes, MiddleFrames
+from paucal.data.named_table import Portion
 from paucal.data.stores import ArrayStore, FileStore
 
 
@@ -105,6 +106,14 @@ def _pcam(data: datasets.PCAM, root: Path, key: str) -> Piece:
     return Piece(store, [f"{key}#{row}" for row in range(len(store))], labels.astype(np.int64), ("normal", "tumor"))
 
 
+def _fer2013(data: FacesFile, root: Path, key: str) -> Piece:
+    return _array(data.pixels, data.labels, data.classes, key)
+
+
+def _paths(data: Any, root: Path, key: str) -> Piece:
+    return _files(root, data.paths, data.labels, data.classes)
+
+
 _Read = Callable[[Any, Path, str], Piece]
 _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "cifar10": (datasets.CIFAR10, _cifar),
@@ -122,4 +131,7 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "sun397": (datasets.SUN397, _listed),
     "aircraft": (datasets.FGVCAircraft, _listed),
     "cars": (datasets.StanfordCars, _cars),
+    "fer2013": (FacesFile, _fer2013),
+    "ucf101": (MiddleFrames, _paths),
+    "hateful_memes": (Memes, _paths),
 }

@@ -8,8 +8,9 @@ import numpy as np
 from PIL import Image
 
 from paucal.data.images import ImageSet, Store
-from paucal.data.named import NAMED, NamedSet, data_root, how_to_get
+from paucal.data.named import data_root, how_to_get
 from paucal.data.named_readers import Piece, fetch_portion, read_portion
+from paucal.data.named_table import NAMED, NamedSet
 from paucal.types import UserError
 
 

@@ -9,7 +9,8 @@ from paucal.data.digits import open_digits
 from paucal.data.folder import IMAGE_SUFFIXES, open_folder
 from paucal.data.images import ImageSet
 from paucal.data.listing import LIST_SUFFIX, find_train_list, open_listing
-from paucal.data.named import NAMED, is_named
+from paucal.data.named import is_named
+from paucal.data.named_table import NAMED
 from paucal.data.parquet import find_parquet, open_parquet
 from paucal.data.stores import FileStore
 from paucal.types import UserError

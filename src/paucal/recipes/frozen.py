@@ -1,6 +1,6 @@
 """Frozen backbones judged on data sets, and one table of it: what `paucal eval --protocol knn ...` does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,8 @@ from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.extraction import Extraction
 from paucal.evaluation.protocols.feature_cache import FeatureCache, default_folder
 from paucal.evaluation.protocols.feature_reader import POOLED, parse_kind
-from paucal.evaluation.protocols.judge import JudgeOptions, Protocol, judge
+from paucal.evaluation.protocols.judge import SEVERAL_CLASSES, JudgeOptions, Protocol, judge
+from paucal.evaluation.protocols.judged_data import JudgedData
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.resampling import Resampling
@@ -22,6 +23,7 @@ from paucal.recipes.frozen_data import DataSettings, open_data, require_unseen
 from paucal.recipes.judged_models import find_run, open_subject
 from paucal.recipes.settings import option
 from paucal.recipes.voice import Voice
+from paucal.runs import RunFolder
 from paucal.types import UserError
 
 SUITE = "table9"
@@ -95,32 +97,53 @@ def evaluate_frozen(
     if run is None and not data:
         raise UserError(f"give DATA to judge {model!r} on: only a run has images of its own.")
     subjects = _subjects(model, settings, machine)
-    for subject in subjects:
-        voice.say(
-            f"{subject.name}: {subject.spec.name}, {subject.parameters / 1e6:.2f} M parameters, {subject.weights}"
-        )
+    _introduce(subjects, voice)
     options = _options(settings, machine, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
-    for target in _targets(data, voice) or [None]:
-        try:
-            one = open_data(target, run, settings, opening, voice)
-        except UserError as problem:
-            if SUITE not in data:
-                raise
-            voice.say(f"left out: {problem}")
-            continue
+    for one in _opened(data, run, settings, opening, voice):
         require_unseen(one, [name for name in (model, settings.compare) if name])
-        voice.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
-        outcomes = {subject.name: judge(subject, one, protocols, options, voice.progress) for subject in subjects}
+        asked = _suiting(protocols, one) if SUITE in data else protocols
+        outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
         rows += compare(one.name, outcomes, Resampling(settings.seed, settings.bootstrap))
         sets.append({"name": one.name, **one.counts(), "classes": one.n_classes, "metric": one.metric, "how": one.how})
     if not rows:
         raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
+    _show(rows, voice)
+    return rows, _about(subjects, sets, settings, protocols)
+
+
+def _opened(
+    data: Sequence[str], run: RunFolder | None, settings: FrozenSettings, opening: DataSettings, voice: Voice
+) -> Iterator[JudgedData]:
+    """Open one data set after the other; those of a suite that are not there are left out with a note."""
+    for target in _targets(data) or [None]:
+        try:
+            one = open_data(target, run, settings, opening, voice)
+        except UserError as problem:
+            if SUITE not in data or target not in TABLE9:
+                raise
+            voice.say(f"left out: {problem}")
+            continue
+        voice.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
+        yield one
+
+
+def _suiting(protocols: Sequence[Protocol], data: JudgedData) -> Sequence[Protocol]:
+    """Return what a set of a suite can be judged by, where its images may have several classes each."""
+    return protocols if data.labels.ndim == 1 else [name for name in protocols if name in SEVERAL_CLASSES]
+
+
+def _introduce(subjects: Sequence[Subject], voice: Voice) -> None:
+    for subject in subjects:
+        size = f"{subject.parameters / 1e6:.2f} M parameters"
+        voice.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
+
+
+def _show(rows: Sequence[Row], voice: Voice) -> None:
     voice.show(protocol_table(rows, Resampling().level))
     for text in remarks(rows):
         voice.say(text)
-    return rows, _about(subjects, sets, settings, protocols)
 
 
 def _require_sense(settings: FrozenSettings) -> None:
@@ -167,14 +190,9 @@ def _options(settings: FrozenSettings, machine: Machine, first: Subject) -> Judg
     )
 
 
-def _targets(data: Sequence[str], voice: Voice) -> list[str]:
-    if SUITE not in data:
-        return list(data)
-    for name, entry in TABLE9.items():
-        if not entry.named:
-            voice.say(f"{name} has to be given as a folder ({entry.title}, from {entry.source}): {entry.note}")
-    named = [name for name, entry in TABLE9.items() if entry.named]
-    return [*named, *(target for target in data if target != SUITE)]
+def _targets(data: Sequence[str]) -> list[str]:
+    others = [target for target in data if target != SUITE]
+    return others if SUITE not in data else [*TABLE9, *others]
 
 
 def _about(

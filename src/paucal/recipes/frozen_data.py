@@ -9,9 +9,9 @@ import numpy as np
 
 from paucal.data.images import ImageSet
 from paucal.data.split_file import read_split
+from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
 from paucal.evaluation.protocols.metrics import MetricName
-from paucal.evaluation.protocols.voc import is_voc, open_voc
 from paucal.recipes.judged_models import find_run
 from paucal.recipes.prepare import load_images, open_again, pin_data
 from paucal.recipes.settings import TrainSettings
@@ -60,8 +60,8 @@ def open_data(
         UserError: it is not there, or lacks a part.
     """
     with voice.progress("reading images") as advance:
-        if target is not None and is_voc(Path(target)):
-            data = open_voc(Path(target))
+        if target is not None and (folder := _voc(target, opening)) is not None:
+            data = voc.open_voc(folder)
         elif run is not None and (target is None or _is_own(run, target, opening)):
             images = open_again(run, advance, opening.download)
             data = judged_data(images, read_split(run.split, images), choice.metric)
@@ -77,6 +77,14 @@ def open_data(
             split = with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
             data = judged_data(images, split, choice.metric)
     return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)
+
+
+def _voc(target: str, opening: DataSettings) -> Path | None:
+    """Return the folder of VOC2007 where a target means it; a path that exists wins, unless a data root is given."""
+    path = Path(target)
+    if target == voc.NAME and (opening.data_root is not None or not path.exists()):
+        return voc.find_voc(opening.data_root, opening.download)
+    return path if voc.is_voc(path) else None
 
 
 def _is_own(run: RunFolder, target: str, opening: DataSettings) -> bool:

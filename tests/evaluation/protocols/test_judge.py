@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
+from paucal.data.named_table import NAMED
 from paucal.data.stores import ArrayStore
 from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.intervals import Score
 from paucal.evaluation.protocols import judge as module
+from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.comparison import Row, averages, compare, tally
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.judge import PROTOCOLS, JudgeOptions, Line, Outcome, judge
@@ -21,7 +22,6 @@ from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.metrics import Mean, value_of
 from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
-from paucal.evaluation.protocols.voc import CLASSES, is_voc, open_voc
 from paucal.types import UserError
 
 SPEC = BackboneSpec("vit_mini", 0, image_size=(16, 16), arguments={"depth": 1, "embed_dim": 32})
@@ -117,13 +117,10 @@ def test_metrics__are_those_of_table_9_by_name():
 
 def test_table9__has_the_papers_eighteen_sets():
     assert len(TABLE9) == 18
-    assert sum(entry.named for entry in TABLE9.values()) == 14
     metrics = [entry.metric for entry in TABLE9.values()]
     assert (metrics.count("mean_per_class"), metrics.count("map11"), metrics.count("roc_auc")) == (4, 1, 1)
     assert sum(entry.test for entry in TABLE9.values()) == 170_478
-    from paucal.data.named import NAMED
-
-    assert all(entry.named == (name in NAMED) for name, entry in TABLE9.items())
+    assert set(TABLE9) - set(NAMED) == {voc.NAME}
 
 
 def test_parts__without_a_test_part_need_consent():
@@ -200,46 +197,3 @@ def test_tally_and_averages__of_table_10():
     means = averages(rows, "logistic")
     assert means["a"] == pytest.approx(0.8099, abs=5e-5)
     assert means["b"] == pytest.approx(0.7729, abs=1e-4)
-
-
-@pytest.fixture
-def voc(tmp_path):
-    (tmp_path / "JPEGImages").mkdir()
-    (tmp_path / "ImageSets" / "Main").mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    for number, (part, count) in enumerate((("train", 24), ("val", 12), ("test", 12))):
-        names = [f"{number}{i:05d}" for i in range(count)]
-        for name in names:
-            Image.fromarray(generator.integers(0, 255, (18, 20, 3), dtype=np.uint8)).save(
-                tmp_path / "JPEGImages" / f"{name}.jpg"
-            )
-        for k, kind in enumerate(CLASSES):
-            marks = [("1", "-1", "0")[(i + k) % 3] for i in range(count)]
-            lines = [f"{name} {mark:>2}" for name, mark in zip(names, marks, strict=True)]
-            (tmp_path / "ImageSets" / "Main" / f"{kind}_{part}.txt").write_text("\n".join(lines) + "\n")
-    return tmp_path
-
-
-def test_voc__has_several_labels_per_image_and_eleven_point_map(voc):
-    assert is_voc(voc)
-    data = open_voc(voc)
-    assert data.counts() == {"train": 24, "val": 12, "test": 12}
-    assert data.labels.shape == (48, 20)
-    assert data.labels[0].tolist()[:4] == [1, 0, -1, 1]
-    (found,) = judge(subject(), data, ["logistic"], OPTIONS)
-    assert found.line.score == "11-point mAP"
-    assert 0 < value_of(found.measure, 12) <= 1
-    with pytest.raises(UserError, match="have several classes each: judge them with --protocol logistic"):
-        judge(subject(), data, ["knn", "logistic"], OPTIONS)
-
-
-def test_voc__says_what_is_missing_or_damaged(voc):
-    (voc / "JPEGImages" / "200003.jpg").unlink()
-    with pytest.raises(UserError, match=r"200003.jpg is missing: unpack both archives"):
-        open_voc(voc)
-    (voc / "ImageSets" / "Main" / "cat_val.txt").write_text("../../secret 1\n")
-    with pytest.raises(UserError, match="names no images as VOC2007 does"):
-        open_voc(voc)
-    (voc / "ImageSets" / "Main" / "cat_val.txt").write_text("100000 7\n")
-    with pytest.raises(UserError, match="is no list of VOC2007"):
-        open_voc(voc)

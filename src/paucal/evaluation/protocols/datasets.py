@@ -1,7 +1,7 @@
 """The 18 data sets of EsViT's Table 9 (those of CLIP's linear evaluation that are public), and where each comes from.
 
-Counts are the paper's, where it errs with the true number beside it. Fourteen are published sets of `data/named.py`
-and open by name; of the others the source is told, and any folder or Parquet file with their images does.
+Counts are the paper's, where it errs with the true number beside it. All open by name: VOC2007 through `voc.py`, since
+its images have several classes each, the others as published sets of `data/named.py`.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,7 @@ class Table9Set:
         test: images to report on.
         metric: what is reported.
         source: where it comes from.
-        named: whether it opens by name.
-        note: what differs, or what to do where it does not open by name.
+        note: what differs.
     """
 
     title: str
@@ -30,7 +29,6 @@ class Table9Set:
     test: int
     metric: MetricName
     source: str
-    named: bool = True
     note: str = ""
 
 
@@ -60,8 +58,7 @@ TABLE9: dict[str, Table9Set] = {
         4_952,
         "map11",
         "the PASCAL VOC page: VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar",
-        note="opens from a folder VOCdevkit/VOC2007; an image may have several classes",
-        named=False,
+        note="an image may have several classes",
     ),
     "dtd": Table9Set("Describable Textures", 47, 3_760, 1_880, "accuracy", "torchvision, Oxford VGG"),
     "pets": Table9Set("Oxford-IIIT Pets", 37, 3_680, 3_669, "mean_per_class", "torchvision, Oxford VGG"),
@@ -83,8 +80,7 @@ TABLE9: dict[str, Table9Set] = {
         3_589,
         "accuracy",
         "Kaggle, fer2013",
-        named=False,
-        note="7 classes; give a folder with train and test, called fer2013",
+        note="7 classes; train is Training and PublicTest, test is PrivateTest",
     ),
     "stl10": Table9Set("STL-10", 10, 5_000, 8_000, "accuracy", "torchvision, Stanford"),
     "gtsrb": Table9Set(
@@ -98,8 +94,7 @@ TABLE9: dict[str, Table9Set] = {
         3_783,
         "accuracy",
         "the UCF101 page",
-        named=False,
-        note="videos: give the middle frames of the first official split, in folders train and test, called ucf101",
+        note="videos, of which the middle frames are judged; the first of three official splits",
     ),
     "hateful_memes": Table9Set(
         "Hateful Memes",
@@ -108,8 +103,7 @@ TABLE9: dict[str, Table9Set] = {
         500,
         "roc_auc",
         "the Hateful Memes challenge of Facebook AI",
-        named=False,
-        note="give a folder with train and test (its dev_seen), called hateful_memes",
+        note="test is dev_seen",
     ),
 }
 

@@ -26,6 +26,7 @@ from paucal.types import UserError
 
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
+SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # what such images can be judged by
 Bar = Callable[[str], AbstractContextManager[Advance]]
 Rows = tuple[Tensor, Tensor]
 
@@ -114,7 +115,7 @@ def judge(
         UserError: a protocol does not suit the data, or the features are no finite numbers.
     """
     bar = bar or (lambda title: nullcontext(lambda done, total: None))
-    if data.labels.ndim == 2 and set(protocols) - {"logistic", "correspondence"}:
+    if data.labels.ndim == 2 and set(protocols) - SEVERAL_CLASSES:
         raise UserError(
             f"the images of {data.name} have several classes each: judge them with --protocol logistic correspondence."
         )
