@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
@@ -108,6 +109,9 @@ def test_cache__a_damaged_file_is_made_anew_and_anothers_is_refused(tmp_path):
     file.write_bytes(whole[: len(whole) // 2])
     assert torch.equal(extract(subject(), images, indices, [POOLED], settings(tmp_path))[POOLED], found[POOLED])
     assert file.read_bytes() == whole
+    metadata = {"key": file.stem}
+    file.write_bytes(safetensors.torch.save({"features": torch.full_like(found[POOLED], torch.nan)}, metadata))
+    assert torch.equal(extract(subject(), images, indices, [POOLED], settings(tmp_path))[POOLED], found[POOLED])
     extract(subject(1), images, indices, [POOLED], settings(tmp_path))
     (other,) = (path for path in tmp_path.iterdir() if path != file)
     file.write_bytes(other.read_bytes())

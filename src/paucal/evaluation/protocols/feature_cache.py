@@ -67,7 +67,7 @@ class FeatureCache:
         return None if self.folder is None else self.folder / f"{key}.safetensors"
 
     def read(self, key: str, rows: int) -> Tensor | None:
-        """Return stored (rows, D) features, or None where there are none or the file is damaged.
+        """Return stored (rows, D) features, or None where there are none or the file is damaged or holds no numbers.
 
         Raises:
             UserError: the file under that name holds other features: of another model, or of other images.
@@ -85,7 +85,7 @@ class FeatureCache:
             raise UserError(
                 f"{str(path)!r} holds features of another model or of other images than its name says: remove it."
             )
-        return features
+        return features if torch.isfinite(features).all() else None
 
     def write(self, key: str, features: Tensor) -> None:
         """Store (N, D) features."""
