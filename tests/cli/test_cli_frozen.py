@@ -115,6 +115,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_mini", photos, "--features", "tokens"], "expected auto, pooled, or the last few"),
         (["vit_mini", photos, "--max-images", "2"], "--max-images is 2, and photos has 3 classes"),
         (["vit_mini", photos, "--pretrained"], "timm publishes no weights of vit_mini"),
+        (["vit_mini", photos, "--img-size", "0"], "--img-size is '0', expected one side or height and width"),
         (["vit_mini", photos, "--bootstrap", "1"], "--bootstrap must be at least 2"),
         (["vit_mini", photos, "--device", "tpu9"], "the device is 'tpu9'"),
         (["vit_mini", photos, "--cache", "x", "--no-cache"], "give one of them"),

@@ -85,6 +85,13 @@ def test_label__refuses_what_is_no_teacher(labelled, tmp_path, capsys):
     assert "--top-k must be at least 1" in message
     message = failure(capsys, "label", photos, "--teacher", labelled / "teacher", *output, "--min-accuracy", "2")
     assert "--min-accuracy is 2" in message
+    for words, expected in (
+        (["--img-size", "0"], "--img-size is '0', expected one side or height and width"),
+        (["--img-size", "32", "32", "32"], "--img-size is '32 32 32'"),
+        (["--picture", tmp_path / "maps.jpg"], "give a name that ends in .png"),
+        (["--device", "tpu9"], "the device is 'tpu9'"),
+    ):
+        assert expected in failure(capsys, "label", photos, "--teacher", labelled / "teacher", *output, *words)
     assert not (tmp_path / "maps").exists()
 
 

@@ -76,6 +76,8 @@ def _read(argv: Sequence[str]) -> Namespace:
         raise UserError("--batch-size and --top-k must be at least 1 and --workers at least 0; correct them.")
     if not 0 <= values.min_accuracy <= 1:
         raise UserError(f"--min-accuracy is {values.min_accuracy:g}; give a share from 0 to 1.")
+    if values.picture is not None and Path(values.picture).suffix.lower() != ".png":
+        raise UserError(f"--picture is {values.picture!r}; give a name that ends in .png.")
     if (values.teacher is None) == (values.from_published is None):
         raise UserError("give a --teacher, or --from-published with a folder of maps; one of the two.")
     return values

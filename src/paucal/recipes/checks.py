@@ -1,7 +1,7 @@
 """Settings that make no sense are refused before any work is done."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paucal.recipes.rules_images import UNMIXED
 from paucal.recipes.settings import TrainSettings, flag, setting_fields
@@ -98,10 +98,11 @@ def check_ranges(settings: object) -> None:
         value = getattr(settings, name, None)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{flag(name)} is {value}, expected a number above 0.")
-    _check_size(getattr(settings, "img_size", None))
+    check_size(getattr(settings, "img_size", None))
 
 
-def _check_size(size: list[int] | None) -> None:
+def check_size(size: Sequence[int] | None) -> None:
+    """Raise a UserError for `--img-size` of a run, a teacher or a judged model that is no size."""
     if size is None:
         return
     if len(size) not in (1, 2) or not all(8 <= side <= MAX_SIDE for side in size):

@@ -13,6 +13,7 @@ from paucal.backbones.starting import suggest_model
 from paucal.data.augment import RESAMPLING
 from paucal.evaluation.deployed import Preprocessing, load_deployed, usable_device
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
+from paucal.recipes.checks import check_size
 from paucal.recipes.starting import load_published
 from paucal.runs import RunFolder, open_run
 from paucal.runs.foreign import read_foreign
@@ -98,8 +99,7 @@ def _of_file(
 
 
 def _spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> BackboneSpec:
-    if image_size is not None and len(image_size) not in (1, 2):
-        raise UserError(f"--img-size has {len(image_size)} numbers; give one side in pixels, or height and width.")
+    check_size(image_size)
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if pretrained and (config is None or not config.has_weights):
         raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to judge it with random ones.")

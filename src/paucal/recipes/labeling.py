@@ -22,6 +22,7 @@ from paucal.data.transforms import WholeImage
 from paucal.evaluation.deployed import load_deployed, usable_device
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.write import TeacherCheck, check_teacher, hash_images
+from paucal.recipes.checks import check_size
 from paucal.recipes.starting import read_timm
 from paucal.recipes.voice import Voice
 from paucal.runs import RunFolder, open_run
@@ -118,6 +119,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     Raises:
         UserError: there is no such teacher, or it cannot look at images of that size or at single cells.
     """
+    check_size(image_size)
     if Path(name).expanduser().is_dir():
         return _open_run(open_run(name), image_size, device)
     if not timm.is_model(name):
