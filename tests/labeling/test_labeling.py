@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from torch import nn
 
 import paucal.backbones
 from paucal.data.label_maps import LabelMaps
@@ -78,6 +79,30 @@ def test_lvvit__is_asked_through_its_classifier_of_tokens():
 def test_teacher__without_a_classifier_is_refused():
     with pytest.raises(UserError, match="no classifier"):
         DenseTeacher(timm.create_model("resnet18", num_classes=0), (64, 64))
+
+
+class Gridless(nn.Module):
+    """Classifies the mean of what it sees, and never has a place for anything."""
+
+    num_classes = num_features = 7
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 7)
+
+    def forward_features(self, pixels):
+        return pixels.mean((2, 3))
+
+    def forward_head(self, features):
+        return self.head(features)
+
+    def get_classifier(self):
+        return self.head
+
+
+def test_teacher__without_a_grid_is_refused():
+    with pytest.raises(UserError, match="Gridless has no spatial grid; choose a model with one"):
+        DenseTeacher(Gridless(), (64, 64))
 
 
 def test_strongest__keep_the_teachers_probabilities():
