@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--teacher-epochs", type=int, default=10)
     parser.add_argument("--map-side", type=int, default=128, help="pixels the teacher looks at images with")
+    parser.add_argument("--name", default="token_gain", help="of the stored result")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     maps = make_maps(options.data, options.work, options.teacher_epochs, options.map_side)
@@ -98,10 +99,11 @@ def main() -> None:
             rows.append(run_one(options.data, options.work, maps, arm, seed, options.epochs, options.lr))
         if len(options.seeds) > 1 and seed == options.seeds[0]:
             continue
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+        settings = {name: value for name, value in vars(options).items() if name not in ("work", "name")}
+        settings["data"] = options.data.name
         facts = {"settings": settings, "recipe": RECIPE, "student": STUDENT, "teacher": TEACHER}
         result = {"teacher_test_top1": teacher, "arms": compare(rows), "runs": rows}
-        store("token_gain", {**result, **facts, "surroundings": surroundings("cpu")})
+        store(options.name, {**result, **facts, "surroundings": surroundings("cpu")})
 
 
 if __name__ == "__main__":
