@@ -16,7 +16,7 @@ ONE = [*PLAIN, "--epochs", "1", "--average", "0"]
 
 @pytest.fixture(scope="module")
 def trained(labelled, tmp_path_factory) -> Path:
-    """An LV-ViT with 2x2 cells at 32 pixels."""
+    """An LV-ViT with 8x8 cells at 32 pixels."""
     run = tmp_path_factory.mktemp("tuning") / "run"
     flags = ["--method", "token-labeling", "--labels", labelled / "maps", "--output", run]
     assert call("train", labelled / "photos", *ONE, *LVVIT, *flags) == 0
@@ -34,9 +34,9 @@ def test_high_resolution__resizes_positions_and_labels_a_finer_grid(labelled, tr
     assert call("train", labelled / "photos", *ONE, *flags, "--lr", "1e-12", "--min-lr", "0", "--output", run) == 0
     before, after = weights(trained), weights(run)
     grids = [json.loads((folder / "summary.json").read_text())["grid"] for folder in (trained, run)]
-    assert grids == ["2x2", "3x3"]
-    table_of_cells = before["pos_embed"][:, 1:].unflatten(1, (2, 2)).permute(0, 3, 1, 2)
-    finer = interpolate(table_of_cells, size=(3, 3), mode="bicubic").flatten(2).transpose(1, 2)
+    assert grids == ["8x8", "12x12"]  # the patches have the size they were trained with
+    table_of_cells = before["pos_embed"][:, 1:].unflatten(1, (8, 8)).permute(0, 3, 1, 2)
+    finer = interpolate(table_of_cells, size=(12, 12), mode="bicubic").flatten(2).transpose(1, 2)
     torch.testing.assert_close(after["pos_embed"][:, 1:], finer, atol=1e-6, rtol=0)
     for name in ("pos_embed", "head.weight", "aux_head.weight", "blocks.0.attn.qkv.weight"):
         kept = slice(0, 1) if name == "pos_embed" else slice(None)

@@ -1,5 +1,6 @@
 """What a run starts from: another run, a weights file, or the weights that timm publishes."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,9 +193,20 @@ def _facts_of_run(run: RunFolder, card: Card) -> StartFacts:
         str(run.path),
         card.backbone.name,
         card.backbone.image_size,
-        tuple(map(str, words)) if isinstance(words, list) else (),
+        _with_patches(tuple(map(str, words)) if isinstance(words, list) else (), card),
         normalise if normalise in ("computed", "imagenet", "model") else "computed",
     )
+
+
+def _with_patches(typed: Sequence[str], card: Card) -> tuple[str, ...]:
+    """Return the words of `--model-args` that were typed for the start, and the size of the patches chosen for it.
+
+    Without the latter, images of another size would get other patches instead of more of them.
+    """
+    chosen = card.backbone.arguments.get("patch_size")
+    if chosen is None or any(word.partition("=")[0] == "patch_size" for word in typed):
+        return tuple(typed)
+    return (*typed, f"patch_size={json.dumps(chosen)}")
 
 
 def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
