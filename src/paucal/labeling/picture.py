@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
@@ -36,26 +37,17 @@ def map_picture(images: ImageSet, maps: LabelMaps, count: int = 8) -> Figure:
     found = [reader(int(position)) for position in positions]
     likeliest = [most_likely(entry["values"], entry["indices"], len(ordered.classes)) for entry in found]
     shown = _frequent([classes for classes, _ in likeliest])
-    columns = min(COLUMNS, len(positions))
-    rows = -(-len(positions) // columns)
-    figure = Figure(figsize=_size(ordered, positions, columns, rows), layout="constrained")
-    panels = figure.subplots(rows, 2 * columns, squeeze=False).ravel()
-    for panel in panels:
-        panel.set_axis_off()
-    for number, position in enumerate(positions):
+    figure, pairs = _panels(ordered, positions)
+    for (plain, labelled), position, entry, likely in zip(pairs, positions, found, likeliest, strict=True):
         picture = np.asarray(ordered.store.read(int(position)))
-        plain, labelled = panels[2 * number], panels[2 * number + 1]
         label = int(ordered.labels[position])
-        plain.set_title(
-            ordered.classes[label] if label >= 0 else "", fontsize=9, parse_math=False
-        )  # "$" in a name is a "$"
+        title = ordered.classes[label] if label >= 0 else ""
+        plain.set_title(title, fontsize=9, parse_math=False)  # "$" in a name is a "$"
         for panel in (plain, labelled):
             panel.imshow(picture, interpolation="nearest")
         height, width = picture.shape[:2]
-        across, down = found[number].get("covered", torch.ones(2)).tolist()
-        left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
-        extent = (left, left + width * across, top + height * down, top)
-        labelled.imshow(_colours(*likeliest[number], shown), extent=extent, interpolation="nearest")
+        extent = _extent(entry.get("covered", torch.ones(2)), height, width)
+        labelled.imshow(_colours(*likely, shown), extent=extent, interpolation="nearest")
         labelled.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
     patches = [Patch(color=_colour(place), label=ordered.classes[number]) for place, number in enumerate(shown)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(len(patches), 10), fontsize=8, frameon=False)
@@ -81,11 +73,25 @@ def most_likely(values: Tensor, indices: Tensor, classes: int) -> tuple[NDArray[
     return indices.gather(0, place[None])[0].numpy(), best.numpy()
 
 
-def _size(images: ImageSet, positions: NDArray[np.int64], columns: int, rows: int) -> tuple[float, float]:
-    """Return inches of a figure whose panels are about as high as its images are for their width."""
+def _panels(images: ImageSet, positions: NDArray[np.int64]) -> tuple[Figure, list[tuple[Axes, Axes]]]:
+    """Return a figure with two panels for each image, about as high as the images are for their width."""
+    columns = min(COLUMNS, len(positions))
+    rows = -(-len(positions) // columns)
     sizes = [images.store.read(int(position)).size for position in positions]
     shape = float(np.clip(np.median([height / width for width, height in sizes]), 0.4, 1.6))
-    return WIDTH, rows * (WIDTH / (2 * columns) * shape + 0.3) + 0.5
+    inches = (WIDTH, rows * (WIDTH / (2 * columns) * shape + 0.3) + 0.5)
+    figure = Figure(figsize=inches, layout="constrained")
+    panels = figure.subplots(rows, 2 * columns, squeeze=False).ravel()
+    for panel in panels:
+        panel.set_axis_off()
+    return figure, [(panels[2 * number], panels[2 * number + 1]) for number in range(len(positions))]
+
+
+def _extent(covered: Tensor, height: int, width: int) -> tuple[float, float, float, float]:
+    """Return the (left, right, bottom, top) in pixels of a map about the centre of its image."""
+    across, down = covered.tolist()
+    left, top = width * (1 - across) / 2 - 0.5, height * (1 - down) / 2 - 0.5
+    return left, left + width * across, top + height * down, top
 
 
 def _frequent(maps: Sequence[NDArray[np.int64]]) -> list[int]:
