@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--teacher-epochs", type=int, default=10)
-    parser.add_argument("--map-side", type=int, default=128, help="pixels the teacher looks at images with")
+    parser.add_argument("--map-side", type=int, default=SIDE, help="pixels the teacher looks at images with")
     parser.add_argument("--name", default="token_gain", help="of the stored result")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
