@@ -47,6 +47,7 @@ REDUCED: dict[str, Reduced] = {
     "esvit_vil": Reduced({**STAGES, "depths": (1, 1, 2, 1), "window_size": 3, "img_size": (64, 64)}, others=FREE),
     "lvvit_": Reduced({**BOUND, "stem_width": 8}, bound=True),
     "lvvit_vit_s": Reduced(BOUND, bound=True),
+    "resnet18_cifar": Reduced({"channels": (8, 16, 24, 32), "zero_init_last": False}, (32, 32), ((32, 48), (48, 32))),
     "t2t_vit_": Reduced({**BOUND, "token_dim": 16}, bound=True),
     "t2t_vit_t_": Reduced({**BOUND, "token_dim": 24}, bound=True),
     "vil_": Reduced({**STAGES, "depths": (1, 1, 2, 1), "window_size": 3, "img_size": (64, 64)}, others=FREE),

@@ -18,6 +18,7 @@ from paucal.types import FeatureRequest
 
 every = pytest.mark.parametrize("name", OURS)
 each = pytest.mark.parametrize("name", ONE_EACH)
+each_transformer = pytest.mark.parametrize("name", [name for name in ONE_EACH if not name.startswith("resnet")])
 
 
 def logits(model, x):
@@ -166,7 +167,7 @@ def test_checkpointing__changes_neither_loss_nor_gradients(name):
         close(grads[1][key], value)
 
 
-@each
+@each_transformer
 def test_attention__paths_agree_and_weights_sum_to_one(name, monkeypatch):
     model, x = build(name), images(reduced(name).size)
     monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)  # the fused kernel wherever it may be used
@@ -216,7 +217,7 @@ def test_layer_groups__cover_every_parameter_from_stem_to_head(name):
     assert len(groups) == blocks + 2  # the stem, a group per block, the classifier
 
 
-@each
+@each_transformer
 def test_weight_decay__is_off_for_full_names_that_exist(name):
     model = build(name)
     names = {n for n, _ in model.named_parameters()}

@@ -14,6 +14,7 @@ _PAPERS = {
     "vil_esvit": "ViL in EsViT (Li et al. 2022)",
     "swin_esvit": "Swin in EsViT (Li et al. 2022)",
     "flavours": "ViT in the papers' programs",
+    "resnet_cifar": "ResNet (He et al. 2016), stem for small images",
     "vit_cifar": "plain ViT, DHVT's baseline",
     "small": "paucal",
 }
