@@ -12,6 +12,7 @@ from paucal.data.cache import cache_images
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.loader import make_eval_loader, make_train_loader
 from paucal.data.normalisation import Normalisation
+from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler, steps_per_epoch
 from paucal.data.sources import open_images
 from paucal.data.transforms import EvalTransform, TrainTransform
@@ -128,6 +129,44 @@ def test_step_sampler__repeated_augmentation():
     assert [key.repeat for key in keys] == [0, 1, 2] * 4
     assert len({key.index for key in keys}) == 4
     assert keys[0].index == keys[1].index == keys[2].index
+
+
+def _naive_repeated(count: int, order: np.ndarray, world: int, batch: int, repeats: int) -> list[list[int]]:
+    """An epoch as the published programs have it: every image repeated, dealt out to the processes in turn.
+
+    Returns the images of each step over all processes, sorted.
+    """
+    draws = [int(image) for image in order for _ in range(repeats)][:count]
+    dealt = [draws[rank::world] for rank in range(world)]
+    steps = count // (world * batch)
+    return [sorted(i for own in dealt for i in own[step * batch : (step + 1) * batch]) for step in range(steps)]
+
+
+@pytest.mark.parametrize(("count", "batch"), [(40, 4), (43, 4), (12, 2)])
+@pytest.mark.parametrize("repeats", [1, 2, 3, 5])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_step_sampler__repeats_as_a_naive_sampler_does(count, batch, repeats, world):
+    steps = steps_per_epoch(count, world * batch)
+    samplers = [
+        StepSampler(np.arange(count), batch, 2 * steps, 5, rank=rank, world=world, repeats=repeats)
+        for rank in range(world)
+    ]
+    for epoch in (0, 1):
+        order = np.random.default_rng(derive_seed(5, epoch)).permutation(count)
+        ours = zip(*(list(sampler)[epoch * steps : (epoch + 1) * steps] for sampler in samplers), strict=True)
+        joint = [[key for own in step for key in own] for step in ours]
+        naive = _naive_repeated(count, order, world, batch, repeats)
+        assert [sorted(key.index for key in step) for step in joint] == naive
+        assert all(key.epoch == epoch for step in joint for key in step)
+        drawn = [(key.index, key.repeat) for step in joint for key in step]
+        assert len(set(drawn)) == len(drawn)  # each time changed anew
+        assert max(key.repeat for step in joint for key in step) == repeats - 1
+
+
+@pytest.mark.parametrize("start", [1, 7, 11, 20])
+def test_step_sampler__repeats_go_on_from_anywhere(start):
+    whole = StepSampler(np.arange(43), 4, 25, 3, repeats=3, accumulate=2)
+    assert list(replace(whole, start=start)) == list(whole)[start:]
 
 
 def test_step_sampler__without_shuffling_keeps_the_order():

@@ -107,6 +107,30 @@ def test_frozen_stages__stay_and_the_others_change(freeze, tmp_path):
     assert after == parameters - frozen  # and no buffer: all statistics lie in the stem
 
 
+@pytest.mark.parametrize("drop_path", [0.0, 0.5])
+def test_evaluation_mode__trains_every_parameter_and_keeps_statistics(drop_path, tmp_path):
+    torch.manual_seed(0)
+    arguments = {"embed_dim": 16, "depth": 2, "num_heads": 2}
+    spec = BackboneSpec("dhvt_tiny_cifar_patch4", 10, image_size=(toys.SIZE, toys.SIZE), arguments=arguments)
+    tuned = Supervised(spec.build(drop_path_rate=drop_path), tuning=FineTuning(eval_mode=True))
+    model = tuned.backbone.model
+    before, steps = snapshot(model), Steps()
+    toys.train(tuned, tmp_path, epochs=2, average=None, watch=watch(), callbacks=[steps])
+    assert [key for key in before if "running_mean" in key]
+    assert changed(before, model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+def test_evaluation_mode__gives_the_loss_of_the_deployed_model():
+    tuned = objective(FineTuning(eval_mode=True), proj_drop_rate=0.5, depth=2, embed_dim=32, num_heads=2)
+    batch, progress = toys_batch(torch.randn(8, 3, toys.SIZE, toys.SIZE)), Progress(0, 10, 5)
+    losses = [tuned.train()(batch, progress).total.item() for _ in range(2)]
+    assert losses[0] == losses[1]  # nothing is dropped
+    logits = tuned.deployable().eval()(batch.views[0])
+    assert losses[0] == pytest.approx(nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-5)
+    free = objective(None, proj_drop_rate=0.5, depth=2, embed_dim=32, num_heads=2).train()
+    assert free(batch, progress).total.item() != free(batch, progress).total.item()
+
+
 def test_held_backbone__stays_for_its_epochs_and_changes_after(tmp_path):
     tuned, steps = objective(FineTuning(freeze_epochs=2)), Steps()
     model = tuned.backbone.model

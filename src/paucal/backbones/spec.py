@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from timm.layers.norm_act import convert_sync_batchnorm
+
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import create_model, require_arguments, require_name
@@ -52,13 +54,19 @@ class BackboneSpec:
         object.__setattr__(self, "image_size", tuple(self.image_size))
         object.__setattr__(self, "arguments", _plain(self.name, self.arguments))
 
-    def build(self, image_sizes: Sequence[Size] | None = None, drop_path_rate: float | None = None) -> FeatureBackbone:
+    def build(
+        self,
+        image_sizes: Sequence[Size] | None = None,
+        drop_path_rate: float | None = None,
+        sync_norms: bool = False,
+    ) -> FeatureBackbone:
         """Build the backbone with fresh weights from the global random generator, or with published ones.
 
         Args:
             image_sizes: all (height, width) in pixels that it will see, where there is more than one.
             drop_path_rate: chance that a block is skipped in training (stochastic depth); None for the
                 model's own.
+            sync_norms: whether batch norms take their statistics over all processes; the names of weights stay.
 
         Raises:
             UserError: the model cannot take these sizes, arguments or stochastic depth, or has no published
@@ -77,7 +85,7 @@ class BackboneSpec:
             in_chans=self.in_chans,
             **arguments,
         )
-        return FeatureBackbone(model, self.image_size)
+        return FeatureBackbone(convert_sync_batchnorm(model) if sync_norms else model, self.image_size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec in JSON types, for `model.json`."""

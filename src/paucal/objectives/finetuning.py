@@ -10,7 +10,8 @@ Three ways to keep what the weights know, for any objective with a backbone of i
   its random beginning does not disturb the backbone. We run both on one schedule, where the paper has two runs, and
   let the backbone's rate grow over its first epoch, since AdamW knows nothing of its gradients yet.
 
-What is frozen runs in evaluation mode, so that running statistics stay as they are and nothing in it is dropped.
+What is frozen runs in evaluation mode, so that running statistics stay as they are and nothing in it is dropped. The
+whole backbone can be kept in that mode while its parameters learn, as DHVT's program does (Lu et al., NeurIPS 2022).
 """
 
 from collections.abc import Iterator
@@ -35,11 +36,14 @@ class FineTuning:
         freeze: what never changes: "stem", "backbone" (all but the classifier), or a number of stages (blocks, where
             a model has no stages) that are frozen together with the stem.
         freeze_epochs: epochs at the beginning in which only the classifier learns.
+        eval_mode: whether the whole backbone, its classifier included, stays in evaluation mode. Batch norms then
+            divide by the statistics it started with, and neither dropout nor stochastic depth acts.
     """
 
     layer_decay: float = 1.0
     freeze: Literal["stem", "backbone"] | int | None = None
     freeze_epochs: int = 0
+    eval_mode: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
@@ -72,7 +76,8 @@ class BackboneTuner:
         for name in self._frozen:
             model.get_parameter(name).requires_grad_(False)
         self._held = below - self._frozen if options.freeze_epochs else set()
-        self._still = list(quiet_modules(model, self._frozen, whole=self._frozen == below))
+        still = model.modules() if options.eval_mode else quiet_modules(model, self._frozen, self._frozen == below)
+        self._still = list(still)
         self._held_modules = list(quiet_modules(model, below, whole=True)) if self._held else []
         self._labels, self._scales = self._groups(prefix)
 

@@ -16,6 +16,8 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "accumulate": (1, None),
     "min_lr": (0, None),
     "warmup_epochs": (0, None),
+    "warmup_lr": (0, None),
+    "repeats": (1, None),
     "weight_decay": (0, None),
     "clip": (0, None),
     "label_smoothing": (0, 0.999),

@@ -98,6 +98,7 @@ def step_loader(
         rank=rank(),
         world=world_size(),
         accumulate=plan.accumulate,
+        repeats=settings.repeats,
     )
     return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
 

@@ -8,6 +8,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.losses.token_labeling import TokenLabelingReading
 from paucal.objectives import DrLoc, Objective, Supervised, Term, TokenLabeling, TokenLabelingOptions
+from paucal.recipes.rules_length import processes
 from paucal.recipes.settings import TrainSettings
 from paucal.recipes.tuning import fine_tuning
 from paucal.types import FeatureRequest, UserError
@@ -55,14 +56,19 @@ def _known(flag: str, name: str, table: dict) -> str:
     return name
 
 
+def _backbone(settings: TrainSettings, spec: BackboneSpec) -> FeatureBackbone:
+    joint = settings.sync_bn and processes(settings) > 1
+    return spec.build(drop_path_rate=settings.drop_path, sync_norms=joint)
+
+
 def _supervised(settings: TrainSettings, spec: BackboneSpec, names: tuple[str, ...]) -> Objective:
-    backbone = spec.build(drop_path_rate=settings.drop_path)
+    backbone = _backbone(settings, spec)
     terms = {name: TERMS[name](settings, spec, backbone) for name in names}
     return Supervised(backbone, terms, settings.label_smoothing, fine_tuning(settings))
 
 
 def _token_labeling(settings: TrainSettings, spec: BackboneSpec, names: tuple[str, ...]) -> Objective:
-    backbone = spec.build(drop_path_rate=settings.drop_path)
+    backbone = _backbone(settings, spec)
     terms = {name: TERMS[name](settings, spec, backbone) for name in names}
     reading = TokenLabelingReading.from_preset(settings.token_preset)
     if settings.token_weight is not None:

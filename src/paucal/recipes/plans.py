@@ -8,7 +8,7 @@ from paucal.recipes.facts import Facts, best_device
 from paucal.recipes.processes import launched_shape
 from paucal.recipes.rules_length import effective_batch, processes, steps_per_epoch
 from paucal.recipes.settings import TrainSettings
-from paucal.training import CosineWarmup, Hardware, Optimization, Plan
+from paucal.training import CosineWarmup, Hardware, LaggingEpochs, Optimization, Plan
 from paucal.types import UserError
 
 FEW_STEPS = 5
@@ -81,6 +81,7 @@ def hardware(settings: TrainSettings) -> Hardware:
             f"({launched[0]} on each of {launched[1]}): leave them out."
         )
     _check_strategy(settings)
+    _check_sync(settings)
     return Hardware(
         accelerator=device,
         devices=settings.devices or 1,
@@ -107,6 +108,14 @@ def _check_strategy(settings: TrainSettings) -> None:
         )
 
 
+def _check_sync(settings: TrainSettings) -> None:
+    if settings.sync_bn and processes(settings) > 1 and settings.device != "cuda":
+        raise UserError(
+            f"--sync-bn: torch joins the statistics of batch norms on GPUs only and --device is "
+            f"{settings.device or 'cpu'}: leave it out, or give --devices 1."
+        )
+
+
 def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
     """Return the optimizer's settings in steps."""
     peak = settings.lr or 0.0
@@ -114,11 +123,11 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
         peak=peak,
         horizon=(settings.schedule_epochs or 1) * plan.steps_per_epoch,
         warmup=round((settings.warmup_epochs or 0) * plan.steps_per_epoch),
-        start=peak * START_LR,
+        start=peak * START_LR if settings.warmup_lr is None else settings.warmup_lr,
         floor=settings.min_lr or 0.0,
     )
     return Optimization(
-        schedule,
+        LaggingEpochs(schedule, plan.steps_per_epoch) if settings.schedule == "lagging" else schedule,
         weight_decay=settings.weight_decay,
         clip=settings.clip or None,
         average_decay=settings.average or None,
@@ -130,6 +139,8 @@ def check_plan(settings: TrainSettings, facts: Facts) -> list[str]:
     remarks = []
     batch = effective_batch(settings)
     steps = steps_per_epoch(facts, settings)
+    if settings.sync_bn and processes(settings) == 1:
+        remarks.append("--sync-bn changes nothing in a run on one device")
     if batch > facts.n_train:
         remarks.append(
             f"a step takes {batch} images and there are {facts.n_train}: images repeat within a step; "

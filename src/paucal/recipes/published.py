@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paucal.recipes import published_drloc, published_token_labeling
+from paucal.recipes import published_dhvt, published_drloc, published_token_labeling
 from paucal.recipes.recipe import Recipe
 from paucal.recipes.rules_images import UNMIXED
 from paucal.recipes.settings import TrainSettings
@@ -16,6 +16,7 @@ from paucal.types import UserError
 RECIPES: dict[str, Recipe] = {
     **published_drloc.RECIPES,
     **published_token_labeling.RECIPES,
+    **published_dhvt.RECIPES,
     "small-images": Recipe(
         "light augmentation for images of up to 64 pixels and short runs",
         "benchmarks/drloc_gain.py",

@@ -7,6 +7,7 @@ import timm
 from paucal.objectives import default_weight
 from paucal.recipes.facts import Facts
 from paucal.recipes.model import backbone_shape
+from paucal.recipes.published_dhvt import dhvt_variant
 from paucal.recipes.settings import TrainSettings
 
 Choice = tuple[Any, str]
@@ -23,6 +24,8 @@ def model(facts: Facts, settings: TrainSettings) -> Choice:
     if facts.start is not None:
         return "swin_tiny_patch4_window7_224", "the DrLoc paper's backbone for fine-tuning"
     size = settings.img_size[0] if settings.img_size else facts.hinted_size or facts.median_side
+    if (settings.recipe or "").startswith("dhvt"):
+        return dhvt_variant(size, facts.n_classes)
     if size <= SMALL:
         return "vit_mini", f"images of {size} pixels: a small transformer with a convolutional stem"
     return "swin_tiny_patch4_window7_224", "the DrLoc paper's main backbone"

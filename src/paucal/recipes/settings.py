@@ -66,6 +66,12 @@ class TrainSettings:
         group="fine-tuning",
     )
 
+    eval_mode: bool = option(
+        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        False,
+        group="fine-tuning",
+    )
+
     method: str = option("training method", "drloc", group="method")
     labels: str | None = option("folder of label maps that 'paucal label' has made", group="method")
     token_preset: Literal["paper", "reference"] = option(
@@ -97,11 +103,18 @@ class TrainSettings:
     lr: float | None = option("peak learning rate")
     min_lr: float | None = option("learning rate at the end of the cosine")
     warmup_epochs: float | None = option("epochs of linear warm-up")
+    warmup_lr: float | None = option(
+        "learning rate at the beginning of the warm-up; by default a thousandth of the peak"
+    )
+    schedule: Literal["step", "lagging"] = option(
+        "when the learning rate changes: every step, or every epoch and an epoch late, as in DeiT's program", "step"
+    )
     weight_decay: float = option("weight decay of AdamW", 0.05)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0)
     average: float | None = option("decay of the moving average of the weights; 0 for none")
     label_smoothing: float = option("label smoothing", 0.1)
 
+    repeats: int = option("times an image is drawn in a row, each time changed anew", 1, group="augmentation")
     crop: Literal["random-resized", "padded", "none"] | None = option("training crop", group="augmentation")
     crop_scale: float | None = option("smallest share of the area of a random crop", group="augmentation")
     hflip: float | None = option("probability of a horizontal flip", group="augmentation")
@@ -122,6 +135,7 @@ class TrainSettings:
         "what each of several devices keeps of the model: all of it (ddp, which auto means) or a piece (fsdp)",
         group="run",
     )
+    sync_bn: bool = option("batch norms take their statistics over all GPUs", False, group="run")
     workers: int | None = option("processes that load images", group="run")
     time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
     compile: bool = option("compile the backbone with torch.compile", False, group="run")

@@ -12,7 +12,8 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
     """Return layer-wise decay and freezing.
 
     Raises:
-        UserError: the backbone would be frozen both for the whole run and for some of it, or for all of its epochs.
+        UserError: the backbone would be frozen both for the whole run and for some of it, or for all of its epochs, or
+            its running statistics would be kept although they mean nothing yet.
     """
     epochs = settings.epochs or 1
     if settings.freeze == "backbone" and settings.freeze_epochs:
@@ -22,7 +23,12 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
             f"--freeze-epochs {settings.freeze_epochs} leaves none of the {epochs} epochs to the backbone: give fewer, "
             "more --epochs, or --freeze backbone."
         )
-    return FineTuning(settings.layer_decay or 1.0, settings.freeze, settings.freeze_epochs)
+    if settings.eval_mode and settings.init is None:
+        raise UserError(
+            "--eval-mode keeps the running statistics of what the run starts from, and there is nothing to start from: "
+            "give --init, or leave it out."
+        )
+    return FineTuning(settings.layer_decay or 1.0, settings.freeze, settings.freeze_epochs, settings.eval_mode)
 
 
 def check_tuning(settings: TrainSettings, objective: nn.Module) -> list[str]:
@@ -33,6 +39,7 @@ def check_tuning(settings: TrainSettings, objective: nn.Module) -> list[str]:
     """
     asked = [name for name in ("layer_decay", "freeze", "freeze_epochs") if getattr(settings, name) is not None]
     asked = [name for name in asked if name != "freeze_epochs" or settings.freeze_epochs]
+    asked += ["eval_mode"] if settings.eval_mode else []
     if asked and not isinstance(getattr(objective, "tuner", None), BackboneTuner):
         raise UserError(f"{flag(asked[0])} is not for --method {settings.method}: leave it out.")
     remarks = []

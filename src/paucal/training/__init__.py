@@ -5,11 +5,12 @@ from paucal.training.fit import Outcome, fit
 from paucal.training.keeper import Records, Watch
 from paucal.training.memory import largest_batch
 from paucal.training.plan import Hardware, Optimization, Plan
-from paucal.training.schedules import CosineWarmup, WarmupThenCosine
+from paucal.training.schedules import CosineWarmup, LaggingEpochs, WarmupThenCosine
 
 __all__ = [
     "CosineWarmup",
     "Hardware",
+    "LaggingEpochs",
     "Optimization",
     "Outcome",
     "Plan",

@@ -1,5 +1,6 @@
 """Learning-rate schedules as pure functions of the step, so that nothing about them needs saving."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paucal.types import half_cosine
@@ -69,3 +70,28 @@ class WarmupThenCosine:
         if step < self.warmup:
             return self.peak * step / max(self.warmup - 1, 1)
         return half_cosine(self.peak, self.floor, step - self.warmup, self.horizon - self.warmup)
+
+
+@dataclass(frozen=True)
+class LaggingEpochs:
+    """A schedule that is read once an epoch and an epoch late, as by DeiT's program and those made from it (DHVT's).
+
+    They set the rate after an epoch from that epoch's own number, so the first two epochs run at the rate of step 0,
+    and the last does not come down to the floor.
+
+    Attributes:
+        schedule: learning rate per step.
+        steps_per_epoch: steps of an epoch.
+
+    Example:
+        >>> late = LaggingEpochs(CosineWarmup(peak=1e-3, horizon=3000, warmup=50, start=1e-6), steps_per_epoch=10)
+        >>> [f"{late(step):.1e}" for step in (0, 10, 19, 20, 29, 30)]
+        ['1.0e-06', '1.0e-06', '1.0e-06', '2.0e-04', '2.0e-04', '4.0e-04']
+    """
+
+    schedule: Callable[[float], float]
+    steps_per_epoch: int
+
+    def __call__(self, step: float) -> float:
+        """Return the learning rate of the step that follows `step` completed ones."""
+        return self.schedule(max(0, int(step) // self.steps_per_epoch - 1) * self.steps_per_epoch)

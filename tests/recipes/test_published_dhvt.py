@@ -1,0 +1,207 @@
+"""DHVT's protocols in both readings, down to the rate of each epoch."""
+
+import pytest
+import torch
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from torch import nn
+
+from paucal.objectives import Supervised
+from paucal.objectives.finetuning import FineTuning
+from paucal.recipes.auto import resolve
+from paucal.recipes.facts import Facts, StartFacts
+from paucal.recipes.loaders import augmentation, preprocessing
+from paucal.recipes.methods import build_objective
+from paucal.recipes.model import backbone_spec
+from paucal.recipes.plans import check_plan, hardware, optimization, training_plan
+from paucal.recipes.published import RECIPES, with_recipe
+from paucal.recipes.settings import TrainSettings
+from paucal.recipes.tuning import fine_tuning
+from paucal.training.groups import parameter_groups
+from paucal.types import UserError
+
+CIFAR = Facts(n_train=50000, n_classes=100, median_side=32, cores=2)
+PHOTOS = Facts(n_train=3000, n_classes=10, median_side=160, cores=2)
+DHVT = [name for name in RECIPES if name.startswith("dhvt")]
+
+
+def resolved(recipe: str, facts: Facts = CIFAR, **given) -> tuple[TrainSettings, dict[str, str]]:
+    names = dict.fromkeys([*given, "recipe"], "flag")
+    settings, _ = with_recipe(TrainSettings(recipe=recipe, **given), names)
+    return resolve(settings, facts)
+
+
+# Given rates times the images of a step over 512, as recorded from the program's scripts; the supplement's own figures.
+@pytest.mark.parametrize(
+    ("recipe", "devices", "batch", "rate"),
+    [
+        ("dhvt-cifar", 2, 512, 1e-3),
+        ("dhvt-cifar-reference", 2, 512, 1e-3),
+        ("dhvt-domainnet", 2, 256, 5e-4),
+        ("dhvt-domainnet-reference", 2, 256, 5e-4),
+        ("dhvt-imagenet", 2, 512, 5e-4),
+        ("dhvt-imagenet-reference", 2, 256, 2.5e-4),
+        ("dhvt-finetune", 2, 256, 5e-4),
+        ("dhvt-finetune-reference", 2, 256, 2.5e-4),
+        ("dhvt-cifar", 1, 256, 5e-4),
+    ],
+)
+def test_rate__is_the_recorded_one(recipe, devices, batch, rate):
+    settings, reasons = resolved(recipe, devices=devices)
+    assert settings.images_per_pass * devices == batch
+    assert settings.lr == pytest.approx(rate)
+    assert recipe in reasons["lr"]
+
+
+# What `optimizer.param_groups[0]["lr"]` is in each epoch of the program: timm's scheduler, stepped with the number of
+# the epoch that has ended.
+@pytest.mark.parametrize(
+    ("recipe", "warmup", "floor"), [("dhvt-cifar-reference", 5, 1e-5), ("dhvt-finetune-reference", 2, 1e-6)]
+)
+def test_schedule__lags_one_epoch_in_the_programs_reading(recipe, warmup, floor):
+    settings, _ = resolved(recipe, devices=2, device="cpu", strategy="ddp")
+    plan = training_plan(settings, CIFAR)
+    schedule = optimization(settings, plan).schedule
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=settings.lr)
+    theirs = CosineLRScheduler(optimizer, t_initial=settings.epochs, lr_min=floor, warmup_t=warmup, warmup_lr_init=1e-6)
+    for epoch in range(settings.epochs):
+        rate = optimizer.param_groups[0]["lr"]
+        for step in (0, 1, plan.steps_per_epoch - 1):
+            assert schedule(epoch * plan.steps_per_epoch + step) == pytest.approx(rate, rel=1e-9)
+        theirs.step(epoch)
+    assert schedule(0) == schedule(2 * plan.steps_per_epoch - 1) == pytest.approx(1e-6)
+    assert schedule(settings.epochs * plan.steps_per_epoch - 1) > floor
+
+
+def test_schedule__of_the_papers_reading_moves_every_step():
+    settings, _ = resolved("dhvt-cifar", devices=2, device="cpu", strategy="ddp")
+    plan = training_plan(settings, CIFAR)
+    schedule, steps = optimization(settings, plan).schedule, plan.steps_per_epoch
+    assert [schedule(epoch * steps) for epoch in (0, 5, 300)] == pytest.approx([1e-6, 9.993e-4, 1e-5], rel=1e-4)
+    assert schedule(1) > schedule(0)
+
+
+def test_program__repeats_and_randomises_and_the_supplement_does_not():
+    for protocol in ("cifar", "domainnet", "imagenet", "finetune"):
+        paper, reference = RECIPES[f"dhvt-{protocol}"].settings, RECIPES[f"dhvt-{protocol}-reference"].settings
+        assert (paper["rand_augment"], paper.get("repeats", 1), paper.get("schedule")) == ("none", 1, None)
+        assert reference["rand_augment"] == "rand-m9-mstd0.5-inc1"
+        assert reference["schedule"] == "lagging"
+        assert reference.get("repeats", 1) == (1 if protocol == "finetune" else 3)
+        assert reference.get("eval_mode", False) == (protocol == "finetune")
+
+
+def test_images__of_32_pixels_are_padded_and_shown_whole():
+    settings, _ = resolved("dhvt-cifar")
+    change, size = augmentation(settings), preprocessing(settings, _statistics())
+    assert (change.crop, change.padding, change.hflip, change.erase_prob) == ("padded", 4, 0.5, 0.25)
+    assert (size.image_size, size.crop_ratio) == ((32, 32), 1.0)
+    assert settings.normalise == "imagenet"
+    large, _ = resolved("dhvt-domainnet", PHOTOS)
+    assert preprocessing(large, _statistics()).crop_ratio == 224 / 256
+    assert augmentation(large).crop == "random-resized"
+
+
+def _statistics():
+    from paucal.data.normalisation import Normalisation
+
+    return Normalisation()
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "model", "size", "crop"),
+    [
+        (CIFAR, {}, "dhvt_tiny_cifar_patch4", [32], "padded"),
+        (PHOTOS, {}, "dhvt_tiny_domain_patch16", [224], "random-resized"),
+        (PHOTOS, {"img_size": [64]}, "dhvt_tiny_cifar_patch4", [64], "padded"),
+        (
+            Facts(n_train=10**6, n_classes=1000, median_side=400),
+            {},
+            "dhvt_tiny_imagenet_patch16",
+            [224],
+            "random-resized",
+        ),
+        (PHOTOS, {"model": "dhvt_small_imagenet_patch16"}, "dhvt_small_imagenet_patch16", [224], "random-resized"),
+    ],
+)
+def test_dhvt__takes_the_variant_that_fits_the_images(facts, given, model, size, crop):
+    settings, reasons = resolved("dhvt", facts, **given)
+    assert (settings.model, settings.img_size, settings.crop) == (model, size, crop)
+    assert ("model" in given) or "pixels" in reasons["model"]
+    assert backbone_spec(settings, facts.n_classes)[0].name == model
+
+
+def test_dhvt__is_the_papers_reading_at_32_pixels():
+    plain, _ = resolved("dhvt", batch_size=256)
+    paper, _ = resolved("dhvt-cifar")
+    differing = {name for name, value in vars(plain).items() if value != getattr(paper, name)}
+    assert differing == {"recipe"}
+
+
+def test_finetuning__of_the_program_stays_in_evaluation_mode():
+    start = StartFacts("runs/1", "dhvt_tiny_imagenet_patch16", (224, 224), normalise="imagenet")
+    settings, _ = resolved(
+        "dhvt-finetune-reference", Facts(n_train=9, n_classes=2, median_side=99, start=start), init="runs/1"
+    )
+    assert fine_tuning(settings) == FineTuning(eval_mode=True)
+    assert settings.weight_decay == 1e-8
+    assert settings.epochs == 100
+
+
+def test_evaluation_mode__from_nothing_is_refused():
+    with pytest.raises(UserError, match=r"--eval-mode keeps the running statistics.*give --init, or leave it out"):
+        fine_tuning(TrainSettings(eval_mode=True))
+
+
+@pytest.mark.parametrize("name", ["dhvt_tiny_cifar_patch4", "dhvt_tiny_domain_patch16"])
+def test_weight_decay__leaves_affine_scales_and_positions_of_heads_alone(name):
+    settings = TrainSettings(model=name, method="supervised", img_size=[32], model_args=["embed_dim=32", "depth=2"])
+    objective = build_objective(settings, backbone_spec(settings, 10)[0])
+    decayed = {n for group in parameter_groups(objective) if group["decayed"] for n in group["names"]}
+    everything = {n for n, _ in objective.named_parameters()}
+    spared = {n for n in everything if n.endswith(("affine.alpha", "affine.beta", "pos_embed", "cls_token"))}
+    assert {"backbone.model.patch_embed.pre_affine.alpha", "backbone.model.blocks.1.attn.pos_embed"} <= spared
+    assert not spared & decayed
+    assert "backbone.model.blocks.1.attn.ht_proj.weight" in decayed
+
+
+def sync(**changes) -> TrainSettings:
+    arguments = ["embed_dim=32", "depth=2"]
+    base = {"model": "dhvt_tiny_cifar_patch4", "method": "supervised", "img_size": [32], "model_args": arguments}
+    return TrainSettings(**{**base, "sync_bn": True, **changes})
+
+
+def test_sync_bn__joins_every_batch_norm_and_keeps_the_names_of_weights():
+    built = {}
+    for devices in (1, 2):
+        settings = sync(devices=devices, device="cuda")
+        torch.manual_seed(0)
+        built[devices] = build_objective(settings, backbone_spec(settings, 10)[0])
+    alone, joint = (
+        [type(m).__name__ for m in objective.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        for objective in built.values()
+    )
+    assert (set(alone), set(joint), len(alone)) == ({"BatchNorm2d"}, {"SyncBatchNorm"}, len(joint))
+    states = [objective.state_dict() for objective in built.values()]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_sync_bn__keeps_activations_that_timm_puts_into_norms():
+    settings = sync(devices=2, device="cuda", model="test_efficientnet", model_args=None, img_size=[64])
+    plain = build_objective(
+        sync(model="test_efficientnet", model_args=None, img_size=[64]), backbone_spec(settings, 3)[0]
+    )
+    joint = build_objective(settings, backbone_spec(settings, 3)[0])
+    assert isinstance(joint, Supervised)
+    joint.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    outputs = [objective.deployable().eval()(images) for objective in (plain, joint)]
+    torch.testing.assert_close(outputs[0], outputs[1])
+
+
+def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
+    with pytest.raises(UserError, match=r"--sync-bn: torch joins.*on GPUs only and --device is cpu"):
+        hardware(sync(device="cpu", devices=2))
+    settings = sync(device="cpu", devices=1, batch_size=16, epochs=5)
+    hardware(settings)
+    assert "--sync-bn changes nothing in a run on one device" in check_plan(settings, CIFAR)
