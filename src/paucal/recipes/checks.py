@@ -78,6 +78,10 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
                 "leave it out."
             )
     if "drloc" in (settings.method, *(settings.add or ())):
+        if name == "attention_init" and settings.attention_init != "model" and settings.init is not None:
+            raise UserError(
+                "--attention-init says how a run from scratch begins, and --init gives the weights: leave one out."
+            )
         return
     for name in changed:
         if name.startswith("drloc_"):

@@ -4,7 +4,10 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.mimetic import init_mimetic
 from paucal.backbones.spec import BackboneSpec
 from paucal.losses.token_labeling import TokenLabelingReading
 from paucal.objectives import DrLoc, Objective, Supervised, Term, TokenLabeling, TokenLabelingOptions
@@ -58,7 +61,10 @@ def _known(flag: str, name: str, table: dict) -> str:
 
 def _backbone(settings: TrainSettings, spec: BackboneSpec) -> FeatureBackbone:
     joint = settings.sync_bn and processes(settings) > 1
-    return spec.build(drop_path_rate=settings.drop_path, sync_norms=joint)
+    backbone = spec.build(drop_path_rate=settings.drop_path, sync_norms=joint)
+    if settings.attention_init == "mimetic":
+        init_mimetic(backbone.model, torch.Generator().manual_seed(settings.seed))
+    return backbone
 
 
 def _supervised(settings: TrainSettings, spec: BackboneSpec, names: tuple[str, ...]) -> Objective:

@@ -41,6 +41,11 @@ class TrainSettings:
     model_args: list[str] | None = option("constructor arguments of the model, as NAME=VALUE", group="model")
     img_size: list[int] | None = option("image side in pixels, or height and width", group="model")
     drop_path: float | None = option("stochastic depth rate", group="model")
+    attention_init: Literal["model", "mimetic"] = option(
+        "how attention weights begin: as the model draws them, or close to those of trained transformers",
+        "model",
+        group="model",
+    )
 
     init: str | None = option(
         "start from a run folder, a weights file (.safetensors, .pth) or 'timm' (its published weights)",

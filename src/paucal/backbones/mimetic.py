@@ -1,0 +1,81 @@
+"""Mimetic initialisation of attention (Trockman and Kolter, ICML 2023, arXiv 2305.09828, section 3).
+
+In trained transformers the product of query and key weights is close to a multiple of the identity, and that of value
+and output weights close to a negative one. Weights drawn that way begin where training goes, which the paper finds
+worth over 5 points on CIFAR-10 and 4 on ImageNet for a plain ViT.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.attention_maps import attention_layers
+from paucal.types import UserError
+
+QUERY_KEY = 0.7  # the paper's weight of both noise and identity
+VALUE_OUTPUT = 0.4
+
+
+@torch.no_grad()
+def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
+    """Draw the attention weights of a model anew: per head W_q W_k^T = 0.7 (Z + I), per layer W_v W_o = 0.4 (Z - I).
+
+    Z has independent normal entries of variance 1 / channels. The products are cut into factors by their singular
+    values; those of queries and keys keep as many as a head has channels. Biases become 0. The paper also begins
+    with sine positions; here positions stay as the model draws them.
+
+    Args:
+        model: with attention layers that have a joint projection `qkv` and an output `proj`, as timm's ViT, Swin and
+            DHVT.
+        generator: of the draws, on the CPU.
+
+    Returns:
+        The number of layers.
+
+    Raises:
+        UserError: the model has no such layer.
+    """
+    count = 0
+    for layer in _layers(model):
+        _init_layer(layer, generator)
+        count += 1
+    if not count:
+        raise UserError(
+            f"--attention-init mimetic: {type(model).__name__} has no attention with a joint projection of queries, "
+            "keys and values: leave it out, or take a ViT, Swin or DHVT."
+        )
+    return count
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    for layer in attention_layers(model).values():
+        joint, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
+        if not (isinstance(joint, nn.Linear) and isinstance(output, nn.Linear)):
+            continue
+        if joint.out_features == 3 * joint.in_features and output.in_features == output.out_features:
+            yield layer
+
+
+def _init_layer(layer: nn.Module, generator: torch.Generator) -> None:
+    joint, output, heads = layer.qkv, layer.proj, int(layer.num_heads)  # type: ignore[arg-type]
+    assert isinstance(joint, nn.Linear)
+    assert isinstance(output, nn.Linear)
+    dim = joint.in_features
+    pairs = [_factors(dim, QUERY_KEY, QUERY_KEY, dim // heads, generator) for _ in range(heads)]
+    value, out = _factors(dim, VALUE_OUTPUT, -VALUE_OUTPUT, dim, generator)
+    # A linear layer multiplies by the transpose of its weights.
+    rows = [*(query.T for query, _ in pairs), *(key.T for _, key in pairs), value.T]
+    joint.weight.copy_(torch.cat(rows))
+    output.weight.copy_(out)
+    for bias in (joint.bias, output.bias):
+        if bias is not None:
+            nn.init.zeros_(bias)
+
+
+def _factors(dim: int, noise: float, identity: float, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return A, B of (dim, rank) with A B^T the best approximation of that rank of noise * Z + identity * I."""
+    wanted = noise * torch.randn(dim, dim, generator=generator) / dim**0.5 + identity * torch.eye(dim)
+    left, values, right = torch.linalg.svd(wanted)
+    roots = values[:rank].sqrt()
+    return left[:, :rank] * roots, right[:rank].T * roots
