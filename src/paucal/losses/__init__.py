@@ -22,6 +22,7 @@ from paucal.losses.drloc_targets import (
 )
 from paucal.losses.esvit import Similarity, match_regions, moved_centre, region_targets, view_pairs, view_targets
 from paucal.losses.feature_health import effective_rank, entropy, feature_spread
+from paucal.losses.locality_guidance import guidance_loss
 from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "feature_spread",
     "gather_cells",
     "gather_pairs",
+    "guidance_loss",
     "match_regions",
     "moved_centre",
     "offset_cross_entropy",

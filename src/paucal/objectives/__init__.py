@@ -4,6 +4,7 @@ from paucal.objectives.base import Objective, Term
 from paucal.objectives.drloc import DrLoc
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.drloc_options import DrLocOptions, default_weight
+from paucal.objectives.locality_guidance import LocalityGuidance
 from paucal.objectives.self_distillation import SelfDistillation
 from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.objectives.supervised import Supervised
@@ -12,6 +13,7 @@ from paucal.objectives.token_labeling import TokenLabeling, TokenLabelingOptions
 __all__ = [
     "DrLoc",
     "DrLocOptions",
+    "LocalityGuidance",
     "LocalizationHead",
     "Objective",
     "SelfDistillation",

@@ -10,6 +10,7 @@ from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
 from paucal.recipes.auto import origins, resolve
 from paucal.recipes.facts import Facts
+from paucal.recipes.guiding import settle_guide
 from paucal.recipes.loaders import normalisation, preprocessing, train_loader, view_transform
 from paucal.recipes.methods import build_objective
 from paucal.recipes.model import backbone_spec
@@ -69,6 +70,7 @@ def assemble(
         with voice.progress("looking at label maps") as advance:
             prepared = with_label_maps(prepared, settings, advance)
     statistics = normalisation(settings, prepared)
+    settle_guide(settings, objective.modules(), prepared, statistics)
     card = Card(spec, images.classes, preprocessing(settings, statistics))
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, facts, prepared, objective, card)

@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "cutmix": (0, None),
     "crop_scale": (0.01, 1),
     "token_weight": (0, None),
+    "guide_weight": (0, None),
     "drloc_weight": (0, None),
     "drloc_pairs": (1, None),
     "drloc_hidden": (1, None),
@@ -77,11 +78,13 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
                 f"{flag(name)} does not go with --method {settings.method}, whose labels are those of parts of images: "
                 "leave it out."
             )
-    if "drloc" in (settings.method, *(settings.add or ())):
+        if name.startswith("guide") and "locality" not in (settings.add or ()):
+            raise UserError(f"{flag(name)} has no effect without --add locality: add it, or leave {flag(name)} out.")
         if name == "attention_init" and settings.attention_init != "model" and settings.init is not None:
             raise UserError(
                 "--attention-init says how a run from scratch begins, and --init gives the weights: leave one out."
             )
+    if "drloc" in (settings.method, *(settings.add or ())):
         return
     for name in changed:
         if name.startswith("drloc_"):

@@ -143,7 +143,7 @@ def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> 
         model = _loaded(replace(card.backbone, image_size=size, pretrained=False), weights, device)
     prepare = card.preprocessing
     transform = WholeImage(size, Normalisation(prepare.mean, prepare.std), prepare.interpolation)
-    return Teacher(str(run.path), DenseTeacher(model, size), card.classes, transform, _trained_on(run))
+    return Teacher(str(run.path), DenseTeacher(model, size), card.classes, transform, trained_on(run))
 
 
 def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> None:
@@ -166,7 +166,8 @@ def _loaded(spec: BackboneSpec, weights: StartWeights, device: str) -> nn.Module
     return model.eval().to(usable_device(device))
 
 
-def _trained_on(run: RunFolder) -> tuple[str, ...]:
+def trained_on(run: RunFolder) -> tuple[str, ...]:
+    """Return the keys of the images that a run was trained on; none where its split is not stored."""
     if not run.split.is_file():
         return ()
     with run.split.open(newline="", encoding="utf-8", errors="surrogateescape") as file:

@@ -11,6 +11,7 @@ from paucal.backbones.mimetic import init_mimetic
 from paucal.backbones.spec import BackboneSpec
 from paucal.losses.token_labeling import TokenLabelingReading
 from paucal.objectives import DrLoc, Objective, Supervised, Term, TokenLabeling, TokenLabelingOptions
+from paucal.recipes.guiding import guidance
 from paucal.recipes.rules_length import processes
 from paucal.recipes.settings import TrainSettings
 from paucal.recipes.tuning import fine_tuning
@@ -110,7 +111,14 @@ def _drloc(settings: TrainSettings, spec: BackboneSpec, backbone: FeatureBackbon
     )
 
 
-TERMS: dict[str, Callable[[TrainSettings, BackboneSpec, FeatureBackbone], Term]] = {"drloc": _drloc}
+def _locality(settings: TrainSettings, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
+    return guidance(settings, backbone)
+
+
+TERMS: dict[str, Callable[[TrainSettings, BackboneSpec, FeatureBackbone], Term]] = {
+    "drloc": _drloc,
+    "locality": _locality,
+}
 
 METHODS: dict[str, Method] = {
     "supervised": Method("cross-entropy on the labels", (), _supervised),

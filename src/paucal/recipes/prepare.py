@@ -72,6 +72,8 @@ def pin_data(settings: TrainSettings) -> TrainSettings:
             changes["data_root"] = _absolute(settings.data_root)
     if settings.labels is not None and Path(settings.labels).expanduser().exists():
         changes["labels"] = _absolute(settings.labels)
+    if settings.guide is not None and Path(settings.guide).expanduser().exists():
+        changes["guide"] = _absolute(settings.guide)
     if settings.classes is not None and Path(settings.classes).expanduser().exists():
         changes["classes"] = _absolute(settings.classes)
     return replace(settings, **changes)

@@ -85,6 +85,8 @@ class TrainSettings:
     token_weight: float | None = option("weight of the tokens' part of the loss", group="method")
     no_mix_token: bool = option("do not exchange boxes of cells between images", False, group="method")
     add: list[str] | None = option("extra losses beside the method's own", group="method")
+    guide: str | None = option("run of a small CNN whose cells the blocks imitate with --add locality", group="method")
+    guide_weight: float | None = option("weight of the loss of --add locality", group="method")
     drloc_preset: Literal["paper", "reference"] = option(
         "reading of the DrLoc loss: the paper's formula or the published program's", "paper", group="method"
     )

@@ -28,6 +28,7 @@ ADVICE = (
     r".*GPU available but not used.*",
     r".*MPS available but not used.*",
     r".*Checkpoint directory .* exists and is not empty.*",
+    r".*module\(s\) in eval mode at the start of training.*",  # a guide that never learns
     r".*LeafSpec.*",  # Lightning's own use of an older torch interface
 )
 

@@ -1,0 +1,24 @@
+"""Locality guidance: a transformer's cells imitate those of a small CNN (Li et al., ECCV 2022, arXiv 2207.10026)."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
+    """Return the mean squared difference between two grids of features, a scalar.
+
+    The guide's grid is resampled (bilinear) to the other's.
+
+    Args:
+        cells: (B, D, H, W), already projected to the guide's channels.
+        guide: (B, D, h, w); gets no gradient.
+
+    Example:
+        >>> import torch
+        >>> guidance_loss(torch.zeros(1, 2, 4, 4), torch.full((1, 2, 2, 2), 3.0))
+        tensor(9.)
+    """
+    guide = guide.detach()
+    if guide.shape[2:] != cells.shape[2:]:
+        guide = F.interpolate(guide, cells.shape[2:], mode="bilinear", align_corners=False)
+    return (cells - guide).square().mean()
