@@ -33,6 +33,7 @@ FREE = ((64, 96), (96, 64))
 REDUCED: dict[str, Reduced] = {
     "cvt_": Reduced({"embed_dims": (16, 24, 32), "depths": (1, 1, 2), "num_heads": (1, 2, 2)}, others=FREE),
     "dhvt_": Reduced(SMALL, others=FREE),
+    "dhvt_mini": Reduced(SMALL, (16, 16), ((16, 24), (24, 16))),
     "dhvt_tiny_cifar": Reduced(SMALL, (16, 16), ((16, 24), (24, 16))),
     "dhvt_small_cifar": Reduced(SMALL, (16, 16), ((16, 24), (24, 16))),
     "drloc_cvt_": Reduced({"embed_dims": (16, 24, 32), "depths": (1, 1, 2), "num_heads": (1, 2, 2)}, others=FREE),

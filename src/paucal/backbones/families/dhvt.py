@@ -4,6 +4,8 @@ Names, widths and heads are those of the published program (the supplement's Tab
 variant: pass `drop_path_rate` (published: 0.1 for all). Inputs are normalised by ImageNet's statistics throughout, as
 published.
 
+`dhvt_mini` is paucal's own: as wide and deep as `vit_mini`, for small images and short runs.
+
 The published program also registers DHVTs under DeiT's names; here these are timm's DeiTs, and `vit_cifar` holds the
 plain transformers that DHVT is compared with, which that program cannot build.
 """
@@ -23,6 +25,7 @@ _LARGE: dict[str, Any] = {"crop_pct": 0.875}
 
 default_cfgs = generate_default_cfgs(
     {
+        "dhvt_mini": configuration(_OVERLAPPING, num_classes=1000, input_size=(3, 32, 32), crop_pct=1.0),
         "dhvt_tiny_cifar_patch4": configuration(_OVERLAPPING, **_CIFAR),
         "dhvt_small_cifar_patch4": configuration(_OVERLAPPING, **_CIFAR),
         "dhvt_tiny_cifar_patch2": configuration(_OVERLAPPING, **_CIFAR),
@@ -50,6 +53,13 @@ def _create(name: str, pretrained: bool, settings: Mapping[str, Any], arguments:
         pretrained_cfg_overlay=overlay,
         feature_cfg={"out_indices": 3},  # the last three blocks, as for timm's ViT
     )
+
+
+@register_model
+def dhvt_mini(pretrained: bool = False, **arguments: Any) -> Dhvt:
+    """Build a DHVT of 6 blocks and 128 channels for images of 32 pixels in patches of 4, 1.4M parameters."""
+    sizes = {"embed_dim": 128, "depth": 6, "patch_size": 4, "num_heads": 4}
+    return _create("dhvt_mini", pretrained, sizes, arguments)
 
 
 @register_model
