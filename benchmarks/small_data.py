@@ -1,0 +1,210 @@
+"""Which backbone and method for how many images: a plain ViT, Swin, DHVT, DHVT with DrLoc and a ResNet-18, all small.
+
+All arms have the same recipe but for the learning rate, which `--rates` chooses for each on validation images. A run's
+epoch is the best on the validation images; the test images are read once, at its end. Every run is stored as it ends,
+and what is stored is not repeated. Differences are paired by seed: arms share images and splits.
+
+    python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --epochs 10 --seeds 10 --rates 1e-3 2e-3 4e-3
+    python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --epochs 25
+    python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --seconds 60
+    python benchmarks/small_data.py ../shared/data/clothing --side 64 --epochs 6 --seeds 0 1 --rates-of CIFAR_RESULTS
+
+With `--images` a stratified part of a set in Parquet files is taken, so many images to train and a tenth as many (200
+at least) to validate. With `--seconds` each arm gets the epochs that fit, going by the epochs of its stored runs.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+import paucal
+from measuring import surroundings
+from small_data_table import draw, groups, table
+
+Row = dict[str, Any]
+RESULTS = Path(__file__).parent / "results"
+TEST = 2000
+RECIPE: dict[str, Any] = {
+    "batch_size": 32,
+    "crop": "padded",
+    "hflip": 0.5,
+    "drop_path": 0.0,
+    "rand_augment": "none",
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "erase": 0.0,
+    "device": "cpu",
+    "workers": 0,
+    "method": "supervised",
+}
+STRIDES = ("patch_size", "stem_stride")
+_VIT = {"embed_dim": 64, "depth": 4, "num_heads": 2}
+# Model, and its arguments for a side of 32 pixels; all see 8x8 cells in the end, the CNNs 4x4.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("vit_tiny_cifar_patch4", {"patch_size": 4, **_VIT}),
+    "swin": (
+        "swin_tiny_patch4_window7_224",
+        {"patch_size": 2, "window_size": 4, "embed_dim": 32, "depths": [1, 3], "num_heads": [1, 2]},
+    ),
+    "vit-mini": ("vit_mini", {"patch_size": 1, **_VIT}),  # the plain ViT on a convolutional stem
+    "dhvt": ("dhvt_tiny_cifar_patch4", {"patch_size": 4, **_VIT}),
+    "resnet18": ("resnet18_cifar", {"stem_stride": 1, "channels": [10, 20, 40, 80]}),
+    "convnext": ("convnext_atto", {"patch_size": 1, "dims": [16, 32, 64, 128], "depths": [1, 1, 3, 1]}),
+}
+MIXED = {"mixup": 0.8, "cutmix": 1.0}
+SHIFTED = {"shifted_patches": True, "locality_attention": True}
+# Model, the settings in which the arm differs, and the arguments of its model that differ.
+ARMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    **{name: (name, {}, {}) for name in MODELS},
+    "dhvt-drloc": ("dhvt", {"method": "drloc"}, {}),
+    "vit-mixed": ("vit", MIXED, {}),
+    "dhvt-mixed": ("dhvt", MIXED, {}),
+    "resnet18-mixed": ("resnet18", MIXED, {}),
+    "dhvt-unsmoothed": ("dhvt", {"label_smoothing": 0.0}, {}),
+    "vit-mimetic": ("vit", {"attention_init": "mimetic"}, {}),
+    "vit-spt-lsa": ("vit", {}, SHIFTED),
+    "vit-guided": ("vit", {"add": ["locality"], "guide": "resnet18"}, {}),  # by the ResNet-18 of the same length
+    "dhvt-mimetic": ("dhvt", {"attention_init": "mimetic"}, {}),
+}
+MAIN = ["vit", "swin", "dhvt", "dhvt-drloc", "resnet18"]
+
+
+def make_part(source: Path, folder: Path, images: int) -> Path:
+    """Write stratified parts of the train and test files, the same at every call; fewer images are among more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", images + n_val(images)), ("test", TEST)):
+        target = folder / f"{part}.parquet"
+        if target.exists():
+            continue
+        whole = pq.read_table(source / f"{part}.parquet")
+        labels = np.asarray(whole["label"])
+        order = np.random.default_rng(0).permutation(len(labels))
+        each = count // len(np.unique(labels))
+        rows = np.concatenate([order[labels[order] == label][:each] for label in np.unique(labels)])
+        pq.write_table(whole.take(np.sort(rows)), target)
+    return folder
+
+
+def n_val(images: int) -> int:
+    """Return the validation images of a part."""
+    return max(200, images // 10)
+
+
+def settings_of(arm: str, side: int) -> dict[str, Any]:
+    """Return the settings of an arm but for length, rate and seed."""
+    model, changes, others = ARMS[arm]
+    name, arguments = MODELS[model]
+    # All strides grow with the images, so that the cells are as many.
+    scaled = {key: value * side // 32 if key in STRIDES else value for key, value in arguments.items()}
+    words = [f"{key}={json.dumps(value)}" for key, value in {**scaled, **others}.items()]
+    return {**RECIPE, "model": name, "model_args": words, "img_size": [side], **changes}
+
+
+def run_one(data: Path, output: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train one run, or go by what a finished one has left."""
+    if not (output / "summary.json").exists():
+        paucal.train(data, output=str(output), overwrite=True, **settings)
+    summary = json.loads((output / "summary.json").read_text())
+    with (output / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    kept = ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")
+    return {name: summary[name] for name in kept} | {
+        "epoch_seconds": round(summary["seconds"] / len(rows), 2),
+        "val_top1": [float(row["val_top1"]) for row in rows],
+    }
+
+
+def best_rates(rows: list[Row], options: argparse.Namespace) -> dict[str, float]:
+    """Return the rate of each model whose tried run was best on validation images, here or in `--rates-of`."""
+    others = json.loads(options.rates_of.read_text())["runs"] if options.rates_of else []
+    tried = sorted((row for row in [*others, *rows] if row["tried"]), key=lambda row: row["best_val_top1"])
+    return {row["arm"]: row["lr"] for row in tried}
+
+
+def main() -> None:
+    """Run what is asked for and not stored, storing each run as it ends; then write the table."""
+    options = arguments()
+    stored = RESULTS / f"{options.name}.json"
+    rows: list[Row] = json.loads(stored.read_text())["runs"] if stored.exists() else []
+    data, part = options.data, {}
+    if options.images:
+        data = make_part(options.data, options.work / f"images-{options.images}", options.images)
+        part["val_fraction"] = n_val(options.images) / (options.images + n_val(options.images))
+    for seed in options.seeds:
+        for label in [one for arm in options.arms for one in labels(arm, seed, rows, options)]:
+            if any(label.items() <= row.items() for row in rows):
+                continue
+            changes = {"epochs": label["epochs"], "lr": label["lr"], "seed": seed}
+            settings = {**settings_of(label["arm"], options.side), **part, **changes}
+            if "guide" in settings:
+                guide = {"arm": settings["guide"], "lr": best_rates(rows, options).get(settings["guide"], options.lr)}
+                settings["guide"] = str(folder_of({**label, **guide}, options.work))
+            rows.append(label | run_one(data, folder_of(label, options.work), settings))
+            write(stored, rows, options)
+    print(table(rows))
+
+
+def labels(arm: str, seed: int, rows: list[Row], options: argparse.Namespace) -> list[Row]:
+    """Return what tells the runs of an arm and a seed from all others: one run, or one for each rate to try."""
+    epochs = options.epochs or epochs_within(options.seconds, rows, arm, options)
+    rates = options.rates or [best_rates(rows, options).get(ARMS[arm][0], options.lr)]
+    place = {"images": options.images, "side": options.side, "arm": arm, "seed": seed}
+    mode = {"tried": bool(options.rates), "equal": "epochs" if options.epochs else "seconds"}
+    return [{**place, "lr": rate, "epochs": epochs, **mode} for rate in rates]
+
+
+def folder_of(label: Row, work: Path) -> Path:
+    """Return the run folder of a label."""
+    return work / "-".join(str(value) for value in label.values())
+
+
+def epochs_within(seconds: float, rows: list[Row], arm: str, options: argparse.Namespace) -> int:
+    """Return the whole epochs that fit, going by the median epoch of the arm's stored runs on as many images."""
+    same = {"arm": arm, "images": options.images, "side": options.side, "equal": "epochs"}
+    times = [row["epoch_seconds"] for row in rows if same.items() <= row.items()]
+    if not times:
+        raise SystemExit(f"{arm}: no stored run on these images tells the time of an epoch; run it with --epochs.")
+    return max(1, int(seconds / statistics.median(times)))
+
+
+def write(path: Path, rows: list[Row], options: argparse.Namespace) -> None:
+    """Store all runs, with what they have in common."""
+    models = {name: settings_of(name, options.side)["model_args"] for name in MODELS}
+    facts = {"data": options.data.name, "recipe": RECIPE, "models": models, "surroundings": surroundings("cpu")}
+    path.write_text(json.dumps({**facts, "runs": rows}, indent=1) + "\n")
+    path.with_suffix(".md").write_text(table(rows) + "\n")
+    for group in groups(rows):
+        first = group[0]
+        name = f"{path.stem}_{first['images'] or 'all'}_{first['equal']}.png"
+        draw(group).savefig(path.with_name(name), dpi=110)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of Parquet files, or any data paucal reads, without --images")
+    parser.add_argument("--work", type=Path, default=Path("runs/small_data"), help="where runs go")
+    parser.add_argument("--name", help="of the results; by default small_data_ and the data's name")
+    parser.add_argument("--images", type=int, default=0, help="training images; all there are where it is not given")
+    parser.add_argument("--side", type=int, default=32, choices=(32, 64), help="pixels")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=MAIN)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--epochs", type=int, help="the same for all arms")
+    length.add_argument("--seconds", type=float, help="of training, the same for all arms")
+    parser.add_argument("--rates", nargs="+", type=float, help="learning rates to try; later runs take the best")
+    parser.add_argument("--rates-of", type=Path, help="stored results whose tried rates are taken")
+    parser.add_argument("--lr", type=float, default=2e-3, help="where none was tried")
+    options = parser.parse_args()
+    options.name = options.name or f"small_data_{options.data.name}"
+    return options
+
+
+if __name__ == "__main__":
+    main()
