@@ -98,7 +98,7 @@ def _judge_frozen(values: Namespace, protocols: list[Protocol], voice: Voice) ->
 
 def _classify(values: Namespace, voice: Voice) -> None:
     folder = open_run(values.run)
-    model = load_deployed(folder, values.device)
+    model = load_deployed(folder, values.device).require_classifier()
     real = None if values.real_labels is None else read_real_labels(values.real_labels, len(model.classes))
     for target in values.data or [None]:
         images, indices, train_labels = _images(folder, target, values, model, voice)

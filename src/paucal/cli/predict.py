@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"{values.output!r} exists already: choose another --output, or remove it.")
     if values.output is not None and not Path(values.output).parent.is_dir():
         raise UserError(f"there is no folder for {values.output!r}: make it, or choose another --output.")
-    model = load_deployed(values.run, values.device)
+    model = load_deployed(values.run, values.device).require_classifier()
     sets = [images for path in values.paths for images in _open(path)]
     rows = _predict(model, sets, values.batch_size, values.on_bad_image)
     text = _as_json(rows, model.classes) if values.format == "json" else _as_csv(rows, model.classes)

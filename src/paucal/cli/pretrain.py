@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
         "--resume", nargs="?", const="runs", type=str | None, metavar="RUN", help="go on with a stopped run"
     )
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
-    add_settings(parser, PretrainSettings, skip=["data", "rollbacks"])
+    add_settings(parser, PretrainSettings, skip=["data"])
     values, given = parse(parser, argv)
     if given.pop("subject", None):
         values.data, given["data"] = values.subject, "flag"

@@ -130,6 +130,19 @@ class Deployed:
         """Class names in the order of the probabilities."""
         return self.card.classes
 
+    def require_classifier(self) -> "Deployed":
+        """Return the model itself.
+
+        Raises:
+            UserError: it is a backbone alone, as pre-training leaves it.
+        """
+        if not self.classes:
+            raise UserError(
+                f"the model {self.card.backbone.name} has no classifier, it was pre-trained without labels: fine-tune "
+                "it with 'paucal train --init', or judge its features with 'paucal eval --protocol knn'."
+            )
+        return self
+
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image]) -> Tensor:
         """Classify PIL images; returns (N, K) float32 on the CPU, rows sum to 1.
@@ -137,8 +150,10 @@ class Deployed:
         Images are turned upright by their EXIF tag and read as the training images were, see `decode_rgb`.
 
         Raises:
+            UserError: the model has no classifier.
             ValueError: there is no image, or one has pixels of unknown range.
         """
+        self.require_classifier()
         if not images:
             raise ValueError("there are no images to classify")
         transform = self.card.preprocessing.transform()

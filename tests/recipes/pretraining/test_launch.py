@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 
 import paucal
+from paucal.cli.main import main
 from paucal.evaluation.collapse import Verdict
 from paucal.recipes.pretraining.launch import Stopped, pretrain_run, resume_pretraining
 from paucal.recipes.pretraining.settings import PretrainSettings
@@ -118,6 +119,41 @@ def test_training__starts_from_it(finished, pictures, tmp_path):
     assert report["fresh"] == []
 
 
+@pytest.mark.parametrize("verb", ["eval", "predict"])
+def test_classifying__with_it_is_refused_with_what_to_do_instead(verb, finished, pictures, capsys):
+    assert main([verb, str(finished.run), str(pictures)]) == 2
+    assert "has no classifier" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_command_line__refuses_mistakes_with_exit_code_2(pictures, tmp_path, capsys):
+    output = str(tmp_path / "run")
+    for words, sentence in (
+        (["--modle", "x"], "did you mean --model"),
+        (["--local-crops", "two"], "--local-crops"),
+        (["--tasks", "cells"], "--tasks"),
+        (["--recipe", "esvit"], "--recipe"),
+        (["--batch-size", "500"], "a step takes 500 images"),
+        (["--resume", output], "leave out --output"),
+    ):
+        assert main(["pretrain", str(pictures), "--output", output, *words]) == 2
+        message = capsys.readouterr().err.replace("\n", " ")
+        assert sentence in message
+        assert "Traceback" not in message
+    assert not (tmp_path / "run").exists()
+    assert main(["pretrain", "--resume", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_print_config__can_be_given_back(pictures, tmp_path, capsys):
+    assert main(["pretrain", str(pictures), "--batch-size", "8", "--print-config"]) == 0
+    text = capsys.readouterr().out
+    assert "batch_size: 8  # flag" in text
+    (tmp_path / "c.yaml").write_text(text)
+    assert main(["pretrain", "--config", str(tmp_path / "c.yaml"), "--print-config"]) == 0
+    again = yaml.safe_load(capsys.readouterr().out)
+    assert again == yaml.safe_load(text)
+
+
 @pytest.mark.parametrize("step", [2, 7])
 def test_resuming__equals_not_stopping_bit_for_bit(step, finished, pictures, tmp_path):
     stopped = start(pictures, tmp_path / "run", [StopAfter(step)])
@@ -206,7 +242,7 @@ def test_rollback__goes_back_changes_the_settings_and_finishes(pictures, tmp_pat
     result = start(pictures, tmp_path / "run", on_collapse="rollback", lr=1e-3, momentum=0.99)
     config = yaml.safe_load((result.run / "config.yaml").read_text())
     settings, origin = config["settings"], config["origin"]
-    assert (settings["rollbacks"], settings["lr"], settings["momentum"]) == (1, 5e-4, 0.995)
+    assert (config["rollbacks"], settings["lr"], settings["momentum"]) == (1, 5e-4, 0.995)
     assert origin["lr"] == "rollback 1, after uniform output"
     assert len(RunFolder(result.run).read_rows()) == 4
     assert "back to the last healthy state" in (result.run / "train.log").read_text()

@@ -81,7 +81,7 @@ def summary(
         "knn_start": watching.knn_start(),
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": watching.watcher.history(),
-        "rollbacks": settings.rollbacks,
+        "rollbacks": watching.rollbacks,
         "start": None if assembled.start is None else assembled.start.short(),
         "remarks": list(assembled.remarks),
         "next_steps": next_steps(run),

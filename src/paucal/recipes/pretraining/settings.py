@@ -93,8 +93,6 @@ class PretrainSettings:
         group="watching",
     )
 
-    rollbacks: int = option("times the run has gone back to a healthy state; counted by the run", 0, group="watching")
-
     seed: int = shared("seed")
     device: str | None = shared("device")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = shared("precision")

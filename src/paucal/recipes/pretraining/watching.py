@@ -21,6 +21,7 @@ from paucal.training import Watch
 MOST_ROLLBACKS = 2
 HEALTHY = "healthy.ckpt"
 START = "monitor.json"
+ROLLBACKS = "rollbacks"
 
 
 class Watching:
@@ -83,6 +84,11 @@ class Watching:
         """Whether the run goes on by itself, changed; several processes have to be started anew."""
         return world_size() == 1 and (self._joins or self._can_roll_back())
 
+    @property
+    def rollbacks(self) -> int:
+        """Times the run has gone back to a healthy state."""
+        return int(self.run.read_yaml(self.run.config.name).get(ROLLBACKS, 0))
+
     def prepare_next(self) -> tuple[PretrainSettings, dict[str, str]]:
         """Change what has to be changed for the next stage; return its settings and their origin."""
         settings, origin = self.assembled.settings, dict(self.assembled.origin)
@@ -107,22 +113,22 @@ class Watching:
     def _can_roll_back(self) -> bool:
         settings = self.assembled.settings
         collapsed = self._verdict is not None and settings.on_collapse == "rollback"
-        return collapsed and settings.rollbacks < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
+        return collapsed and self.rollbacks < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
 
     def _roll_back(self, settings: PretrainSettings, origin: dict[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
         """Go back to the last healthy state, with half the rate and a teacher that is sharper and slower."""
         shutil.copyfile(self.run.last.with_name(HEALTHY), self.run.last)
-        number = settings.rollbacks + 1
+        number = self.rollbacks + 1
         changed = replace(
             settings,
-            rollbacks=number,
             lr=(settings.lr or 0.0) / 2,
             teacher_temperature=min(settings.teacher_temperature or 0.07, settings.warmup_teacher_temperature),
             momentum=1 - (1 - (settings.momentum or 0.0)) / 2,
         )
         reason = f"rollback {number}, after {self._verdict.kind if self._verdict else 'a collapse'}"
-        origin |= dict.fromkeys(("rollbacks", "lr", "teacher_temperature", "momentum"), reason)
+        origin |= dict.fromkeys(("lr", "teacher_temperature", "momentum"), reason)
         store_changes(self.run, changed, origin)
+        self.run.write_yaml(self.run.config.name, {**self.run.read_yaml(self.run.config.name), ROLLBACKS: number})
         self.voice.say(
             f"{reason}: back to the last healthy state, with a learning rate of {changed.lr:.2g}, a teacher "
             f"temperature of {changed.teacher_temperature:g} and a momentum of {changed.momentum:.5g}"
