@@ -50,7 +50,27 @@ STUCK = [
 ]
 
 ONE_PROTOTYPE = {"teacher_entropy": 0.01, "batch_entropy": 0.02, "train_loss": 0.05}
-SAME_MIXTURE = {"teacher_entropy": 4.0, "batch_entropy": 4.01}
+SAME_MIXTURE = {"teacher_entropy": 3.0, "batch_entropy": 3.01}
+SAME_SPREAD_OUT = {"teacher_entropy": 6.0, "batch_entropy": 6.01}
 EQUAL_FEATURES = {"feature_spread": 0.004}
 UNIFORM = {"teacher_entropy": CHANCE - 0.01, "batch_entropy": CHANCE - 0.005, "train_loss": CHANCE}
 LINE = {"effective_rank": 1.05}
+
+# CIFAR-10 (10,000 images), a Swin of two stages, 2048 prototypes, batches of 64, temperature 0.04, both tasks and the
+# view task alone: nearest neighbours rise from 23.6 to 26.8 % in the four epochs of the second.
+LEARNING = [
+    {"step": 156.0 * number, **dict(zip((*MEASURED, "teacher_distance", "train_loss"), values, strict=True))}
+    for number, values in enumerate(
+        [
+            (4.766, 6.365, 0.820, 2.207, 0.0358, 6.612),
+            (4.648, 5.852, 0.670, 2.805, 0.0744, 5.516),
+            (6.092, 7.103, 0.672, 2.948, 0.0525, 6.741),
+            (5.915, 7.092, 0.686, 3.224, 0.0579, 6.660),
+        ],
+        start=1,
+    )
+]
+LEARNING_REGIONS = [
+    {f"region_{name}": value for name, value in zip(MEASURED, values, strict=True)}
+    for values in [(2.993, 4.659, 0.896, 3.274), (4.207, 5.273, 0.745, 2.158)]
+]

@@ -7,9 +7,12 @@ import pytest
 from evaluation.courses import (
     CHANCE,
     EQUAL_FEATURES,
+    LEARNING,
+    LEARNING_REGIONS,
     LINE,
     ONE_PROTOTYPE,
     SAME_MIXTURE,
+    SAME_SPREAD_OUT,
     STUCK,
     UNIFORM,
     B,
@@ -39,6 +42,7 @@ def test_judge__a_healthy_course_has_no_verdict_at_any_time():
         (SAME_MIXTURE, "constant output"),
         (EQUAL_FEATURES, "constant output"),
         (UNIFORM, "uniform output"),
+        (SAME_SPREAD_OUT, "uniform output"),
         ({**UNIFORM, **EQUAL_FEATURES}, "uniform output"),
         (LINE, "dimensional collapse"),
         ({"effective_rank": lambda e: 40.0 if e < 5 else 2.0}, "dimensional collapse"),
@@ -74,9 +78,17 @@ def test_judge__a_recorded_run_that_stays_at_ln_k_on_digits():
     verdict = judge(STUCK, 256, 64, batch=64, grace_steps=60)
     assert verdict is not None
     assert verdict.sentence == (
-        "uniform output: the teacher's view head spreads every image over nearly all of its 256 prototypes "
-        "(entropy 5.541, for all alike it is ln 256 = 5.545 nats)."
+        "uniform output: the teacher's view head spreads every image over about 255 of its 256 prototypes (entropy "
+        "5.541; for all alike it is ln 256 = 5.545)."
     )
+
+
+def test_judge__a_recorded_run_that_learns_is_left_alone():
+    for grace in (0, 500):
+        assert [kind(LEARNING[:n], 2048, 128, 64, grace_steps=grace, patience=1) for n in range(5)] == [None] * 5
+    both = [{**a, **b} for a, b in zip(LEARNING, LEARNING_REGIONS, strict=False)]
+    assert kind(both, 2048, 128, 64, grace_steps=0, patience=1) is None
+    assert causes(LEARNING[0]) == []
 
 
 def test_judge__a_run_that_is_leaving_the_uniform_state_is_left_alone():

@@ -36,10 +36,11 @@ COLUMNS = {
 GRACE_STEPS = 500
 PATIENCE = 3  # epochs
 UNIFORM = 0.8  # share of the prototypes that exp(entropy) counts; ln K - 0.22, whatever K is
-LEAVING = 1.5  # growth of what is missing to ln K, over the epochs of patience
-CONSTANT = 0.1  # of the entropy that a batch could have; with 64 images 0.4 nats, one prototype and a half
+SPREAD_OUT = 0.5  # of ln K; an answer that is the same for all images counts as uniform above, as constant below
+LEAVING = 1.5  # growth of what answers tell of their images, over the epochs of patience
+CONSTANT = 0.1  # of the entropy of a prototype for each image; of 64 images 0.4 nats, one prototype and a half
 SAME = 0.01  # of the information on the image that a batch could show
-EQUAL = 0.02  # spread; untrained networks have 0.3 to 0.6
+EQUAL = 0.01  # spread; untrained networks have 0.3 to 0.6, class tokens of tiny ones 0.04
 APART = 0.1  # spread of features that have not collapsed to a point
 LINE = 1.2  # directions; features of digits begin with 1.6
 SHRUNK = 0.25  # of the largest rank so far
@@ -82,7 +83,7 @@ class Scale:
 
     @property
     def most(self) -> float:
-        """Entropy in nats of answers that are all different."""
+        """Entropy in nats of a batch in which every image has a prototype of its own."""
         return math.log(min(self.out_dim, max(2, self.batch or self.out_dim)))
 
     @property
@@ -177,17 +178,16 @@ def _exploded(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
 
 
 def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    """One prototype for all; or one distribution for all, or one feature, unless that is the uniform one."""
+    """One prototype for all; or one distribution for all, or one feature, unless that is a spread-out one."""
 
     def shows(row: Row) -> bool:
-        used, each = scale.of(row, "batch_entropy"), scale.of(row, "teacher_entropy")
-        same = used - each <= SAME * scale.most or scale.of(row, "feature_spread") < EQUAL
-        return used <= CONSTANT * scale.most or (same and not _is_uniform(row, scale))
+        alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
+        return scale.of(row, "batch_entropy") <= CONSTANT * scale.most or (alike and not _is_uniform(row, scale))
 
     if not _lasts(rows, shows, patience):
         return None
     used, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
-    numbers = [f"entropy of a batch's answers {used:.2f} of at most {scale.most:.2f} nats"] if used == used else []
+    numbers = [f"those of a batch use about {math.exp(used):.3g} prototypes together"] if used == used else []
     numbers += [f"spread of the features {spread:.3f}"] if spread == spread else []
     text = f"the teacher's {scale.head} head gives all images the same answer ({'; '.join(numbers)})"
     return _verdict("constant output", text, rows[-1])
@@ -196,15 +196,16 @@ def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
 def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     if not _lasts(rows, lambda row: _is_uniform(row, scale), patience):
         return None
-    chance, first, last = math.log(scale.out_dim), rows[-patience], rows[-1]
-    entropy = scale.of(last, "teacher_entropy")
+    first, last = rows[-patience], rows[-1]
     # A run leaves this state exponentially; where that has begun it is no verdict any more.
-    if patience > 1 and chance - entropy > LEAVING * max(chance - scale.of(first, "teacher_entropy"), 1e-3):
+    if patience > 1 and _told(last, scale) > LEAVING * max(_told(first, scale), 1e-3):
         return None
+    entropy, chance = scale.of(last, "teacher_entropy"), math.log(scale.out_dim)
     value = f"entropy {entropy:.3f}" if entropy == entropy else f"loss {_loss(last, scale):.3f}"
+    number = math.exp(entropy) if entropy == entropy else scale.out_dim
     text = (
-        f"the teacher's {scale.head} head spreads every image over nearly all of its {scale.out_dim} prototypes "
-        f"({value}, for all alike it is {_chance(scale)})"
+        f"the teacher's {scale.head} head spreads every image over about {number:.0f} of its {scale.out_dim} "
+        f"prototypes ({value}; for all alike it is ln {scale.out_dim} = {chance:.3f})"
     )
     return _verdict("uniform output", text, last)
 
@@ -228,11 +229,25 @@ def _line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
 
 
 def _is_uniform(row: Row, scale: Scale) -> bool:
-    """Without an entropy the loss tells: it is never below the teacher's entropy, so it is at ln K in this state."""
+    """Nearly all prototypes for each image, or the same half of ln K and more for all images.
+
+    Without an entropy the loss tells: it is never below the teacher's entropy, so it is at ln K in this state.
+    """
     chance, entropy = math.log(scale.out_dim), scale.of(row, "teacher_entropy")
     if entropy == entropy:
-        return entropy >= chance + math.log(UNIFORM)
+        return entropy >= chance + math.log(UNIFORM) or (_is_same(row, scale) and entropy >= SPREAD_OUT * chance)
     return abs(_loss(row, scale) - chance) <= -math.log(UNIFORM) / 10
+
+
+def _is_same(row: Row, scale: Scale) -> bool:
+    """Tell whether the answer says nothing about the image: the mean answer is as certain as each."""
+    return scale.of(row, "batch_entropy") - scale.of(row, "teacher_entropy") <= SAME * scale.most
+
+
+def _told(row: Row, scale: Scale) -> float:
+    """Return what an answer tells of its image in nats, or a bound on it; NaN where neither is known."""
+    used = scale.of(row, "batch_entropy")
+    return (math.log(scale.out_dim) if used != used else used) - scale.of(row, "teacher_entropy")
 
 
 def _loss(row: Row, scale: Scale) -> float:
