@@ -83,7 +83,7 @@ def test_judge__a_recorded_run_that_stays_at_ln_k_on_digits():
     )
 
 
-def test_judge__a_recorded_run_that_learns_is_left_alone():
+def test_judge__a_recorded_run_whose_answers_tell_of_their_images_is_left_alone():
     for grace in (0, 500):
         assert [kind(LEARNING[:n], 2048, 128, 64, grace_steps=grace, patience=1) for n in range(5)] == [None] * 5
     both = [{**a, **b} for a, b in zip(LEARNING, LEARNING_REGIONS, strict=False)]
