@@ -57,7 +57,7 @@ def _create(name: str, pretrained: bool, settings: Mapping[str, Any], arguments:
 
 @register_model
 def dhvt_mini(pretrained: bool = False, **arguments: Any) -> Dhvt:
-    """Build a DHVT of 6 blocks and 128 channels for images of 32 pixels in patches of 4, 1.4M parameters."""
+    """Build a DHVT of 6 blocks and 128 channels for images of 32 pixels in patches of 4, 1.5M parameters."""
     sizes = {"embed_dim": 128, "depth": 6, "patch_size": 4, "num_heads": 4}
     return _create("dhvt_mini", pretrained, sizes, arguments)
 
