@@ -232,7 +232,7 @@ def build_objective(settings: PretrainSettings, spec: BackboneSpec, groups: list
             "--mixup mixes crops, and a mixed cell has no one counterpart: give --tasks view, or leave it out."
         )
     options = SelfDistillationOptions(
-        tasks=settings.tasks,
+        tasks=settings.tasks or "view+region",
         similarity=settings.similarity,
         out_dim=settings.out_dim or 65536,
         hidden_dim=settings.hidden_dim or 2048,

@@ -29,6 +29,7 @@ _METHOD: dict[str, Any] = {
     "out_dim": 65536,
     "hidden_dim": 2048,
     "bottleneck_dim": 256,
+    "head_norm": "none",
     "learn_lengths": True,
     "freeze_last_layer": 1,
     "teacher_temperature": 0.07,
@@ -49,11 +50,12 @@ _COST = "300 epochs of ImageNet-1K; published with {} images a step: give --devi
 def _published(
     summary: str, model: str, scores: str, batch: int, region_after: int | None = None, **changes: Any
 ) -> Recipe:
-    settings = {**_CROPS, **_METHOD, "model": model, **changes}
+    rate = 0.2 if "small" in model or "base" in model else 0.1
+    settings = {**_CROPS, **_METHOD, "model": model, "drop_path": rate, **changes}
     if region_after:
         settings["region_after"] = region_after
-    settings["drop_path"] = 0.2 if "small" in model or "base" in model else 0.1
-    return Recipe(summary, "arXiv:2106.09785, section 4, and its program's runs", _COST.format(batch), scores, settings)
+    source = "arXiv:2106.09785, section 4, and its program's runs"
+    return Recipe(summary, source, _COST.format(batch), scores, settings, lr_per_512=1e-3)
 
 
 RECIPES: dict[str, Recipe] = {

@@ -13,6 +13,7 @@ from paucal.data.multi_crop import BLUR, GLOBAL_SCALE, LOCAL_SCALE
 from paucal.recipes import rules_machine
 from paucal.recipes.facts import Facts
 from paucal.recipes.model import backbone_shape
+from paucal.recipes.pretraining.published import RECIPES
 from paucal.recipes.pretraining.settings import PretrainSettings
 from paucal.recipes.rules_length import effective_batch, steps_per_epoch
 from paucal.recipes.rules_model import SMALL
@@ -25,6 +26,7 @@ PAPER_BATCH, PAPER_SIDE, PAPER_LOCAL = 512, 224, 96
 PAPER_IMAGES, PAPER_EPOCHS = 1_281_167, 300
 PAPER_MOMENTUM, PAPER_PROTOTYPES = 0.996, 65536
 NARROW = 256  # channels below which a backbone counts as small
+LONG = 100  # epochs from which a run's settings are the published ones
 MANY = 100_000  # images from which the published heads are left as they are
 QUICKEST = 0.98  # teachers that follow faster let small runs collapse
 CPU_VIEWS = 150_000  # images seen in a run on a processor: an hour or so with a small model
@@ -134,6 +136,10 @@ def lr(facts: Facts, settings: PretrainSettings) -> Choice:
     """The paper's rate, in proportion to the batch; by the square root for small batches, as suits AdamW."""
     training = settings.as_training()
     batch, dim = effective_batch(training), backbone_shape(training).dim
+    recipe = RECIPES.get(settings.recipe or "")
+    if recipe is not None and recipe.lr_per_512 is not None:
+        rate = recipe.lr_per_512
+        return rate * batch / 512, f"recipe {settings.recipe}: {rate:g} for 512 images in a step, here {batch}"
     if batch >= PAPER_BATCH:
         return round(5e-4 * batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {batch}"
     anchor, source = (64, "tried for small backbones") if dim < NARROW else (PAPER_BATCH, "EsViT's")
@@ -159,6 +165,13 @@ def warmup_epochs(facts: Facts, settings: PretrainSettings) -> Choice:
     return min(10.0, 0.1 * (settings.epochs or 1)), "a tenth of the epochs, and at most EsViT's 10"
 
 
+def tasks(facts: Facts, settings: PretrainSettings) -> Choice:
+    """The paper's two tasks for long runs; in short ones the region task was tried and found to harm."""
+    if settings.region_after or (settings.epochs or 0) >= LONG:
+        return "view+region", PAPER
+    return "view", f"under {LONG} epochs the region task made features worse where it was tried (docs/lab_notes.md)"
+
+
 def out_dim(facts: Facts, settings: PretrainSettings) -> Choice:
     """The paper's prototypes for a million images, fewer for fewer."""
     chosen = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
@@ -182,7 +195,7 @@ def bottleneck_dim(facts: Facts, settings: PretrainSettings) -> Choice:
 
 def teacher_temperature(facts: Facts, settings: PretrainSettings) -> Choice:
     """The paper's for long runs; a short one keeps the cooler beginning."""
-    if (settings.epochs or 0) >= 100:
+    if (settings.epochs or 0) >= LONG:
         return 0.07, PAPER
     return settings.warmup_teacher_temperature, "a short run keeps the teacher as sharp as at its beginning"
 
@@ -223,7 +236,7 @@ RULES: dict[str, Rule] = {
     for rule in (
         *map(_machine, (rules_machine.device, rules_machine.devices, rules_machine.nodes, rules_machine.strategy)),
         *(model, model_args, img_size, local_crops, local_size, global_scale, local_scale, blur, hflip, normalise),
-        *(batch_size, epochs, lr, min_lr, warmup_epochs, out_dim, hidden_dim, bottleneck_dim, head_norm),
+        *(batch_size, epochs, lr, min_lr, warmup_epochs, tasks, out_dim, hidden_dim, bottleneck_dim, head_norm),
         *(teacher_temperature, warmup_teacher_epochs, momentum, drop_path),
         *map(_machine, (rules_machine.precision, rules_machine.workers)),
     )

@@ -43,8 +43,8 @@ class PretrainSettings:
     hflip: float | None = shared("hflip")
     normalise: Literal["computed", "imagenet", "model"] | None = shared("normalise")
 
-    tasks: Literal["view", "view+region"] = option(
-        "compare crops (view), or crops and their cells (view+region)", "view+region", group="method"
+    tasks: Literal["view", "view+region"] | None = option(
+        "compare crops (view), or crops and their cells (view+region)", group="method"
     )
     region_after: int | None = option(
         "epochs of the view task alone, after which the region task joins; the optimizer's state goes on",

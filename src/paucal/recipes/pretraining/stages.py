@@ -22,7 +22,7 @@ PREFIX = "objective."
 def tasks_at(settings: PretrainSettings, run: RunFolder | None = None) -> Tasks:
     """Return the tasks of a run where it stands: of a new one, those it begins with."""
     if not settings.region_after:
-        return settings.tasks
+        return settings.tasks or "view+region"
     epochs = len(load_checkpoint(run.last)["callbacks"]["RunKeeper"]["rows"]) if run and run.last.exists() else 0
     return "view+region" if epochs >= settings.region_after else "view"
 
