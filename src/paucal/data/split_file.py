@@ -38,7 +38,7 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
         UserError: the file is missing or not as `write_split` writes it, or it names other images or classes
             than the set has.
     """
-    rows = _rows(path)
+    rows = read_rows(path)
     table = {row["key"]: row for row in rows}
     if len(table) != len(rows):
         raise UserError(f"{path} names an image twice; give the split.csv of a run as it was written")
@@ -60,7 +60,12 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     return Split(parts, f"the split stored in {path.name}")
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a split file as text, whichever images it names.
+
+    Raises:
+        UserError: the file is missing or not as `write_split` writes it.
+    """
     try:
         with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             reader = csv.DictReader(file)

@@ -18,7 +18,7 @@ from paucal.recipes.plans import check_plan, training_plan
 from paucal.recipes.prepare import Prepared, load_images, prepare, with_label_maps
 from paucal.recipes.resuming import stored_split
 from paucal.recipes.settings import TrainSettings
-from paucal.recipes.starting import find_start, load_start
+from paucal.recipes.starting import find_start, load_start, seen_by_start
 from paucal.recipes.tuning import check_tuning
 from paucal.recipes.voice import Voice
 from paucal.runs import RunFolder
@@ -80,6 +80,7 @@ def assemble(
         *images.notes,
         *check_plan(settings, facts),
         *(loaded.lines() if loaded else ()),
+        *seen_by_start(settings, images, prepared.split),
         *check_tuning(settings, objective),
     ]
     check_request(objective.data_request, settings)

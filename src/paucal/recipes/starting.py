@@ -15,6 +15,9 @@ from paucal.backbones.adapt import position_grid
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.load_report import LoadReport
 from paucal.backbones.starting import Head, StartWeights, pick_network, start_from, suggest_model
+from paucal.data.images import ImageSet
+from paucal.data.split_file import read_rows
+from paucal.data.splits import Split
 from paucal.evaluation.deployed import Card
 from paucal.recipes.facts import StartFacts
 from paucal.recipes.settings import TrainSettings
@@ -98,6 +101,27 @@ def load_start(
     models = [module.model for module in objective.modules() if isinstance(module, FeatureBackbone)]
     reports = [start_from(model, weights, classes, settings.init_head) for model in models]
     return reports[0] if reports else None
+
+
+def seen_by_start(settings: TrainSettings, images: ImageSet, split: Split) -> list[str]:
+    """Return a remark if the run that this one starts from has learned from images which this one tests with.
+
+    Without labels (pre-training) that is common practice and worth knowing; with labels the test score means nothing.
+    """
+    path = Path(settings.init or "").expanduser()
+    run = (RunFolder(path) if path.is_dir() else _run_around(path)) if settings.init not in (None, TIMM) else None
+    if run is None or not run.split.exists():
+        return []
+    config = run.read_yaml(run.config.name)
+    stored: Any = config.get("settings")
+    if not isinstance(stored, dict) or stored.get("data") != settings.data:
+        return []  # keys say which image it is only within one set
+    learned = {row["key"] for row in read_rows(run.split) if row["split"] == "train"}
+    count = sum(images.keys[index] in learned for index in split.indices("test"))
+    if not count:
+        return []
+    how = "without labels" if config.get("verb") == "pretrain" else "with their labels: the test score will mean little"
+    return [f"the start has learned from {count} of the {len(split.indices('test'))} test images, {how}"]
 
 
 def load_published(

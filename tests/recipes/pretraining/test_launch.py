@@ -34,6 +34,7 @@ SMALL = {
     "epochs": 4,
     "batch_size": 8,
     "drop_path": 0.1,
+    "tasks": "view+region",
     "device": "cpu",
 }
 
@@ -64,6 +65,10 @@ def pictures(tmp_path_factory):
 def start(pictures, output, callbacks=(), **changes):
     settings = PretrainSettings(data=str(pictures), output=str(output), **{**SMALL, **changes})
     return pretrain_run(settings, dict.fromkeys([*SMALL, *changes, "data", "output"], "flag"), Quiet(), callbacks)
+
+
+def summary_of(run):
+    return json.loads((run / "summary.json").read_text())
 
 
 def state(run):
@@ -117,6 +122,40 @@ def test_training__starts_from_it(finished, pictures, tmp_path):
     report = json.loads((result.run / "init.json").read_text())
     assert report["share"] == 1.0
     assert report["fresh"] == []
+    assert not any("test images" in remark for remark in summary_of(result.run)["remarks"])
+    # Images under the same names of the same folder, which the start has seen.
+    unlabelled = start(tmp_path / "photos", tmp_path / "start", epochs=1)
+    again = paucal.train(
+        tmp_path / "photos", init=str(unlabelled.run), method="supervised", epochs=1, output=str(tmp_path / "again")
+    )
+    remarks = " ".join(summary_of(again.run)["remarks"])
+    assert "the start has learned from 4 of the 4 test images, without labels" in remarks
+
+
+def test_start__goes_into_student_and_teacher(finished, pictures, tmp_path):
+    seen = {}
+
+    class Look(Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.update({name: value.clone() for name, value in pl_module.objective.state_dict().items()})
+
+    result = start(pictures, tmp_path / "run", init=str(finished.run), callbacks=[Look(), StopAfter(1)])
+    assert isinstance(result, Stopped)
+    weights = read_weights(RunFolder(finished.run).weights)
+    for network in ("student", "teacher"):
+        assert all(torch.equal(seen[f"{network}.backbone.model.{name}"], value) for name, value in weights.items())
+
+
+def test_test_images__of_the_data_are_left_out(pictures, tmp_path):
+    for number, path in enumerate(sorted(pictures.rglob("*.png"))):
+        folder = tmp_path / "data" / ("test" if number % 3 == 0 else "train") / "any"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / path.name).write_bytes(path.read_bytes())
+    stopped = start(tmp_path / "data", tmp_path / "run", callbacks=[StopAfter(1)])
+    rows = (stopped.run / "split.csv").read_text().splitlines()[1:]
+    assert all(row.endswith("unused") == row.startswith("test/") for row in rows)
+    assert sum(row.endswith("unused") for row in rows) == 8
+    assert "8 images of the data's own test part are left out" in (stopped.run / "train.log").read_text()
 
 
 @pytest.mark.parametrize("verb", ["eval", "predict"])
@@ -265,6 +304,8 @@ WRONG = {
     "mixup": ({"mixup": 0.8}, "no one counterpart"),
     "recipe": ({"recipe": "esvit-swin-tine"}, "did you mean 'esvit-swin-tiny'"),
     "temperature": ({"teacher_temperature": 0.0}, "expected a number above 0"),
+    "late": ({"region_after": 4}, "leaves none of the 4 epochs"),
+    "contrary": ({"region_after": 2, "tasks": "view"}, "give one of them"),
     "blur": ({"blur": [2.0]}, "--blur"),
 }
 

@@ -92,6 +92,7 @@ def assemble(
     settings, reasons = resolve(settings, facts)
     settings, renamed = with_published_order(settings)
     check_images(settings, facts)
+    check_tasks(settings)
     training = settings.as_training()
     groups = crop_groups(settings)
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
@@ -204,6 +205,23 @@ def views(settings: PretrainSettings, statistics: Normalisation):
     low, high = _blur(settings.blur)
     size = image_size(settings.as_training())
     return crop_views(settings.pipeline, crop_groups(settings), statistics, size, (low, high), settings.hflip or 0.0)
+
+
+def check_tasks(settings: PretrainSettings) -> None:
+    """Refuse tasks that contradict each other.
+
+    Raises:
+        UserError: the region task shall join a run of the view task alone, or after the run's end.
+    """
+    if settings.region_after is None:
+        return
+    if settings.tasks == "view":
+        raise UserError("--region-after lets the region task join, and --tasks view leaves it out: give one of them.")
+    if settings.region_after >= (settings.epochs or 1):
+        raise UserError(
+            f"--region-after {settings.region_after} leaves none of the {settings.epochs} epochs to the region task: "
+            "give fewer, or more --epochs."
+        )
 
 
 def check_images(settings: PretrainSettings, facts: Facts) -> None:

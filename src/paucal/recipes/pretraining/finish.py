@@ -67,7 +67,7 @@ def summary(
         "title": f"{assembled.card.backbone.name} pre-trained on {prepared.images.name}",
         "kind": "pretraining",
         "model": assembled.card.backbone.name,
-        "method": f"self-distillation of {settings.tasks.replace('+', 's and ')}s",
+        "method": f"self-distillation of {(settings.tasks or '').replace('+', 's and ')}s",
         "data": f"{prepared.images.name}: {len(prepared.part('train'))} images",
         "split": prepared.split.description,
         "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),

@@ -13,7 +13,7 @@ from paucal.data.loader import TrainLoader
 from paucal.data.normalisation import Normalisation
 from paucal.data.split_file import write_split
 from paucal.evaluation.deployed import saver
-from paucal.losses.collectives import rank
+from paucal.losses.collectives import rank, world_size
 from paucal.recipes.checks import check_ranges
 from paucal.recipes.launch import Stopped, check_output, settings_as_yaml
 from paucal.recipes.loaders import step_loader
@@ -189,9 +189,13 @@ def _go(
                 outcome = _fit(run, assembled, voice, watching, callbacks)
                 if outcome.finished:
                     return conclude(run, assembled, outcome, watching, voice)
-                if not watching.wants_to_go_on:
+                if watching.wants_a_change:
+                    if rank() == 0:
+                        watching.prepare_next()
+                    wait_for_all()
+                if not watching.wants_a_change or world_size() > 1:  # several processes have to be started anew
                     break
-                settings, origin = watching.prepare_next()
+                settings, origin = stored_settings(run, PretrainSettings)
                 assembled = _again(run, settings, origin, voice)
             stopped = Stopped(run.path, outcome.step, assembled.plan.total_steps, VERB)
             for line in [*watching.last_words(), str(stopped)]:

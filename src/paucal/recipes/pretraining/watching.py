@@ -7,10 +7,8 @@ from dataclasses import replace
 import torch
 
 from paucal.evaluation.collapse import Verdict, grace_period
-from paucal.losses.collectives import world_size
 from paucal.recipes.pretraining.assembly import AssembledPretraining
 from paucal.recipes.pretraining.monitor import NAME
-from paucal.recipes.pretraining.settings import PretrainSettings
 from paucal.recipes.pretraining.watcher import CollapseWatcher
 from paucal.recipes.processes import is_first
 from paucal.recipes.resuming import store_changes
@@ -80,27 +78,24 @@ class Watching:
         return collapsed or self._joins
 
     @property
-    def wants_to_go_on(self) -> bool:
-        """Whether the run goes on by itself, changed; several processes have to be started anew."""
-        return world_size() == 1 and (self._joins or self._can_roll_back())
+    def wants_a_change(self) -> bool:
+        """Whether the run can go on, changed by `prepare_next`."""
+        return self._joins or self._can_roll_back()
 
     @property
     def rollbacks(self) -> int:
         """Times the run has gone back to a healthy state."""
         return int(self.run.read_yaml(self.run.config.name).get(ROLLBACKS, 0))
 
-    def prepare_next(self) -> tuple[PretrainSettings, dict[str, str]]:
-        """Change what has to be changed for the next stage; return its settings and their origin."""
-        settings, origin = self.assembled.settings, dict(self.assembled.origin)
-        if self._verdict is None or settings.on_collapse != "rollback":
+    def prepare_next(self) -> None:
+        """Change what has to be changed before the run goes on; for the first process."""
+        if self._can_roll_back():
+            self._roll_back()
+        else:
             self.voice.say("the region task joins: its head begins anew, all else goes on as it was")
-            return settings, origin
-        return self._roll_back(settings, origin)
 
     def last_words(self) -> list[str]:
         """Return what to say of a run that stays stopped."""
-        if self._joins:
-            return ["the region task joins when the run goes on"]
         if self._verdict is None:
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
@@ -115,8 +110,10 @@ class Watching:
         collapsed = self._verdict is not None and settings.on_collapse == "rollback"
         return collapsed and self.rollbacks < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
 
-    def _roll_back(self, settings: PretrainSettings, origin: dict[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
+    def _roll_back(self) -> None:
         """Go back to the last healthy state, with half the rate and a teacher that is sharper and slower."""
+        assert self._verdict is not None
+        settings, origin = self.assembled.settings, dict(self.assembled.origin)
         shutil.copyfile(self.run.last.with_name(HEALTHY), self.run.last)
         number = self.rollbacks + 1
         changed = replace(
@@ -125,12 +122,10 @@ class Watching:
             teacher_temperature=min(settings.teacher_temperature or 0.07, settings.warmup_teacher_temperature),
             momentum=1 - (1 - (settings.momentum or 0.0)) / 2,
         )
-        reason = f"rollback {number}, after {self._verdict.kind if self._verdict else 'a collapse'}"
-        origin |= dict.fromkeys(("lr", "teacher_temperature", "momentum"), reason)
-        store_changes(self.run, changed, origin)
+        reason = f"rollback {number}, after {self._verdict.kind}"
+        store_changes(self.run, changed, origin | dict.fromkeys(("lr", "teacher_temperature", "momentum"), reason))
         self.run.write_yaml(self.run.config.name, {**self.run.read_yaml(self.run.config.name), ROLLBACKS: number})
         self.voice.say(
             f"{reason}: back to the last healthy state, with a learning rate of {changed.lr:.2g}, a teacher "
             f"temperature of {changed.teacher_temperature:g} and a momentum of {changed.momentum:.5g}"
         )
-        return changed, origin
