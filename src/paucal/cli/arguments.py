@@ -22,6 +22,7 @@ ALIASES = {
     "--imgsz": "--img-size",
     "--out": "--output",
     "--ema": "--average",
+    "--monitor-data": "--monitor",  # torchrun takes the shorter name for the beginning of one of its own
 }
 
 

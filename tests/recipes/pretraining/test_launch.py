@@ -17,6 +17,7 @@ from paucal.cli.main import main
 from paucal.evaluation.collapse import Verdict
 from paucal.recipes.pretraining.launch import Stopped, pretrain_run, resume_pretraining
 from paucal.recipes.pretraining.settings import PretrainSettings
+from paucal.recipes.pretraining.watching import gentler
 from paucal.recipes.voice import Quiet
 from paucal.runs import RunFolder, read_weights
 from paucal.training import Plan
@@ -281,10 +282,22 @@ def test_rollback__goes_back_changes_the_settings_and_finishes(pictures, tmp_pat
     result = start(pictures, tmp_path / "run", on_collapse="rollback", lr=1e-3, momentum=0.99)
     config = yaml.safe_load((result.run / "config.yaml").read_text())
     settings, origin = config["settings"], config["origin"]
-    assert (config["rollbacks"], settings["lr"], settings["momentum"]) == (1, 5e-4, 0.995)
-    assert origin["lr"] == "rollback 1, after uniform output"
-    assert len(RunFolder(result.run).read_rows()) == 4
+    assert config["rollbacks"] == [{"epoch": 3.0, "kind": "uniform output", "sentence": "uniform output: all alike."}]
+    assert (settings["lr"], settings["teacher_temperature"]) == (1e-3, pytest.approx(0.03))
+    assert origin["teacher_temperature"] == "rollback 1, after uniform output"
+    assert [row["epoch"] for row in RunFolder(result.run).read_rows()] == [1, 2, 3, 4]
     assert "back to the last healthy state" in (result.run / "train.log").read_text()
+    assert summary_of(result.run)["verdicts"][0]["kind"] == "uniform output"
+    assert summary_of(result.run)["rollbacks"] == 1
+
+
+def test_rollback__pulls_away_from_what_was_found():
+    settings = PretrainSettings(lr=1e-3, momentum=0.99, teacher_temperature=0.04)
+    assert gentler(settings, "uniform output")["teacher_temperature"] < 0.04
+    constant = gentler(settings, "constant output")
+    assert constant["teacher_temperature"] > 0.04
+    for changes in (constant, gentler(settings, "divergence")):
+        assert (changes["lr"], changes["momentum"]) == (5e-4, pytest.approx(0.995))
 
 
 def test_verbs__do_not_resume_each_others_runs(finished, pictures, tmp_path):

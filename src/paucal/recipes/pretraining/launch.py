@@ -13,7 +13,7 @@ from paucal.data.loader import TrainLoader
 from paucal.data.normalisation import Normalisation
 from paucal.data.split_file import write_split
 from paucal.evaluation.deployed import saver
-from paucal.losses.collectives import rank, world_size
+from paucal.losses.collectives import world_size
 from paucal.recipes.checks import check_ranges
 from paucal.recipes.launch import Stopped, check_output, settings_as_yaml
 from paucal.recipes.loaders import step_loader
@@ -31,7 +31,6 @@ from paucal.recipes.processes import (
     is_first,
     lead_children_to,
     meet,
-    wait_for_all,
 )
 from paucal.recipes.resuming import reopen, store_changes, stored_settings
 from paucal.recipes.starting import RECORD, pin_start
@@ -129,10 +128,8 @@ def _follow(voice: Voice, callbacks: Sequence[Callback]) -> PretrainResult | Sto
 def _again(run: RunFolder, settings: PretrainSettings, origin: Mapping[str, str], voice: Voice) -> AssembledPretraining:
     """Assemble a run that exists for the stage it has reached."""
     assembled = replace(assemble(settings, origin, voice, run), origin=origin)
-    if lacks_tasks(run, assembled.objective):
-        if rank() == 0:
-            add_tasks(run, assembled.objective)
-        wait_for_all()
+    if is_first() and lacks_tasks(run, assembled.objective):  # the others are told of the run only afterwards
+        add_tasks(run, assembled.objective)
     return assembled
 
 
@@ -189,10 +186,8 @@ def _go(
                 outcome = _fit(run, assembled, voice, watching, callbacks)
                 if outcome.finished:
                     return conclude(run, assembled, outcome, watching, voice)
-                if watching.wants_a_change:
-                    if rank() == 0:
-                        watching.prepare_next()
-                    wait_for_all()
+                if watching.wants_a_change:  # which only the first process knows
+                    watching.prepare_next()
                 if not watching.wants_a_change or world_size() > 1:  # several processes have to be started anew
                     break
                 settings, origin = stored_settings(run, PretrainSettings)

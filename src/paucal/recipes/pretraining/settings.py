@@ -88,7 +88,7 @@ class PretrainSettings:
     monitor_images: int = option("images of the monitor to use, at most", 5000, group="watching")
     on_collapse: Literal["warn", "stop", "rollback"] = option(
         "what to do when the networks collapse: say so, stop, or go back to the last healthy state and on from there "
-        "with half the learning rate",
+        "with settings that pull the other way",
         "warn",
         group="watching",
     )

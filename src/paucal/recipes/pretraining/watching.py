@@ -3,17 +3,19 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from paucal.evaluation.collapse import Verdict, grace_period
 from paucal.recipes.pretraining.assembly import AssembledPretraining
 from paucal.recipes.pretraining.monitor import NAME
+from paucal.recipes.pretraining.settings import PretrainSettings
 from paucal.recipes.pretraining.watcher import CollapseWatcher
 from paucal.recipes.processes import is_first
 from paucal.recipes.resuming import store_changes
 from paucal.recipes.voice import Voice
-from paucal.runs import RunFolder
+from paucal.runs import RunFolder, load_checkpoint
 from paucal.training import Watch
 
 MOST_ROLLBACKS = 2
@@ -83,9 +85,13 @@ class Watching:
         return self._joins or self._can_roll_back()
 
     @property
-    def rollbacks(self) -> int:
-        """Times the run has gone back to a healthy state."""
-        return int(self.run.read_yaml(self.run.config.name).get(ROLLBACKS, 0))
+    def rollbacks(self) -> list[dict[str, Any]]:
+        """What was found each time the run has gone back to a healthy state: "epoch", "kind", "sentence"."""
+        return list(self.run.read_yaml(self.run.config.name).get(ROLLBACKS, []))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return when verdicts changed, those that were undone included; see `CollapseWatcher.history`."""
+        return [*self.rollbacks, *self.watcher.history()]
 
     def prepare_next(self) -> None:
         """Change what has to be changed before the run goes on; for the first process."""
@@ -108,24 +114,36 @@ class Watching:
     def _can_roll_back(self) -> bool:
         settings = self.assembled.settings
         collapsed = self._verdict is not None and settings.on_collapse == "rollback"
-        return collapsed and self.rollbacks < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
+        return collapsed and len(self.rollbacks) < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
 
     def _roll_back(self) -> None:
-        """Go back to the last healthy state, with half the rate and a teacher that is sharper and slower."""
-        assert self._verdict is not None
+        """Go back to the last healthy state, with settings that pull away from what was found."""
+        verdict = self._verdict
+        assert verdict is not None
         settings, origin = self.assembled.settings, dict(self.assembled.origin)
         shutil.copyfile(self.run.last.with_name(HEALTHY), self.run.last)
-        number = self.rollbacks + 1
-        changed = replace(
-            settings,
-            lr=(settings.lr or 0.0) / 2,
-            teacher_temperature=min(settings.teacher_temperature or 0.07, settings.warmup_teacher_temperature),
-            momentum=1 - (1 - (settings.momentum or 0.0)) / 2,
-        )
-        reason = f"rollback {number}, after {self._verdict.kind}"
-        store_changes(self.run, changed, origin | dict.fromkeys(("lr", "teacher_temperature", "momentum"), reason))
-        self.run.write_yaml(self.run.config.name, {**self.run.read_yaml(self.run.config.name), ROLLBACKS: number})
-        self.voice.say(
-            f"{reason}: back to the last healthy state, with a learning rate of {changed.lr:.2g}, a teacher "
-            f"temperature of {changed.teacher_temperature:g} and a momentum of {changed.momentum:.5g}"
-        )
+        rows = self.run.read_rows()
+        found = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
+        reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
+        changes = gentler(settings, verdict.kind)
+        store_changes(self.run, replace(settings, **changes), origin | dict.fromkeys(changes, reason))
+        config = self.run.read_yaml(self.run.config.name)
+        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS: [*self.rollbacks, found]})
+        # What was undone must not count against what follows.
+        self.run.write_rows(load_checkpoint(self.run.last)["callbacks"]["RunKeeper"]["rows"])
+        values = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in changes.items())
+        self.voice.say(f"{reason}: back to the last healthy state, with {values}")
+
+
+def gentler(settings: PretrainSettings, kind: str) -> dict[str, float]:
+    """Return the settings to change after a collapse.
+
+    Sharpening works against uniform answers and centring against a constant one, so these two need opposite changes of
+    the teacher's temperature (DINO, section 5.3); all but the first need a calmer student and teacher.
+    """
+    temperature = settings.teacher_temperature or 0.07
+    if kind == "uniform output":
+        start = min(settings.warmup_teacher_temperature, 0.75 * temperature)
+        return {"teacher_temperature": 0.75 * temperature, "warmup_teacher_temperature": start}
+    calmer = {"lr": (settings.lr or 0.0) / 2, "momentum": 1 - (1 - (settings.momentum or 0.0)) / 2}
+    return {"teacher_temperature": 1.25 * temperature, **calmer} if kind == "constant output" else calmer
