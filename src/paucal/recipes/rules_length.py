@@ -42,7 +42,8 @@ def lr(facts: Facts, settings: TrainSettings) -> Choice:
     published = recipe_rate(settings, batch)
     if published is not None:
         return published
-    anchor, source = (64, "tried for this small model") if settings.model == "vit_mini" else (1024, "the paper's")
+    small = settings.model in ("vit_mini", "dhvt_mini")
+    anchor, source = (64, "tried for small models") if small else (1024, "the paper's")
     peak = 1e-3
     if settings.init is not None:
         peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"

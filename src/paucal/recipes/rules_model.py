@@ -15,10 +15,11 @@ Choice = tuple[Any, str]
 SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
 PAPER = "the paper's value"
 PAPER_PAIRS, PAPER_HIDDEN = 64, 512
+MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
 
 
 def model(facts: Facts, settings: TrainSettings) -> Choice:
-    """A small backbone for small images, else the paper's."""
+    """The start's; from scratch the transformer that was best where it was measured (docs/which_model.md)."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
     if facts.start is not None:
@@ -26,9 +27,12 @@ def model(facts: Facts, settings: TrainSettings) -> Choice:
     size = settings.img_size[0] if settings.img_size else facts.hinted_size or facts.median_side
     if (settings.recipe or "").startswith("dhvt"):
         return dhvt_variant(size, facts.n_classes)
-    if size <= SMALL:
+    if size < 32:
         return "vit_mini", f"images of {size} pixels: a small transformer with a convolutional stem"
-    return "swin_tiny_patch4_window7_224", "the DrLoc paper's main backbone"
+    if size <= SMALL:
+        return "dhvt_mini", f"images of {size} pixels, from scratch: {MEASURED}"
+    name, why = dhvt_variant(size, facts.n_classes)
+    return name, f"{why}; from scratch {MEASURED}"
 
 
 def model_args(facts: Facts, settings: TrainSettings) -> Choice:
@@ -62,9 +66,11 @@ def _sides(size: tuple[int, int]) -> list[int]:
 
 
 def drop_path(facts: Facts, settings: TrainSettings) -> Choice:
-    """The paper's 0.2 for Swin; its other backbones have none."""
+    """The papers' 0.2 for Swin and 0.1 for DHVT; DrLoc's other backbones have none."""
     if (settings.model or "").startswith("swin"):
         return 0.2, "the paper's value for Swin"
+    if (settings.model or "").startswith(("dhvt_tiny", "dhvt_small")):
+        return 0.1, "the DHVT paper's value"
     return 0.0, "the paper's value for backbones other than Swin"
 
 
