@@ -74,7 +74,7 @@ def watched_run(epochs: int, **options) -> tuple[CollapseWatcher, list[str], lis
     ids=["teacher too hot", "no centring", "momentum 0"],
 )
 def test_watcher__names_a_collapse_that_was_asked_for(options, kind, cause):
-    watcher, said, rows = watched_run(6, **options)
+    watcher, said, rows = watched_run(5, **options)
     assert watcher.verdict is not None, rows[-1]
     assert watcher.verdict.kind == kind
     assert cause in watcher.verdict.advice.split(". ")[0]
