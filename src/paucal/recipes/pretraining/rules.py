@@ -28,6 +28,7 @@ PAPER_MOMENTUM, PAPER_PROTOTYPES = 0.996, 65536
 NARROW = 256  # channels below which a backbone counts as small
 LONG = 100  # epochs from which a run's settings are the published ones
 MANY = 100_000  # images from which the published heads are left as they are
+QUICK_MODEL, QUICK_EPOCHS = ("embed_dim=64", "depth=3", "num_heads=2"), 12
 QUICKEST = 0.98  # teachers that follow faster let small runs collapse
 CPU_VIEWS = 150_000  # images seen in a run on a processor: an hour or so with a small model
 
@@ -43,8 +44,10 @@ def model(facts: Facts, settings: PretrainSettings) -> Choice:
 
 
 def model_args(facts: Facts, settings: PretrainSettings) -> Choice:
-    """Those of the start, so that its weights fit."""
+    """Those of the start, so that its weights fit; for the built-in images on a processor, a quick model's."""
     start = facts.start
+    if start is None and settings.model == "vit_mini" and facts.hinted_epochs and settings.device == "cpu":
+        return list(QUICK_MODEL), "a first look at this data set in about two minutes"
     if start is None or not start.model_args or settings.model != start.model:
         return None, ""
     return list(start.model_args), f"those of {start.where}"
@@ -125,9 +128,10 @@ def epochs(facts: Facts, settings: PretrainSettings) -> Choice:
     """The paper's views for larger sets, its 300 epochs for smaller ones, and what a processor can do."""
     if facts.n_train > PAPER_IMAGES:
         return max(1, round(PAPER_EPOCHS * PAPER_IMAGES / facts.n_train)), "as many images seen as EsViT's 300 epochs"
+    if facts.hinted_epochs:
+        return QUICK_EPOCHS, "a first look at this data set"
     if settings.device == "cpu":
         chosen = max(10, min(PAPER_EPOCHS, round(CPU_VIEWS / facts.n_train)))
-        chosen = min(chosen, facts.hinted_epochs or chosen)
         return chosen, f"what a processor can do; the paper's {PAPER_EPOCHS} are better"
     return PAPER_EPOCHS, PAPER
 
