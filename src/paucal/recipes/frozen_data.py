@@ -62,18 +62,14 @@ def open_data(
     with voice.progress("reading images") as advance:
         if target is not None and (folder := _voc(target, opening)) is not None:
             data = voc.open_voc(folder)
-        elif run is not None and (target is None or _is_own(run, target, opening)):
+        elif run is not None and not _is_pretrained(run) and (target is None or _is_own(run, target, opening)):
             images = open_again(run, advance, opening.download)
             data = judged_data(images, read_split(run.split, images), choice.metric)
         else:
-            chosen = TrainSettings(
-                data=str(target),
-                classes=opening.classes,
-                data_root=opening.data_root,
-                download=opening.download,
-                on_bad_image=opening.on_bad_image,
-            )
-            images = load_images(chosen, advance)
+            if run is not None and target is None:
+                images = open_again(run, advance, opening.download)
+            else:
+                images = load_images(_as_given(str(target), opening), advance)
             split = with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
             data = judged_data(images, split, choice.metric)
     return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)
@@ -87,6 +83,21 @@ def _voc(target: str, opening: DataSettings) -> Path | None:
     return path if voc.is_voc(path) else None
 
 
+def _as_given(target: str, opening: DataSettings) -> TrainSettings:
+    return TrainSettings(
+        data=target,
+        classes=opening.classes,
+        data_root=opening.data_root,
+        download=opening.download,
+        on_bad_image=opening.on_bad_image,
+    )
+
+
+def _is_pretrained(run: RunFolder) -> bool:
+    """Whether a run has learned without labels: then it has no parts of its own, and no label has leaked."""
+    return run.read_yaml(run.config.name).get("verb") == "pretrain"
+
+
 def _is_own(run: RunFolder, target: str, opening: DataSettings) -> bool:
     """Whether a target is what the run was trained on, so that its own parts must be kept."""
     stored: Any = run.read_yaml(run.config.name).get("settings", {})
@@ -95,14 +106,14 @@ def _is_own(run: RunFolder, target: str, opening: DataSettings) -> bool:
 
 
 def require_unseen(data: JudgedData, models: Sequence[str]) -> None:
-    """Refuse test images that one of the runs was trained on or chosen by.
+    """Refuse test images whose labels one of the runs was trained on or chosen by.
 
     Raises:
         UserError: there are such.
     """
     for name in models:
         run = find_run(name)
-        if run is None or not run.split.is_file():
+        if run is None or not run.split.is_file() or _is_pretrained(run):
             continue
         stored: Any = run.read_yaml(run.config.name).get("settings", {})
         again = stored.get("data") if isinstance(stored, dict) else None

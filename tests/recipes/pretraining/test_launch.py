@@ -147,6 +147,17 @@ def test_start__goes_into_student_and_teacher(finished, pictures, tmp_path):
         assert all(torch.equal(seen[f"{network}.backbone.model.{name}"], value) for name, value in weights.items())
 
 
+def test_frozen_features__are_judged_on_the_images_it_has_seen_without_labels(pictures, tmp_path, capsys):
+    for number, path in enumerate(sorted(pictures.rglob("*.png"))):
+        folder = tmp_path / "data" / ("test" if number % 3 == 0 else "train") / ("a", "b")[number // 3 % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / path.name).write_bytes(path.read_bytes())
+    run = start(tmp_path / "data", tmp_path / "run", epochs=1).run
+    for words in ([str(tmp_path / "data")], []):
+        assert main(["eval", str(run), *words, "--protocol", "knn", "--output", str(tmp_path / f"e{len(words)}")]) == 0
+        assert "the table lies in" in capsys.readouterr().out
+
+
 def test_test_images__of_the_data_are_left_out(pictures, tmp_path):
     for number, path in enumerate(sorted(pictures.rglob("*.png"))):
         folder = tmp_path / "data" / ("test" if number % 3 == 0 else "train") / "any"
