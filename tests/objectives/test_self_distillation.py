@@ -14,7 +14,7 @@ from paucal.objectives import SelfDistillation, SelfDistillationOptions
 from paucal.objectives.crop_mixing import mixed_crops, mixed_targets
 from paucal.objectives.distilled_network import same_size
 from paucal.objectives.projection_head import ProjectionHead
-from paucal.objectives.self_distillation import clip_each
+from paucal.objectives.self_distillation import clip_each, mean_score
 from paucal.training import WarmupThenCosine
 from paucal.types import Batch, Crops, Progress, UserError
 from vectors import fill
@@ -121,6 +121,16 @@ def test_teacher__starts_as_the_student_without_drop_path_and_follows_it():
     momentum = 1 - 0.004 * 0.5  # half of the way: the step that was made is number 50 of 100
     for name, value in objective.teacher.named_parameters():
         torch.testing.assert_close(value, before[name] + (1 - momentum), rtol=0, atol=1e-6)
+
+
+def test_mean_score__is_in_full_precision_under_autocast():
+    generator = torch.Generator().manual_seed(0)
+    rows, prototypes = torch.randn(4, 3, 16, generator=generator), torch.randn(50, 16, generator=generator)
+    expected = (rows @ prototypes.T).mean((0, 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mean_score(rows, prototypes)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_centre__is_that_of_all_micro_batches_and_moves_once_a_step():

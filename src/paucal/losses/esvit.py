@@ -11,6 +11,7 @@ size.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -71,7 +72,7 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
         `rows` (B, sum of T_v, teacher crops), `weights` (sum of T_v, teacher crops).
     """
     pair = _pair_weights(len(teacher), len(student), student[0].device)
-    starts = torch.tensor([0, *[part.shape[1] for part in teacher[:-1]]]).cumsum(0).tolist()
+    starts = list(accumulate([part.shape[1] for part in teacher[:-1]], initial=0))
     rows, weights = [], []
     for number, cells in enumerate(student):
         matched = [match_regions(cells, goal, similarity) + start for goal, start in zip(teacher, starts, strict=True)]

@@ -160,8 +160,7 @@ class SelfDistillation(Objective):
     def _compare(self, name: str, task: _Task, temperature: float) -> Tensor:
         with torch.no_grad():
             goal, prototypes = self.teacher.project(name, task.teacher), self.teacher.prototypes(name)
-            # Scores are linear in the projections, so their mean needs no scores.
-            mean = goal.float().flatten(0, 1).mean(0) @ prototypes.float().T
+            mean = mean_score(goal, prototypes)
         if self.training:
             self._means.setdefault(name, []).append(mean)
         sharpness = Sharpness(self.options.student_temperature, temperature, self._centre(name))
@@ -201,6 +200,19 @@ def name_of(task: str, scalar: str) -> str:
 
 def _middle(cells: Tensor) -> Tensor:
     return cells[:, cells.shape[1] // 2]
+
+
+def mean_score(projections: Tensor, prototypes: Tensor) -> Tensor:
+    """Return the (K,) mean over all rows of their scores, in float32 also inside autocast.
+
+    Scores are linear in the projections, so their mean needs no scores.
+
+    Args:
+        projections: (B, R, D).
+        prototypes: (K, D).
+    """
+    with torch.autocast(projections.device.type, enabled=False):
+        return projections.float().flatten(0, 1).mean(0) @ prototypes.float().T
 
 
 def crop_size(group: Crops) -> Size:
