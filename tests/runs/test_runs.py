@@ -9,6 +9,7 @@ from paucal.runs import (
     RunFolder,
     create_run,
     describe_environment,
+    keep_as,
     load_checkpoint,
     open_run,
     read_weights,
@@ -37,6 +38,23 @@ def test_atomic_write__keeps_the_old_content_when_the_writer_fails(tmp_path):
         write_atomically(path, broken)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_kept_file__stays_what_it_was_when_the_source_is_replaced(links, tmp_path, monkeypatch):
+    def no_links(*_):
+        raise OSError("this disk has no hard links")
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    source, kept = tmp_path / "last", tmp_path / "healthy"
+    for content in (b"first", b"second"):
+        write_atomically(source, lambda file, content=content: file.write(content))
+        keep_as(source, kept)
+        keep_as(source, kept)  # the two names are then of one file
+        write_atomically(source, lambda file: file.write(b"later"))
+        assert kept.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["healthy", "last"]
 
 
 def test_text__brings_back_file_names_of_any_bytes(tmp_path):

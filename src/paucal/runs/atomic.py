@@ -1,6 +1,7 @@
 """Writing files so that a reader never finds half of one, whatever interrupts the writer."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +21,23 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def keep_as(source: Path, path: Path) -> None:
+    """Let `path` hold what `source` holds now, whatever becomes of `source` later; atomic as `write_atomically`.
+
+    Files that are only ever replaced as a whole need no copy: a second name is enough, where the disk has such.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
