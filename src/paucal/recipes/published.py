@@ -3,15 +3,13 @@
 A recipe wins over values chosen from the data and gives way to a config file and to flags.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 
 from paucal.recipes import published_dhvt, published_drloc, published_token_labeling
-from paucal.recipes.recipe import Recipe
+from paucal.recipes.recipe import Recipe, find_recipe
 from paucal.recipes.rules_images import UNMIXED
 from paucal.recipes.settings import TrainSettings
-from paucal.types import UserError
 
 RECIPES: dict[str, Recipe] = {
     **published_drloc.RECIPES,
@@ -48,11 +46,7 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     name = settings.recipe
     if name is None:
         return settings, dict(given)
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise UserError(f"--recipe: {name!r} is unknown, expected one of {', '.join(RECIPES)}{hint}")
-    values = {key: value for key, value in RECIPES[name].settings.items() if key not in given}
+    values = {key: value for key, value in find_recipe(RECIPES, name).settings.items() if key not in given}
     if given.get("method") and "drloc" not in (settings.method, *(settings.add or ())):
         values = {key: value for key, value in values.items() if not key.startswith("drloc_")}
     if given.get("method") and settings.method not in UNMIXED:
@@ -63,7 +57,4 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
 def recipe_rate(settings: TrainSettings, batch: int) -> tuple[float, str] | None:
     """Return the learning rate that a recipe has for a number of images per step, and why; None without one."""
     recipe = RECIPES.get(settings.recipe or "")
-    if recipe is None or recipe.lr_per_512 is None:
-        return None
-    rate = recipe.lr_per_512 * batch / 512
-    return rate, f"recipe {settings.recipe}: {recipe.lr_per_512:g} for 512 images in a step, here {batch}"
+    return None if recipe is None else recipe.rate(settings.recipe or "", batch)

@@ -4,14 +4,12 @@ The published settings are those of the program's released runs (its README, its
 list of arguments for Swin-T): two global crops of 224 and eight local ones of 96 pixels, AdamW, 300 epochs.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from paucal.recipes.pretraining.settings import PretrainSettings
-from paucal.recipes.recipe import Recipe
-from paucal.types import UserError
+from paucal.recipes.recipe import Recipe, find_recipe
 
 _CROPS: dict[str, Any] = {
     "img_size": [224],
@@ -150,11 +148,7 @@ def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[P
     name = settings.recipe
     if name is None:
         return settings, dict(given)
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise UserError(f"--recipe: {name!r} is unknown, expected one of {', '.join(RECIPES)}{hint}")
-    values = {key: value for key, value in RECIPES[name].settings.items() if key not in given}
+    values = {key: value for key, value in find_recipe(RECIPES, name).settings.items() if key not in given}
     if settings.tasks == "view" and "tasks" in given:
         values.pop("region_after", None)
     return replace(settings, **values), {**given, **dict.fromkeys(values, f"recipe {name}")}

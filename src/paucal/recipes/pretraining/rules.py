@@ -141,9 +141,9 @@ def lr(facts: Facts, settings: PretrainSettings) -> Choice:
     training = settings.as_training()
     batch, dim = effective_batch(training), backbone_shape(training).dim
     recipe = RECIPES.get(settings.recipe or "")
-    if recipe is not None and recipe.lr_per_512 is not None:
-        rate = recipe.lr_per_512
-        return rate * batch / 512, f"recipe {settings.recipe}: {rate:g} for 512 images in a step, here {batch}"
+    published = None if recipe is None else recipe.rate(settings.recipe or "", batch)
+    if published is not None:
+        return published
     if batch >= PAPER_BATCH:
         return round(5e-4 * batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {batch}"
     anchor, source = (64, "tried for small backbones") if dim < NARROW else (PAPER_BATCH, "EsViT's")
