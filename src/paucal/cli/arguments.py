@@ -64,6 +64,34 @@ def add_settings(parser: ArgumentParser, settings: type, skip: Sequence[str] = (
         _add_flag(group, item, hints[item.name])
 
 
+def parse_run(
+    verb: str, description: str, settings: type, argv: Sequence[str]
+) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
+    """Parse the arguments of a verb that makes a run: one flag per setting, and what all runs have in common.
+
+    Returns:
+        All values, the origin of each that was given, and the settings among those.
+
+    Raises:
+        UserError: as `parse` does.
+    """
+    parser, known = new_parser(verb, description), {item.name: item for item in fields(settings)}
+    # Two names for one thing: a positional argument that is left out would hide the value of a config.
+    help_of_data = known["data"].metadata["help"]
+    parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
+    parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
+    parser.add_argument("--config", action="config", help="YAML file of settings; flags win over it")
+    parser.add_argument(
+        "--resume", nargs="?", const="runs", type=str | None, metavar="RUN", help="go on with a stopped run"
+    )
+    parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
+    add_settings(parser, settings, skip=["data"])
+    values, given = parse(parser, argv)
+    if given.pop("subject", None):
+        values.data, given["data"] = values.subject, "flag"
+    return values, given, {name: getattr(values, name) for name in given if name in known}
+
+
 def _add_flag(group: Any, item: Field, hint: Any) -> None:
     flags = [flag(item.name), *(short for short, long in ALIASES.items() if long == flag(item.name))]
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
