@@ -2,89 +2,22 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import pytest
 import timm
 import torch
 import yaml
 from lightning.pytorch import Callback
-from PIL import Image
 
 import paucal
 from paucal.cli.main import main
-from paucal.evaluation.collapse import Verdict
-from paucal.recipes.pretraining.launch import Stopped, pretrain_run, resume_pretraining
+from paucal.recipes.pretraining import assembly
+from paucal.recipes.pretraining.launch import Stopped, resume_pretraining
 from paucal.recipes.pretraining.settings import PretrainSettings
-from paucal.recipes.pretraining.watching import gentler
 from paucal.recipes.voice import Quiet
 from paucal.runs import RunFolder, read_weights
-from paucal.training import Plan
 from paucal.types import UserError
-
-SMALL = {
-    "model": "swin_tiny_patch4_window7_224",
-    "model_args": ["patch_size=4", "embed_dim=16", "depths=[2, 2]", "num_heads=[2, 2]", "window_size=4"],
-    "img_size": [32],
-    "local_crops": [2],
-    "local_size": [16],
-    "out_dim": 32,
-    "hidden_dim": 24,
-    "bottleneck_dim": 8,
-    "epochs": 4,
-    "batch_size": 8,
-    "drop_path": 0.1,
-    "tasks": "view+region",
-    "device": "cpu",
-}
-
-
-class StopAfter(Callback):
-    """Asks for a stop, as a signal would, before a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step >= self.step - 1:
-            next(c for c in trainer.callbacks if type(c).__name__ == "StopSignal").received = True
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """24 pictures in folders of any depth, without labels."""
-    root, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for number in range(24):
-        folder = root / "some" / ("deep/er" if number % 2 else "")
-        folder.mkdir(parents=True, exist_ok=True)
-        small = draw.integers(0, 255, (6, 8, 3), dtype=np.uint8)
-        Image.fromarray(small).resize((48, 40)).save(folder / f"{number}.png")
-    return root
-
-
-def start(pictures, output, callbacks=(), **changes):
-    settings = PretrainSettings(data=str(pictures), output=str(output), **{**SMALL, **changes})
-    return pretrain_run(settings, dict.fromkeys([*SMALL, *changes, "data", "output"], "flag"), Quiet(), callbacks)
-
-
-def summary_of(run):
-    return json.loads((run / "summary.json").read_text())
-
-
-def state(run):
-    return torch.load(RunFolder(run).last, weights_only=True)
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.fixture(scope="module")
-def finished(pictures, tmp_path_factory):
-    result = start(pictures, tmp_path_factory.mktemp("runs") / "one")
-    assert not isinstance(result, Stopped)
-    return result
+from recipes.pretraining.short_runs import StopAfter, same, start, state, summary_of
 
 
 def test_run__leaves_everything_and_says_how_it_went(finished):
@@ -147,6 +80,28 @@ def test_start__goes_into_student_and_teacher(finished, pictures, tmp_path):
         assert all(torch.equal(seen[f"{network}.backbone.model.{name}"], value) for name, value in weights.items())
 
 
+def test_timm_weights__are_asked_for_under_the_name_that_timm_has_them_by(pictures, tmp_path, monkeypatch):
+    asked = []
+
+    def remember(start, settings, objective, classes):
+        asked.append((settings.init, settings.model))
+
+    monkeypatch.setattr(assembly, "load_start", remember)
+    start(pictures, tmp_path / "run", init="timm", callbacks=[StopAfter(1)])
+    assert asked == [("timm", "swin_tiny_patch4_window7_224")]
+
+
+def test_monitor__is_found_again_from_elsewhere(pictures, tmp_path, monkeypatch):
+    for number, path in enumerate(sorted(pictures.rglob("*.png"))):
+        folder = tmp_path / "labelled" / ("a", "b")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / path.name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    stopped = start(pictures, tmp_path / "run", monitor="labelled", callbacks=[StopAfter(1)])
+    stored = yaml.safe_load((stopped.run / "config.yaml").read_text())["settings"]["monitor"]
+    assert stored == str(tmp_path / "labelled")
+
+
 def test_frozen_features__are_judged_on_the_images_it_has_seen_without_labels(pictures, tmp_path, capsys):
     for number, path in enumerate(sorted(pictures.rglob("*.png"))):
         folder = tmp_path / "data" / ("test" if number % 3 == 0 else "train") / ("a", "b")[number // 3 % 2]
@@ -174,35 +129,6 @@ def test_test_images__of_the_data_are_left_out(pictures, tmp_path):
 def test_classifying__with_it_is_refused_with_what_to_do_instead(verb, finished, pictures, capsys):
     assert main([verb, str(finished.run), str(pictures)]) == 2
     assert "has no classifier" in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_command_line__refuses_mistakes_with_exit_code_2(pictures, tmp_path, capsys):
-    output = str(tmp_path / "run")
-    for words, sentence in (
-        (["--modle", "x"], "did you mean --model"),
-        (["--local-crops", "two"], "--local-crops"),
-        (["--tasks", "cells"], "--tasks"),
-        (["--recipe", "esvit"], "--recipe"),
-        (["--batch-size", "500"], "a step takes 500 images"),
-        (["--resume", output], "leave out --output"),
-    ):
-        assert main(["pretrain", str(pictures), "--output", output, *words]) == 2
-        message = capsys.readouterr().err.replace("\n", " ")
-        assert sentence in message
-        assert "Traceback" not in message
-    assert not (tmp_path / "run").exists()
-    assert main(["pretrain", "--resume", str(tmp_path)]) == 2
-    assert "holds no run" in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_print_config__can_be_given_back(pictures, tmp_path, capsys):
-    assert main(["pretrain", str(pictures), "--batch-size", "8", "--print-config"]) == 0
-    text = capsys.readouterr().out
-    assert "batch_size: 8  # flag" in text
-    (tmp_path / "c.yaml").write_text(text)
-    assert main(["pretrain", "--config", str(tmp_path / "c.yaml"), "--print-config"]) == 0
-    again = yaml.safe_load(capsys.readouterr().out)
-    assert again == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("step", [2, 7])
@@ -256,108 +182,12 @@ def test_region_task__joins_with_the_moments_kept(pictures, tmp_path):
     assert "objective.student.heads.region.mlp.0.weight" in state(result.run)["state_dict"]
 
 
-def sick_at(epoch, times):
-    """A judge that finds a collapse at an epoch, so many times."""
-    left = [times]
-
-    def judge(rows, **_):
-        if rows and len(rows) >= epoch and left[0]:
-            left[0] -= 1
-            return Verdict("uniform output", "uniform output: all alike.", "lower the temperature.")
-        return None
-
-    return judge
-
-
-def test_stop__ends_a_collapsed_run_and_says_why(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.recipes.pretraining.watcher.judge", sick_at(2, 9))
-    stopped = start(pictures, tmp_path / "run", on_collapse="stop")
-    assert isinstance(stopped, Stopped)
-    assert stopped.step == 6
-    log = (stopped.run / "train.log").read_text()
-    assert "stopped because of uniform output: all alike." in log
-    assert "lower the temperature." in log
-
-
-def test_warn__goes_on_and_the_report_says_it(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.recipes.pretraining.watcher.judge", sick_at(2, 99))
-    result = start(pictures, tmp_path / "run")
-    assert result.verdict.kind == "uniform output"
-    assert "uniform output" in (result.run / "report.html").read_text()
-
-
-def test_rollback__goes_back_changes_the_settings_and_finishes(pictures, tmp_path, monkeypatch):
-    # A healthy row is judged twice, for a verdict and for first signs; the third epoch is sick, and only once.
-    monkeypatch.setattr("paucal.recipes.pretraining.watcher.judge", sick_at(3, 1))
-    monkeypatch.setattr("paucal.recipes.plans.Plan", partial(Plan, save_seconds=0.0))
-    result = start(pictures, tmp_path / "run", on_collapse="rollback", lr=1e-3, momentum=0.99)
-    config = yaml.safe_load((result.run / "config.yaml").read_text())
-    settings, origin = config["settings"], config["origin"]
-    assert config["rollbacks"] == [{"epoch": 3.0, "kind": "uniform output", "sentence": "uniform output: all alike."}]
-    assert (settings["lr"], settings["teacher_temperature"]) == (1e-3, pytest.approx(0.03))
-    assert origin["teacher_temperature"] == "rollback 1, after uniform output"
-    assert [row["epoch"] for row in RunFolder(result.run).read_rows()] == [1, 2, 3, 4]
-    assert "back to the last healthy state" in (result.run / "train.log").read_text()
-    assert summary_of(result.run)["verdicts"][0]["kind"] == "uniform output"
-    assert summary_of(result.run)["rollbacks"] == 1
-
-
-def test_rollback__pulls_away_from_what_was_found():
-    settings = PretrainSettings(lr=1e-3, momentum=0.99, teacher_temperature=0.04)
-    assert gentler(settings, "uniform output")["teacher_temperature"] < 0.04
-    constant = gentler(settings, "constant output")
-    assert constant["teacher_temperature"] > 0.04
-    for changes in (constant, gentler(settings, "divergence")):
-        assert (changes["lr"], changes["momentum"]) == (5e-4, pytest.approx(0.995))
-
-
 def test_verbs__do_not_resume_each_others_runs(finished, pictures, tmp_path):
     stopped = start(pictures, tmp_path / "run", [StopAfter(2)])
     from paucal.recipes.launch import resume_run
 
     with pytest.raises(UserError, match="was made by 'paucal pretrain'"):
         resume_run(stopped.run, Quiet())
-
-
-WRONG = {
-    "batch": ({"batch_size": 32}, "a step takes 32 images and there are 24"),
-    "crop": ({"model": "vit_tiny_patch16_224", "model_args": None, "local_size": [6]}, "does not run at"),
-    "counts": ({"local_crops": [2, 2]}, "give one number for each size"),
-    "pair": ({"global_crops": 1, "local_crops": [0]}, "make no pair"),
-    "scale": ({"local_scale": [0.5, 0.2]}, "two shares of the area"),
-    "mixup": ({"mixup": 0.8}, "no one counterpart"),
-    "recipe": ({"recipe": "esvit-swin-tine"}, "did you mean 'esvit-swin-tiny'"),
-    "temperature": ({"teacher_temperature": 0.0}, "expected a number above 0"),
-    "late": ({"region_after": 4}, "leaves none of the 4 epochs"),
-    "contrary": ({"region_after": 2, "tasks": "view"}, "give one of them"),
-    "blur": ({"blur": [2.0]}, "--blur"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_settings__are_refused_before_anything_is_written(name, pictures, tmp_path):
-    changes, words = WRONG[name]
-    with pytest.raises(UserError, match=words):
-        start(pictures, tmp_path / "run", **changes)
-    assert not (tmp_path / "run").exists()
-
-
-def test_one_image__is_too_few(pictures, tmp_path):
-    folder = tmp_path / "one"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(next(pictures.rglob("*.png")).read_bytes())
-    with pytest.raises(UserError, match="there is 1 image"):
-        start(folder, tmp_path / "run")
-
-
-def test_monitor__of_one_class_is_refused_before_anything_is_written(pictures, tmp_path):
-    folder = tmp_path / "labelled" / "only"
-    folder.mkdir(parents=True)
-    for path in pictures.rglob("*.png"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(UserError, match="class"):
-        start(pictures, tmp_path / "run", monitor=str(folder.parent))
-    assert not (tmp_path / "run").exists()
 
 
 def test_settings__of_a_run_can_be_used_again(finished):

@@ -37,6 +37,8 @@ from paucal.runs import RunFolder
 from paucal.training import Optimization, Plan, WarmupThenCosine
 from paucal.types import Crops, UserError
 
+OWN = "esvit_"  # before timm's names
+
 
 @dataclass(frozen=True)
 class AssembledPretraining:
@@ -105,7 +107,8 @@ def assemble(
     card = Card(spec, (), Preprocessing(image_size(training), ratio, "bicubic", statistics.mean, statistics.std))
     views(settings, statistics)  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
-    loaded = load_start(start, training, objective, ())
+    # timm knows the weights of a Swin under its own name.
+    loaded = load_start(start, replace(training, model=timm_name(settings.model or "")), objective, ())
     plan = training_plan(training, facts)
     remarks = [*images.notes, *renamed, *check_plan(training, facts), *(loaded.lines() if loaded else ()), *notes]
     return AssembledPretraining(
@@ -154,13 +157,23 @@ def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, 
 
     The weights have timm's names and shapes, and timm's own Swin loads them strictly.
     """
-    name = f"esvit_{settings.model}"
-    if not (settings.model or "").startswith("swin_") or name not in timm.list_models("esvit_*"):
+    name = f"{OWN}{settings.model}"
+    if timm_name(name) == name:
         return settings, []
     text = (
         f"{settings.model} is built as {name}, which pads before it shifts; timm's {settings.model} loads its weights"
     )
     return replace(settings, model=name), [text]
+
+
+def timm_name(name: str) -> str:
+    """Return the name under which timm has a Swin that is built in EsViT's order; other names stay.
+
+    Example:
+        >>> timm_name("esvit_swin_tiny_patch4_window7_224"), timm_name("esvit_cvt_tiny")
+        ('swin_tiny_patch4_window7_224', 'esvit_cvt_tiny')
+    """
+    return name.removeprefix(OWN) if name.startswith(f"{OWN}swin_") and name in timm.list_models() else name
 
 
 def crop_groups(settings: PretrainSettings) -> list[Crops]:

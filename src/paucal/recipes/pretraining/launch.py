@@ -33,6 +33,7 @@ from paucal.recipes.processes import (
     meet,
 )
 from paucal.recipes.resuming import reopen, store_changes, stored_settings
+from paucal.recipes.settings import TrainSettings
 from paucal.recipes.starting import RECORD, pin_start
 from paucal.recipes.voice import Mute, Quiet, Voice
 from paucal.runs import RunFolder, create_run, describe_environment, write_atomically
@@ -138,7 +139,10 @@ def _check_and_assemble(settings: PretrainSettings, given: Mapping[str, str], vo
     check_ranges(settings)
     check_output(settings.output, settings.overwrite)
     pinned = pin_start(pin_data(settings.as_training()))
-    settings = replace(settings, data=pinned.data, data_root=pinned.data_root, init=pinned.init)
+    changes = {"data": pinned.data, "data_root": pinned.data_root, "init": pinned.init}
+    if settings.monitor is not None:
+        changes["monitor"] = pin_data(TrainSettings(data=settings.monitor, data_root=settings.data_root)).data
+    settings = replace(settings, **changes)
     return assemble(settings, given, voice)
 
 
@@ -186,9 +190,10 @@ def _go(
                 outcome = _fit(run, assembled, voice, watching, callbacks)
                 if outcome.finished:
                     return conclude(run, assembled, outcome, watching, voice)
-                if watching.wants_a_change:  # which only the first process knows
+                changes = watching.wants_a_change  # which only the first process knows
+                if changes:
                     watching.prepare_next()
-                if not watching.wants_a_change or world_size() > 1:  # several processes have to be started anew
+                if not changes or world_size() > 1:  # several processes have to be started anew
                     break
                 settings, origin = stored_settings(run, PretrainSettings)
                 assembled = _again(run, settings, origin, voice)

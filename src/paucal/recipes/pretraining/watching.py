@@ -1,6 +1,5 @@
 """What happens at the end of each epoch of a pre-training run, and when it asks to be changed."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from paucal.recipes.pretraining.watcher import CollapseWatcher
 from paucal.recipes.processes import is_first
 from paucal.recipes.resuming import store_changes
 from paucal.recipes.voice import Voice
-from paucal.runs import RunFolder, load_checkpoint
+from paucal.runs import RunFolder, keep_as, load_checkpoint
 from paucal.training import Watch
 
 MOST_ROLLBACKS = 2
@@ -102,14 +101,14 @@ class Watching:
 
     def last_words(self) -> list[str]:
         """Return what to say of a run that stays stopped."""
-        if self._verdict is None:
+        if self._verdict is None or self.assembled.settings.on_collapse == "warn":
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _keep_healthy(self) -> None:
         """Keep the saved state of before this epoch, which has been found healthy, under a second name."""
         if self.assembled.settings.on_collapse == "rollback" and self.run.last.exists():
-            shutil.copyfile(self.run.last, self.run.last.with_name(HEALTHY))
+            keep_as(self.run.last, self.run.last.with_name(HEALTHY))
 
     def _can_roll_back(self) -> bool:
         settings = self.assembled.settings
@@ -121,7 +120,7 @@ class Watching:
         verdict = self._verdict
         assert verdict is not None
         settings, origin = self.assembled.settings, dict(self.assembled.origin)
-        shutil.copyfile(self.run.last.with_name(HEALTHY), self.run.last)
+        keep_as(self.run.last.with_name(HEALTHY), self.run.last)
         rows = self.run.read_rows()
         found = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
         reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
