@@ -9,6 +9,7 @@ results are compared first.
 """
 
 import argparse
+import copy
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,7 @@ def make_maps(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[
     """Return plain inference, and what `paucal label` does with a batch."""
     model = timm.create_model(options.teacher, num_classes=CLASSES).eval().to(options.device)
     images = torch.randn(options.images, 3, options.size, options.size, device=options.device)
-    teacher = DenseTeacher(model, (options.size, options.size))
+    teacher = DenseTeacher(copy.deepcopy(model), (options.size, options.size))
     names = tuple(str(number) for number in range(CLASSES))
     keys = [str(number) for number in range(options.images)]
     writer = MapWriter(folder, MapFacts("a teacher", names, teacher.grid, TOP), keys, keys)

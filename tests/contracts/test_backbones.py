@@ -54,6 +54,15 @@ def test_forward__gives_finite_logits_that_depend_on_the_image_alone(name):
 
 
 @each
+def test_forward__is_the_same_with_convolutions_laid_out_channels_last(name):
+    model, x = build(name), images(reduced(name).size, 2)
+    expected = logits(model, x)
+    last = model.to(memory_format=torch.channels_last)
+    close(logits(last, x), expected)
+    close(logits(last, x.to(memory_format=torch.channels_last)), expected)
+
+
+@each
 def test_forward__takes_other_sizes(name):
     model, others = build(name), reduced(name).others
     if reduced(name).bound:

@@ -49,6 +49,19 @@ def test_cells__average_to_the_image_where_the_classifier_is_linear(name, argume
     assert maps.std((2, 3)).min() > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("resnet18", {}), ("convnext_atto", {}), ("vit_tiny_patch16_224", VIT)]
+)
+@torch.no_grad()
+def test_convolutions__laid_out_for_speed_give_the_models_own_answers(name, arguments):
+    torch.manual_seed(0)
+    plain = timm.create_model(name, num_classes=7, **arguments).eval()
+    dense = teacher(name, **arguments)
+    first = next(layer for layer in dense.modules() if isinstance(layer, nn.Conv2d))
+    assert first.weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(dense(images())[1], plain(images()), atol=1e-5, rtol=1e-4)
+
+
 @torch.no_grad()
 def test_cells__are_in_the_places_of_the_grid():
     dense = teacher("resnet18")
