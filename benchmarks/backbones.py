@@ -42,7 +42,7 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=None, help="names of models")
+    parser.add_argument("--only", nargs="+", choices=sorted({case[0] for case in CASES}), help="names of models")
     parser.add_argument("--batch", type=int, default=None, help="images; by default few, for a CPU")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

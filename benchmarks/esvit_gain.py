@@ -46,8 +46,9 @@ def export(source: str, folder: Path, train: int, test: int) -> None:
 
 
 def pretrained(arm: str, options: argparse.Namespace, data: Path) -> Path:
-    """Return the run of an arm, made where it is not there yet."""
+    """Return the run of an arm, made where it is not there yet; of "none", one that has learned next to nothing."""
     run = options.work / f"pretrain-{arm}"
+    length = {"tasks": "view", "epochs": 1, "lr": 1e-12} if arm == "none" else {"tasks": arm, "epochs": options.epochs}
     if not (run / "summary.json").exists():
         paucal.pretrain(
             data,
@@ -56,30 +57,10 @@ def pretrained(arm: str, options: argparse.Namespace, data: Path) -> Path:
             model=MODEL,
             model_args=ARGUMENTS,
             img_size=[32],
-            tasks=arm,
-            epochs=options.epochs,
             monitor=str(data),
             monitor_images=2000,
             drop_path=0.0,
-        )
-    return run
-
-
-def untrained(options: argparse.Namespace, data: Path) -> Path:
-    """Return a run whose model has the weights that pre-training begins with: none were trained."""
-    run = options.work / "pretrain-none"
-    if not (run / "summary.json").exists():
-        paucal.pretrain(
-            data,
-            output=str(run),
-            overwrite=True,
-            model=MODEL,
-            model_args=ARGUMENTS,
-            img_size=[32],
-            tasks="view",
-            epochs=1,
-            lr=1e-12,
-            drop_path=0.0,
+            **length,
         )
     return run
 
@@ -160,8 +141,7 @@ def main() -> None:
     if options.only:
         pretrained(options.only, options, data)
         return
-    starts = {"none": untrained(options, data)}
-    starts |= {arm: pretrained(arm, options, data) for arm in ("view", "view+region")}
+    starts = {arm: pretrained(arm, options, data) for arm in ("none", "view", "view+region")}
     neighbours = {arm: nearest_neighbours(run, data) for arm, run in starts.items()}
     tuned: dict[str, dict[str, list[float]]] = {}
     for share in SHARES:
