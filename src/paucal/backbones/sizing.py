@@ -165,8 +165,8 @@ def _reason(name: str, image_size: Size, built: _Built) -> str:
 
 def _warning(name: str, backbone: FeatureBackbone) -> str:
     return (
-        f"The last grid of {name} is {_times(backbone.grid)}, under 4x4: dense localization has little to "
-        f"learn; {_advice(backbone.model)}."
+        f"The last grid of {name} is {_times(backbone.grid)}, under 4x4: tasks on its cells (dense "
+        f"localization, regions, token labels) have little to learn from; {_advice(backbone.model)}."
     )
 
 
