@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 import paucal
 from measuring import store, surroundings
@@ -23,6 +24,7 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.data.sources import open_images
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.protocols.knn import knn_scores
+from paucal.runs import RunFolder
 
 MODEL = "swin_tiny_patch4_window7_224"
 ARGUMENTS = ["patch_size=4", "embed_dim=64", "depths=[2, 2]", "num_heads=[2, 4]", "window_size=4"]
@@ -125,6 +127,31 @@ def tabled(scores: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join(lines)
 
 
+def curve(run: Path) -> list[float]:
+    """Return the share of the monitor's images given the right class, before pre-training and after each epoch."""
+    before = json.loads((run / "summary.json").read_text())["knn_start"]
+    return [before, *(float(row["val_knn"]) for row in RunFolder(run).read_rows())]
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """Draw nearest neighbours over the epochs of pre-training, and what fine-tuning gives by share of the labels."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for number, (arm, values) in enumerate(result["curves"].items(), start=1):
+        left.plot(values, color=f"C{number}", marker="o", label=arm)
+    left.set(xlabel="epoch of pre-training", ylabel="nearest neighbours, the monitor's images")
+    for number, (arm, by_share) in enumerate(result["tuned"].items()):
+        shares = [100 * float(share) for share in by_share]
+        right.plot(shares, [statistics.mean(values) for values in by_share.values()], color=f"C{number}", label=arm)
+        for share, values in zip(shares, by_share.values(), strict=True):
+            right.plot([share] * len(values), values, ".", color=f"C{number}")
+    right.set(xscale="log", xlabel="labels for fine-tuning (%)", ylabel="test accuracy")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
+
+
 def main() -> None:
     """Run what is missing, store and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,9 +180,11 @@ def main() -> None:
         "surroundings": surroundings("cpu"),
         "settings": {key: str(value) for key, value in vars(options).items() if key not in ("work", "source")},
         "nearest_neighbours": neighbours,
+        "curves": {arm: curve(run) for arm, run in starts.items() if arm != "none"},
         "tuned": tuned,
     }
     store("esvit_gain", result)
+    draw(result).savefig(Path(__file__).parent / "results" / "esvit_gain.png", dpi=110)
     print(tabled(tuned))
 
 
