@@ -53,6 +53,13 @@ def test_remarks__count_and_say_what_was_chosen():
     assert "one, logistic, accuracy: mine: lambda 0.1; random weights: lambda 10" in lines
 
 
+def test_remarks__say_once_what_models_and_scores_have_in_common():
+    lines = [Line("correspondence", change, "accuracy") for change in ("mirror", "crop")]
+    outcomes = [Outcome(line, Mean(np.arange(40) % 2), 40, "3x3 cells") for line in lines]
+    told = remarks(compare("toy", {"mine": outcomes, "random weights": outcomes}, Resampling(draws=20)))
+    assert told[1:] == ["toy, correspondence, mirror accuracy, crop accuracy: 3x3 cells"]
+
+
 def test_store__holds_every_line_with_full_precision(tmp_path):
     store_table(tmp_path / "new", rows_of(), {"level": 0.95})
     rows = list(csv.DictReader((tmp_path / "new" / "table.csv").read_text().splitlines()))

@@ -73,12 +73,20 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             f"{names[0]} against {other}: {counts['win']} wins, {counts['tie']} ties, {counts['loss']} losses; of "
             f"{counts['clear_wins']} wins and {counts['clear_losses']} losses the interval leaves out 0"
         )
+    return lines + _notes(rows)
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """Return what was chosen for each model, once for all scores and models of a protocol that have it in common."""
+    about: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
-        noted = [f"{name}: {note}" for name, note in row.notes.items() if note]
-        if noted and row.line.headline:
-            about = ", ".join(word for word in (row.data, row.line.protocol, row.line.setting) if word)
-            lines.append(f"{about}, {row.line.score}: {'; '.join(noted)}")
-    return lines
+        if not row.line.headline or not any(row.notes.values()):
+            continue
+        texts = [f"{name}: {note}" for name, note in row.notes.items() if note]
+        alike = len(set(row.notes.values())) == 1
+        key = (row.data, row.line.protocol, next(iter(row.notes.values())) if alike else "; ".join(texts))
+        about.setdefault(key, []).append(" ".join(word for word in (row.line.setting, row.line.score) if word))
+    return [f"{', '.join((data, protocol, *lines))}: {text}" for (data, protocol, text), lines in about.items()]
 
 
 def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> None:
