@@ -10,13 +10,12 @@ and what is stored is not repeated. Differences are paired by seed: arms share i
     python benchmarks/small_data.py ../shared/data/clothing --side 64 --epochs 6 --seeds 0 1 --rates-of CIFAR_RESULTS
 
 With `--images` a stratified part of a set in Parquet files is taken, so many images to train and a tenth as many (200
-at least) to validate. With `--seconds` each arm gets the epochs that fit, going by the epochs of its stored runs.
+at least) to validate. With `--seconds` each arm gets the epochs that fit; how long one takes is measured first.
 """
 
 import argparse
 import csv
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import pyarrow.parquet as pq
 import paucal
 from measuring import surroundings
 from small_data_table import draw, groups, table
+from small_data_timing import epoch_seconds
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
@@ -131,13 +131,16 @@ def main() -> None:
     """Run what is asked for and not stored, storing each run as it ends; then write the table."""
     options = arguments()
     stored = RESULTS / f"{options.name}.json"
-    rows: list[Row] = json.loads(stored.read_text())["runs"] if stored.exists() else []
+    results: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {"runs": []}
+    rows: list[Row] = results["runs"]
     data, part = options.data, {}
     if options.images:
         data = make_part(options.data, options.work / f"images-{options.images}", options.images)
         part["val_fraction"] = n_val(options.images) / (options.images + n_val(options.images))
+    if options.seconds:
+        time_arms(data, results.setdefault("epoch_seconds", {}), options, part)
     for seed in options.seeds:
-        for label in [one for arm in options.arms for one in labels(arm, seed, rows, options)]:
+        for label in [one for arm in options.arms for one in labels(arm, seed, results, options)]:
             if any(label.items() <= row.items() for row in rows):
                 continue
             changes = {"epochs": label["epochs"], "lr": label["lr"], "seed": seed}
@@ -146,14 +149,24 @@ def main() -> None:
                 guide = {"arm": settings["guide"], "lr": best_rates(rows, options).get(settings["guide"], options.lr)}
                 settings["guide"] = str(folder_of({**label, **guide}, options.work))
             rows.append(label | run_one(data, folder_of(label, options.work), settings))
-            write(stored, rows, options)
+            write(stored, results, options)
     print(table(rows))
 
 
-def labels(arm: str, seed: int, rows: list[Row], options: argparse.Namespace) -> list[Row]:
+def time_arms(data: Path, times: dict[str, dict[str, float]], options: argparse.Namespace, part: Row) -> None:
+    """Measure how long an epoch takes, of arms of which that is not known for these images."""
+    known = times.setdefault(f"{options.images} of {options.side} pixels", {})
+    missing = {arm: {**settings_of(arm, options.side), **part} for arm in options.arms if arm not in known}
+    known.update(epoch_seconds(data, options.work, missing))
+
+
+def labels(arm: str, seed: int, results: dict[str, Any], options: argparse.Namespace) -> list[Row]:
     """Return what tells the runs of an arm and a seed from all others: one run, or one for each rate to try."""
-    epochs = options.epochs or epochs_within(options.seconds, rows, arm, options)
-    rates = options.rates or [best_rates(rows, options).get(ARMS[arm][0], options.lr)]
+    epochs = options.epochs
+    if options.seconds:
+        epoch = results["epoch_seconds"][f"{options.images} of {options.side} pixels"][arm]
+        epochs = max(1, int(options.seconds / epoch))
+    rates = options.rates or [best_rates(results["runs"], options).get(ARMS[arm][0], options.lr)]
     place = {"images": options.images, "side": options.side, "arm": arm, "seed": seed}
     mode = {"tried": bool(options.rates), "equal": "epochs" if options.epochs else "seconds"}
     return [{**place, "lr": rate, "epochs": epochs, **mode} for rate in rates]
@@ -164,21 +177,12 @@ def folder_of(label: Row, work: Path) -> Path:
     return work / "-".join(str(value) for value in label.values())
 
 
-def epochs_within(seconds: float, rows: list[Row], arm: str, options: argparse.Namespace) -> int:
-    """Return the whole epochs that fit, going by the median epoch of the arm's stored runs on as many images."""
-    same = {"arm": arm, "images": options.images, "side": options.side, "equal": "epochs"}
-    times = [row["epoch_seconds"] for row in rows if same.items() <= row.items()]
-    if not times:
-        raise SystemExit(f"{arm}: no stored run on these images tells the time of an epoch; run it with --epochs.")
-    return max(1, int(seconds / statistics.median(times)))
-
-
-def write(path: Path, rows: list[Row], options: argparse.Namespace) -> None:
+def write(path: Path, results: dict[str, Any], options: argparse.Namespace) -> None:
     """Store all runs, with what they have in common."""
+    rows = results["runs"]
     models = {name: settings_of(name, options.side)["model_args"] for name in MODELS}
     facts = {"data": options.data.name, "recipe": RECIPE, "models": models, "surroundings": surroundings("cpu")}
-    path.write_text(json.dumps({**facts, "runs": rows}, indent=1) + "\n")
-    path.with_suffix(".md").write_text(table(rows) + "\n")
+    path.write_text(json.dumps({**results, **facts}, indent=1) + "\n")
     for group in groups(rows):
         first = group[0]
         name = f"{path.stem}_{first['images'] or 'all'}_{first['equal']}.png"
