@@ -100,7 +100,8 @@ def _draw(axes: Axes, panel: _Panel, drawn: Mapping[str, Sequence[tuple[float, f
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(alpha=0.3)
     if panel.low is not None:
-        axes.set_ylim(bottom=panel.low)
+        top = axes.get_ylim()[1]
+        axes.set_ylim(panel.low, top + 0.05 * (top - panel.low))  # else a level line lies on the frame
     if max(len(points) for points in drawn.values()) == 1:  # else the axis cuts the only epoch into fractions
         only = next(iter(drawn.values()))[0][0]
         axes.set_xlim(only - 1, only + 1)

@@ -45,6 +45,16 @@ def test_table__prints_headlines_with_intervals_and_gains():
     assert "gain over random weights" in text
 
 
+def test_table__names_the_data_in_a_column_only_where_there_are_several_and_cuts_nothing_off():
+    console = Console(width=60)
+    with console.capture() as captured:
+        console.print(protocol_table(rows_of("clothing"), 0.95))
+    assert "frozen features of clothing" in captured.get()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in captured.get()
+    several = protocol_table([*rows_of("one"), *rows_of("two")], 0.95)
+    assert [str(column.header) for column in several.columns][:2] == ["data", "protocol"]
+
+
 def test_remarks__count_and_say_what_was_chosen():
     lines = remarks([*rows_of("one"), *rows_of("two")])
     assert "logistic, mean of 2 data sets: mine 80.0, random weights 50.0" in lines
