@@ -165,6 +165,9 @@ def _subjects(model: str, settings: FrozenSettings, machine: Machine) -> list[Su
             seed=settings.seed,
         )
 
+    named = [name for name in (model, settings.compare) if name]
+    if settings.img_size is not None and all(find_run(name) for name in named):
+        raise UserError(f"--img-size is for files and timm models; {model} has a size of its own, so leave it out.")
     first = opened(model)
     others = [] if settings.compare is None else [opened(settings.compare)]
     if any(other.name == first.name for other in others):
