@@ -58,19 +58,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "convnext": ("convnext_atto", {"patch_size": 1, "dims": [16, 32, 64, 128], "depths": [1, 1, 3, 1]}),
 }
 MIXED = {"mixup": 0.8, "cutmix": 1.0}
-SHIFTED = {"shifted_patches": True, "locality_attention": True}
-# Model, the settings in which the arm differs, and the arguments of its model that differ.
-ARMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    **{name: (name, {}, {}) for name in MODELS},
-    "dhvt-drloc": ("dhvt", {"method": "drloc"}, {}),
-    "vit-mixed": ("vit", MIXED, {}),
-    "dhvt-mixed": ("dhvt", MIXED, {}),
-    "resnet18-mixed": ("resnet18", MIXED, {}),
-    "dhvt-unsmoothed": ("dhvt", {"label_smoothing": 0.0}, {}),
-    "vit-mimetic": ("vit", {"attention_init": "mimetic"}, {}),
-    "vit-spt-lsa": ("vit", {}, SHIFTED),
-    "vit-guided": ("vit", {"add": ["locality"], "guide": "resnet18"}, {}),  # by the ResNet-18 of the same length
-    "dhvt-mimetic": ("dhvt", {"attention_init": "mimetic"}, {}),
+# Model, and the settings in which the arm differs.
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in MODELS},
+    "dhvt-drloc": ("dhvt", {"method": "drloc"}),
+    "vit-mixed": ("vit", MIXED),
+    "dhvt-mixed": ("dhvt", MIXED),
+    "resnet18-mixed": ("resnet18", MIXED),
+    "dhvt-unsmoothed": ("dhvt", {"label_smoothing": 0.0}),
+    "vit-mimetic": ("vit", {"attention_init": "mimetic"}),
+    "vit-guided": ("vit", {"add": ["locality"], "guide": "resnet18"}),  # by the ResNet-18 of the same length
+    "dhvt-mimetic": ("dhvt", {"attention_init": "mimetic"}),
 }
 MAIN = ["vit", "swin", "dhvt", "dhvt-drloc", "resnet18"]
 
@@ -98,11 +96,11 @@ def n_val(images: int) -> int:
 
 def settings_of(arm: str, side: int) -> dict[str, Any]:
     """Return the settings of an arm but for length, rate and seed."""
-    model, changes, others = ARMS[arm]
+    model, changes = ARMS[arm]
     name, arguments = MODELS[model]
     # All strides grow with the images, so that the cells are as many.
     scaled = {key: value * side // 32 if key in STRIDES else value for key, value in arguments.items()}
-    words = [f"{key}={json.dumps(value)}" for key, value in {**scaled, **others}.items()]
+    words = [f"{key}={json.dumps(value)}" for key, value in scaled.items()]
     return {**RECIPE, "model": name, "model_args": words, "img_size": [side], **changes}
 
 

@@ -3,8 +3,6 @@
 The paper's ViT-T has 192 channels and 4 heads (67.59 % on CIFAR-100, its Table 4; with 3 heads, `num_heads=3`, 66.50).
 The supplement gives no heads for a ViT-S on 32 pixels; here it has DHVT-S's 8. Drop-path is no part of a variant:
 pass `drop_path_rate` (published: 0.1 for all).
-
-Beside timm's arguments each takes `shifted_patches=True` and `locality_attention=True`, the two parts of `spt_lsa`.
 """
 
 from typing import Any
@@ -13,7 +11,6 @@ from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
 from paucal.backbones.families.contract import build, configuration
-from paucal.backbones.families.spt_lsa import LocalityAttention, ShiftedPatchEmbed
 
 _TINY, _SMALL = {"embed_dim": 192, "num_heads": 4}, {"embed_dim": 384, "num_heads": 8}
 _CIFAR: dict[str, Any] = {
@@ -34,21 +31,13 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(name: str, pretrained: bool, settings: dict[str, Any], arguments: dict[str, Any]) -> VisionTransformer:
-    chosen = {"depth": 12, **settings, **arguments}
-    overlay: dict[str, Any] = dict(chosen.pop("pretrained_cfg_overlay", None) or {})
-    if chosen.pop("shifted_patches", False):
-        chosen["embed_layer"] = ShiftedPatchEmbed
-        overlay["first_conv"] = "patch_embed.proj.2"
-    if chosen.pop("locality_attention", False):
-        chosen["attn_layer"] = LocalityAttention
     return build(
         VisionTransformer,
         name,
         pretrained,
-        {},
-        chosen,
+        {"depth": 12, **settings},
+        arguments,
         pretrained_filter_fn=checkpoint_filter_fn,
-        pretrained_cfg_overlay=overlay,
         feature_cfg={"out_indices": 3},
     )
 
