@@ -17,6 +17,7 @@ weights over that of the student's.
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from paucal.losses import Sharpness, effective_rank, entropy, feature_spread
 from paucal.objectives.distilled_network import DistilledNetwork
@@ -55,4 +56,5 @@ def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Te
     """Return the length of the difference of the backbones' weights, over the length of the student's."""
     ours, theirs = list(teacher.backbone.parameters()), list(student.backbone.parameters())
     apart = torch.stack([(a - b).square().sum() for a, b in zip(ours, theirs, strict=True)]).sum()
-    return (apart / torch.stack([b.square().sum() for b in theirs]).sum()).sqrt()
+    ratio = (apart / torch.stack([b.square().sum() for b in theirs]).sum()).sqrt()
+    return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # of weights cut over processes
