@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import Callback
 
 from contracts import toys
+from paucal.training import Watch
 
 
 class Counted(Callback):
@@ -19,9 +20,16 @@ class Counted(Callback):
         self.steps.value += 1
 
 
+def size_of_weights(model, device) -> dict[str, float]:
+    """A score that changes with every step, so that some epochs are the best so far and others are not."""
+    weights = torch.cat([value.detach().flatten() for value in model.parameters()])
+    return {"val_size": float(weights.double().square().sum()), "val_loss": 0.0}
+
+
 def session(name: str, folder: Path, workers: int, steps) -> None:
     torch.set_num_threads(1)
     # Loader processes would inherit the way this one was started, which imports everything anew.
     multiprocessing.set_start_method("fork", force=True)
     objective = toys.make(name)
-    toys.train(objective, folder, epochs=60, workers=workers, save_every=3, callbacks=[Counted(steps)])
+    watch = Watch(size_of_weights, "val_size", "val_loss")
+    toys.train(objective, folder, epochs=60, workers=workers, watch=watch, save_every=3, callbacks=[Counted(steps)])

@@ -54,9 +54,10 @@ def test_twenty_kills__leave_no_trace_in_the_weights(name, workers, tmp_path):
         positions.append(load_checkpoint(last)["global_step"] if last.exists() else 0)
     assert len(set(positions)) > KILLS / 3  # it was really stopped at many places
     finish(name, tmp_path / "killed", workers)
-    one, two = (load_checkpoint(tmp_path / run / "checkpoints" / "last.ckpt") for run in ("straight", "killed"))
-    assert one["state_dict"].keys() == two["state_dict"].keys()
-    assert all(torch.equal(value, two["state_dict"][key]) for key, value in one["state_dict"].items())
-    average = [state["callbacks"]["MovingAverage"] for state in (one, two)]
-    assert average[0]["updates"] == average[1]["updates"] > 0
-    assert all(torch.equal(v, average[1]["average"][k]) for k, v in average[0]["average"].items())
+    for kind in ("last.ckpt", "best.ckpt"):
+        one, two = (load_checkpoint(tmp_path / run / "checkpoints" / kind) for run in ("straight", "killed"))
+        assert one["state_dict"].keys() == two["state_dict"].keys()
+        assert all(torch.equal(value, two["state_dict"][key]) for key, value in one["state_dict"].items())
+        average = [state["callbacks"]["MovingAverage"] for state in (one, two)]
+        assert average[0]["updates"] == average[1]["updates"] > 0
+        assert all(torch.equal(v, average[1]["average"][k]) for k, v in average[0]["average"].items())
