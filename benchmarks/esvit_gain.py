@@ -130,21 +130,22 @@ def tabled(scores: dict[str, dict[str, list[float]]]) -> str:
 def curve(run: Path) -> list[float]:
     """Return the share of the monitor's images given the right class, before pre-training and after each epoch."""
     before = json.loads((run / "summary.json").read_text())["knn_start"]
-    return [before, *(float(row["val_knn"]) for row in RunFolder(run).read_rows())]
+    return [before, *(row["val_knn"] for row in RunFolder(run).read_rows())]
 
 
 def draw(result: dict[str, Any]) -> Figure:
     """Draw nearest neighbours over the epochs of pre-training, and what fine-tuning gives by share of the labels."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for number, (arm, values) in enumerate(result["curves"].items(), start=1):
-        left.plot(values, color=f"C{number}", marker="o", label=arm)
+    colours = {arm: f"C{number}" for number, arm in enumerate(result["tuned"])}
+    for arm, values in result["curves"].items():
+        left.plot(values, color=colours[arm], marker="o", label=arm)
     left.set(xlabel="epoch of pre-training", ylabel="nearest neighbours, the monitor's images")
-    for number, (arm, by_share) in enumerate(result["tuned"].items()):
+    for arm, by_share in result["tuned"].items():
         shares = [100 * float(share) for share in by_share]
-        right.plot(shares, [statistics.mean(values) for values in by_share.values()], color=f"C{number}", label=arm)
+        right.plot(shares, [statistics.mean(values) for values in by_share.values()], color=colours[arm], label=arm)
         for share, values in zip(shares, by_share.values(), strict=True):
-            right.plot([share] * len(values), values, ".", color=f"C{number}")
+            right.plot([share] * len(values), values, ".", color=colours[arm])
     right.set(xscale="log", xlabel="labels for fine-tuning (%)", ylabel="test accuracy")
     for axes in (left, right):
         axes.grid(alpha=0.3)

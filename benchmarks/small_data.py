@@ -14,7 +14,6 @@ at least) to validate. With `--seconds` each arm gets the epochs that fit; how l
 """
 
 import argparse
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 
 import paucal
 from measuring import surroundings
+from paucal.runs import RunFolder
 from small_data_table import draw, groups, table
 from small_data_timing import epoch_seconds
 
@@ -109,12 +109,11 @@ def run_one(data: Path, output: Path, settings: dict[str, Any]) -> dict[str, Any
     if not (output / "summary.json").exists():
         paucal.train(data, output=str(output), overwrite=True, **settings)
     summary = json.loads((output / "summary.json").read_text())
-    with (output / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = RunFolder(output).read_rows()
     kept = ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")
     return {name: summary[name] for name in kept} | {
         "epoch_seconds": round(summary["seconds"] / len(rows), 2),
-        "val_top1": [float(row["val_top1"]) for row in rows],
+        "val_top1": [row["val_top1"] for row in rows],
     }
 
 

@@ -154,20 +154,21 @@ def _require_sense(settings: FrozenSettings) -> None:
 
 
 def _subjects(model: str, settings: FrozenSettings, machine: Machine) -> list[Subject]:
+    runs = [find_run(name) is not None for name in (model, settings.compare) if name]
+
     def opened(name: str) -> Subject:
+        # Beside a timm model a run keeps its own size; runs alone cannot be meant by one, and refuse it.
+        own = find_run(name) is not None and not all(runs)
         return open_subject(
             name,
             machine.device,
             model=settings.model,
             network=settings.network,
             pretrained=settings.pretrained,
-            image_size=None if find_run(name) else settings.img_size,
+            image_size=None if own else settings.img_size,
             seed=settings.seed,
         )
 
-    named = [name for name in (model, settings.compare) if name]
-    if settings.img_size is not None and all(find_run(name) for name in named):
-        raise UserError(f"--img-size is for files and timm models; {model} has a size of its own, so leave it out.")
     first = opened(model)
     others = [] if settings.compare is None else [opened(settings.compare)]
     if any(other.name == first.name for other in others):

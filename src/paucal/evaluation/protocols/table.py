@@ -40,11 +40,11 @@ def shown(score: Score, unit: str, sign: bool = False) -> str:
 def protocol_table(rows: Sequence[Row], level: float) -> Table:
     """Return the printed lines as a table: a column per model, and the first model's gain over each of the others."""
     sets = list(dict.fromkeys(row.data for row in rows))
-    # Narrow terminals need the room that a column with one and the same name would take.
-    what, one = (f" of {escape(sets[0])}", True) if len(sets) == 1 else ("", False)
+    several = len(sets) > 1  # narrow terminals need the room that a column with one and the same name would take
+    what = "" if several else f" of {escape(''.join(sets))}"
     table = Table(title=f"frozen features{what}; in brackets {100 * level:g} % intervals", title_justify="left")
     names = list(rows[0].scores) if rows else []
-    texts = ("protocol", "score") if one else ("data", "protocol", "score")
+    texts = (*(["data"] if several else []), "protocol", "score")
     for heading in (*texts, *names, *(f"gain over {name}" for name in names[1:])):
         table.add_column(escape(heading), justify="left" if heading in texts else "right", overflow="fold")
     for row in rows:
@@ -52,7 +52,7 @@ def protocol_table(rows: Sequence[Row], level: float) -> Table:
             continue
         unit = row.line.unit
         table.add_row(
-            *(() if one else (escape(row.data),)),
+            *([escape(row.data)] if several else []),
             f"{row.line.protocol} {row.line.setting}".strip(),
             f"{row.line.score}, {unit}",
             *(shown(row.scores[name], unit) if name in row.scores else "-" for name in names),
