@@ -174,6 +174,25 @@ def make(name: str, seed: int = 0) -> Objective:
     return TOYS[name]()
 
 
+def toy_dataset(objective) -> ViewDataset:
+    """Return the digits in the views that an objective asks for."""
+    digits, request = open_digits(True), objective.data_request
+    views = [
+        (
+            TrainTransform(
+                (crops.size or SIZE, crops.size or SIZE),
+                Augmentation(crop="padded", padding=2, hflip=0.5, rand_augment=None, erase_prob=0.0),
+                Normalisation(),
+                request.geometry,
+            ),
+            crops.count,
+        )
+        for crops in request.views
+    ]
+    maps = ink_map(digits) if request.label_maps else None
+    return ViewDataset(digits, views, 3, request.labels, request.geometry, maps)
+
+
 def train(
     objective: Objective,
     folder: Path,
@@ -191,8 +210,6 @@ def train(
     save_every: int = 500,
 ) -> Outcome:
     """Train an objective on some digits, from the folder's saved state where there is one."""
-    digits = open_digits(True)
-    request = objective.data_request
     hardware = hardware or Hardware()
     per_epoch = images // (batch * accumulate * hardware.devices)
     plan = Plan(
@@ -201,21 +218,7 @@ def train(
     run = RunFolder(folder)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     start = checkpoint_position(run.last)[1] if run.last.exists() else 0
-    views = [
-        (
-            TrainTransform(
-                (crops.size or SIZE, crops.size or SIZE),
-                Augmentation(crop="padded", padding=2, hflip=0.5, rand_augment=None, erase_prob=0.0),
-                Normalisation(),
-                request.geometry,
-            ),
-            crops.count,
-        )
-        for crops in request.views
-    ]
-    dataset = ViewDataset(
-        digits, views, 3, request.labels, request.geometry, ink_map(digits) if request.label_maps else None
-    )
+    dataset = toy_dataset(objective)
 
     def make_loader():
         steps = plan.total_steps * accumulate

@@ -81,11 +81,7 @@ def start_from(
         raise UserError(_too_little(model, weights, best))
     of_classifier = classifier_modules(model)
     _require_shapes(model, weights.source, best, of_classifier)
-    from_classifier = {
-        name: fitted.state.pop(name, None) if name in fitted.state else fitted.misfits.pop(name)
-        for name in [*fitted.state, *fitted.misfits]
-        if within(name, of_classifier)
-    }
+    from_classifier = _taken_out(fitted, of_classifier)
     own = model.state_dict()
     shapes = {name: value.shape for name, value in own.items() if within(name, of_classifier)}
     kept, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
@@ -204,6 +200,12 @@ def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
             "that the weights were made with"
         )
     return f"--init: {weights.source} has only {found} ({percent(best.share)} of the parameters): {reason}."
+
+
+def _taken_out(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
+    """Take the classifier's tensors out of what fits and what does not, and return them."""
+    names = [name for name in (*fitted.state, *fitted.misfits) if within(name, of_classifier)]
+    return {name: (fitted.state if name in fitted.state else fitted.misfits).pop(name) for name in names}
 
 
 def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Sequence[str]) -> None:
