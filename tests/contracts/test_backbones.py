@@ -13,7 +13,6 @@ from timm.optim import create_optimizer_v2
 from contracts.reduced_models import ONE_EACH, OURS, build, images, reduced
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.attention_maps import attention_layers, recorded_attention
-from paucal.backbones.families import attention
 from paucal.types import FeatureRequest
 
 every = pytest.mark.parametrize("name", OURS)
@@ -177,9 +176,8 @@ def test_checkpointing__changes_neither_loss_nor_gradients(name):
 
 
 @each_transformer
-def test_attention__paths_agree_and_weights_sum_to_one(name, monkeypatch):
+def test_attention__paths_agree_and_weights_sum_to_one(name):
     model, x = build(name), images(reduced(name).size)
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)  # the fused kernel wherever it may be used
     fused = logits(model, x)
     assert attention_layers(model)
     with recorded_attention(model) as maps:

@@ -7,7 +7,6 @@ from torch import nn
 
 from backbones.families.cvt_parts import SMALL, convolved, images, stirred
 from paucal.backbones import FeatureBackbone
-from paucal.backbones.families import attention
 from paucal.backbones.families.cvt import ConvAttention, Cvt
 from paucal.backbones.families.cvt_layers import QuickGelu, as_map
 
@@ -38,8 +37,7 @@ def test_attention__is_the_papers_with_a_class_token_that_bypasses_the_convoluti
     torch.testing.assert_close(layer(tokens, grid), layer.proj(torch.cat(parts, -1)))
 
 
-def test_attention__is_equal_on_both_paths_and_in_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
+def test_attention__is_equal_on_both_paths_and_in_its_gradients() -> None:
     layer, tokens = ConvAttention(12, 3, 1), torch.randn(2, 21, 12)
     results = []
     for fused in (True, False):

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional
 
 from backbones.families.cvt_parts import SMALL, convolved, images, stirred
-from paucal.backbones.families import attention
 from paucal.backbones.families.cvt_drloc import DeviationNorm, DrlocCvt, SharedConvAttention
 
 
@@ -82,8 +81,7 @@ def test_attention__shares_a_convolution_between_keys_and_values() -> None:
     torch.testing.assert_close(layer(tokens, grid), layer.proj(torch.cat(parts, -1)))
 
 
-def test_attention__is_equal_on_both_paths_and_in_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
+def test_attention__is_equal_on_both_paths_and_in_its_gradients() -> None:
     layer, tokens = SharedConvAttention(12, 3), torch.randn(2, 20, 12)
     results = []
     for fused in (True, False):

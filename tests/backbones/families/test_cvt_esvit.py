@@ -9,7 +9,6 @@ from torch import nn
 
 from backbones.families.cvt_parts import convolved, images, stirred
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families import attention
 from paucal.backbones.families.cvt_esvit import EsvitCvt
 from paucal.backbones.families.cvt_windows import (
     WindowAttention,
@@ -132,8 +131,7 @@ def test_offsets__count_rows_and_columns_from_key_to_query() -> None:
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_attention__is_equal_on_both_paths_and_in_its_gradients(padding, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
+def test_attention__is_equal_on_both_paths_and_in_its_gradients(padding) -> None:
     layer, tokens = layer_of(padding, False).train(), torch.randn(2, 54, 12)
     results = []
     for fused in (True, False):

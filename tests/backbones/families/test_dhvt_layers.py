@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families import attention
 from paucal.backbones.families.dhvt_feed_forward import Daff, FeedForward, PlainFeedForward
 from paucal.backbones.families.dhvt_layers import HeadInteractedAttention, Sope
 from paucal.backbones.families.dhvt_parts import DhvtParts
@@ -127,15 +126,13 @@ def naive_attention(layer: HeadInteractedAttention, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_attention__is_joined_by_one_token_per_head(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
+def test_attention__is_joined_by_one_token_per_head(fused: bool) -> None:
     layer = randomised(HeadInteractedAttention(DIM, HEADS))
     layer.fused_attn = fused
     torch.testing.assert_close(layer(tokens()), naive_attention(layer, tokens()))
 
 
-def test_attention__paths_have_equal_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
+def test_attention__paths_have_equal_gradients() -> None:
     layer, outcomes = randomised(HeadInteractedAttention(DIM, HEADS)), []
     for fused in (True, False):
         layer.fused_attn, x = fused, tokens().requires_grad_()

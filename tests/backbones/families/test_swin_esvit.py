@@ -11,7 +11,6 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families import attention
 from paucal.backbones.families.swin_layers import PaddedSwinBlock, attend_windows
 
 # Parameters without the head, GMACs at 224 pixels, and the window of each stage.
@@ -195,7 +194,6 @@ def test_weights__go_to_timm_and_back_with_equal_results_where_nothing_is_padded
 
 @pytest.mark.parametrize("padding", ["published", "masked", "shrunk"])
 def test_attention__paths_agree_with_gradients(padding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
     model, x = build(padding=padding), images(72, 104)
     calls = []
     real = torch.nn.functional.scaled_dot_product_attention
@@ -230,10 +228,7 @@ def test_recorded_attention__has_a_row_per_window_as_in_timm() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_attend_windows__gives_each_window_its_own_bias_for_all_images(
-    fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
+def test_attend_windows__gives_each_window_its_own_bias_for_all_images(fused: bool) -> None:
     q, k, v = torch.randn(3, 2, 3, 4, 5, 8).unbind(0)  # 2 images, 3 windows, 4 heads, 5 cells
     for bias in (torch.randn(3, 4, 5, 5), torch.randn(1, 4, 5, 5)):
         expected = ((q @ k.transpose(-2, -1)) * 0.5 + bias).softmax(-1) @ v

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paucal.backbones.families import attention, vil_chunks
+from paucal.backbones.families import vil_chunks
 from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention
 from paucal.backbones.families.vil_sparse import SparseAttention
 
@@ -183,8 +183,7 @@ def test_random_neighbour__is_drawn_once_per_call_and_only_in_training():
 
 @pytest.mark.parametrize("grid", [(7, 8), (4, 4)])
 @pytest.mark.parametrize("mode", MODES)
-def test_paths__agree_forward_and_backward(mode, grid, monkeypatch):
-    monkeypatch.setattr(attention, "CPU_FUSED_FROM", 0)
+def test_paths__agree_forward_and_backward(mode, grid):
     layer = make(mode, global_tokens=2).eval()
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_("bias_table" not in name and "relative" not in name)  # else no kernel on a CPU

