@@ -89,6 +89,20 @@ def test_resuming__equals_not_stopping_bit_for_bit(name, tmp_path):
         assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in two.items() if k != "seconds"}
 
 
+def test_resuming__lays_the_moments_out_as_the_weights_are(tmp_path):
+    whole, other = toys.make("per_block"), toys.make("per_block", seed=99)
+    toys.train(whole, tmp_path / "whole")
+    toys.train(toys.make("per_block"), tmp_path / "parts", callbacks=[StopAfter(6)])
+    state = last_state(tmp_path / "parts")
+    moments = [value for entry in state["optimizer_states"][0]["state"].values() for value in entry.values()]
+    assert not all(value.is_contiguous() for value in moments)  # a convolution's, channels last
+    for entry in state["optimizer_states"][0]["state"].values():
+        entry.update({name: value.contiguous() for name, value in entry.items()})
+    torch.save(state, tmp_path / "parts" / "checkpoints" / "last.ckpt")
+    toys.train(other, tmp_path / "parts")
+    assert same(whole.state_dict(), other.state_dict())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_moving_average__equals_a_naive_one(name, tmp_path):
     objective, snapshots = toys.make(name), Snapshots()

@@ -9,6 +9,7 @@ from timm.layers.norm_act import convert_sync_batchnorm
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
+from paucal.backbones.memory_layout import lay_out_convolutions
 from paucal.backbones.names import create_model, require_arguments, require_name
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.trial import build_empty
@@ -85,7 +86,8 @@ class BackboneSpec:
             in_chans=self.in_chans,
             **arguments,
         )
-        return FeatureBackbone(convert_sync_batchnorm(model) if sync_norms else model, self.image_size)
+        model = convert_sync_batchnorm(model) if sync_norms else model
+        return FeatureBackbone(lay_out_convolutions(model), self.image_size)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec in JSON types, for `model.json`."""

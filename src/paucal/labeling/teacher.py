@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import last_tensor
+from paucal.backbones.memory_layout import lay_out_convolutions
 from paucal.types import UserError
 
 CHUNK = 8192  # cells classified at once, so that a thousand classes need some dozen MiB
@@ -29,7 +30,7 @@ class DenseTeacher(nn.Module):
 
     def __init__(self, model: nn.Module, image_size: tuple[int, int]) -> None:
         super().__init__()
-        self.backbone = FeatureBackbone(model.to(memory_format=torch.channels_last), image_size)  # type: ignore[call-overload]
+        self.backbone = FeatureBackbone(lay_out_convolutions(model), image_size)
         if self.backbone.num_classes < 1:
             raise UserError("the teacher has no classifier: give a model that was trained on classes.")
         self._dense = getattr(model, "dense_logits", None) if getattr(model, "aux_head", None) is not None else None

@@ -83,6 +83,14 @@ class TrainingModule(LightningModule):
         # The fused form understands `found_inf`, on which the skipping of non-finite steps rests.
         return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
+    def on_train_start(self) -> None:
+        """Lay what a checkpoint has brought back out as the weights are: the fused optimizer does not look."""
+        for optimizer in self.trainer.optimizers:
+            for parameter, state in optimizer.state.items():
+                for name, value in state.items():
+                    if value.shape == parameter.shape and value.stride() != parameter.stride():
+                        state[name] = torch.empty_like(parameter).copy_(value)
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set rates, let the objective act, clip, and mark a non-finite step."""
         progress = self.progress()

@@ -29,6 +29,8 @@ def shard(module: nn.Module, parts: Iterable[nn.Module], mesh: DeviceMesh) -> No
             gathered for the whole forward and backward pass.
         mesh: the processes, in one dimension.
     """
+    for parameter in module.parameters():  # torch cuts no weights that are laid out channels last
+        parameter.data = parameter.data.contiguous()
     for part in parts:
         part.register_forward_hook(_own_memory, prepend=True)
         fully_shard(part, mesh=mesh)
@@ -55,7 +57,7 @@ def cut_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     if not isinstance(pattern, DTensor):
         return tensor
     # A copy, else the piece would keep the whole in memory.
-    return distribute_tensor(tensor, pattern.device_mesh, pattern.placements, src_data_rank=None).clone()
+    return distribute_tensor(tensor.contiguous(), pattern.device_mesh, pattern.placements, src_data_rank=None).clone()
 
 
 def gathered(state: Mapping[str, Any]) -> dict[str, Any]:
