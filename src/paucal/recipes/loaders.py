@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from paucal.data.augment import Augmentation
 from paucal.data.dataset import ViewDataset
+from paucal.data.kept import KeptBatches
 from paucal.data.loader import TrainLoader, make_eval_loader, make_train_loader
 from paucal.data.normalisation import Normalisation, compute_normalisation
 from paucal.data.preview import sheet
@@ -27,10 +28,9 @@ from paucal.recipes.prepare import Prepared
 from paucal.recipes.rules_model import SMALL
 from paucal.recipes.settings import TrainSettings
 from paucal.training import Plan
-from paucal.types import Batch, Crops, DataRequest
+from paucal.types import Crops, DataRequest
 
 EVAL_BATCH = 256
-KEPT_BYTES = 512 << 20  # of prepared validation images
 PAD_SHARE = 8  # a padded crop shifts by up to an eighth of the side
 
 
@@ -138,17 +138,15 @@ def validation(
     """
     indices = prepared.part("val")
     height, width = preprocess.image_size
-    keep = len(indices) * height * width * 3 * 4 <= KEPT_BYTES
-    loaders: list[DataLoader] = []  # built at the first call, when the processes are joined
-    kept: list[Batch] = []
+    batches = KeptBatches(
+        lambda workers: eval_loader(prepared, indices, preprocess, replace(settings, workers=workers)),
+        n_bytes=len(indices) * height * width * 3 * 4,
+        workers=settings.workers or 0,
+        device=settings.device or "cpu",
+    )
 
     def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        if not loaders:
-            loaders.append(eval_loader(prepared, indices, preprocess, settings))
-        if keep and not kept:
-            kept.extend(loaders[0])  # type: ignore[arg-type]
-        predictions = predict_all(module, kept or loaders[0], device)  # type: ignore[arg-type]
-        return {f"val_{name}": value for name, value in quick_scores(predictions).items()}
+        return {f"val_{name}": value for name, value in quick_scores(predict_all(module, batches, device)).items()}
 
     return validate
 

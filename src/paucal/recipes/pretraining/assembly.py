@@ -130,6 +130,7 @@ def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:
         most=settings.monitor_images,
         seed=settings.seed,
         workers=settings.workers or 0,
+        device=settings.device or "cpu",
         data_root=settings.data_root,
     )
 

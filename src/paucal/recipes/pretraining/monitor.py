@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.data.images import ImageSet
+from paucal.data.kept import KeptBatches
 from paucal.data.loader import make_eval_loader
 from paucal.data.splits import make_split
 from paucal.evaluation.deployed import Preprocessing
@@ -19,10 +19,10 @@ from paucal.evaluation.protocols.judged_data import balanced, judged_data
 from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.evaluation.protocols.metrics import hits
 from paucal.losses.collectives import rank, world_size
-from paucal.recipes.loaders import EVAL_BATCH, KEPT_BYTES
+from paucal.recipes.loaders import EVAL_BATCH
 from paucal.recipes.prepare import load_images
 from paucal.recipes.settings import TrainSettings
-from paucal.types import Batch, UserError
+from paucal.types import UserError
 
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
@@ -38,6 +38,7 @@ def knn_monitor(
     most: int = MOST,
     seed: int = 0,
     workers: int = 0,
+    device: str = "cpu",
     data_root: str | None = None,
 ) -> Monitor:
     """Open labelled images and return a function that scores a backbone by weighted nearest neighbours on them.
@@ -52,7 +53,8 @@ def knn_monitor(
         most: images used; where there are more, three quarters are neighbours and one quarter is asked about, the
             classes as equal in number as they can be.
         seed: chooses them, and the split.
-        workers: processes that load images where they are too many to be kept prepared.
+        workers: processes that load images.
+        device: what trains; beside a CPU none are started for images that are kept prepared.
         data_root: folder of the sets with names.
 
     Returns:
@@ -66,21 +68,20 @@ def knn_monitor(
     images, bank, asked = _open(location, most, seed, data_root)
     chosen = np.concatenate([bank, asked])
     height, width = preprocess.image_size
-    keep = len(chosen) * height * width * 3 * 4 <= KEPT_BYTES
-    loaders: list[DataLoader] = []  # built at the first call, when the processes are joined
-    kept: list[Batch] = []
+    batches = KeptBatches(
+        lambda workers: make_eval_loader(
+            images, chosen, preprocess.transform(), EVAL_BATCH, workers, rank(), world_size()
+        ),
+        n_bytes=len(chosen) * height * width * 3 * 4,
+        workers=workers,
+        device=device,
+    )
     readers: list[_Pooled] = []
 
     def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        if not loaders:
-            loaders.append(
-                make_eval_loader(images, chosen, preprocess.transform(), EVAL_BATCH, workers, rank(), world_size())
-            )
-        if keep and not kept:
-            kept.extend(loaders[0])  # type: ignore[arg-type]
         if not readers or readers[0].backbone.model is not module:
             readers[:] = [_Pooled(module, preprocess.image_size)]
-        found = predict_all(readers[0], kept or loaders[0], device)  # type: ignore[arg-type]
+        found = predict_all(readers[0], batches, device)
         return {NAME: _accuracy(found, bank, asked, len(images.classes))}
 
     return score
