@@ -47,6 +47,7 @@ def test_label__goes_on_where_it_was_interrupted(labelled, tmp_path, monkeypatch
 
     monkeypatch.setattr(write.MapWriter, "write", stops_in_the_third)
     assert call(*command) == 130
+    assert "the same call goes on" in capsys.readouterr().out.replace("\n", " ")
     assert np.load(tmp_path / "maps" / "done.npy").sum() == 20
     assert "unfinished (20 of 36)" in failure(
         capsys, *train(labelled, *VIT, "--method", "relabel"), "--labels", tmp_path / "maps"

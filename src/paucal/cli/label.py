@@ -40,7 +40,11 @@ def run(argv: Sequence[str]) -> int:
     else:
         teacher = open_teacher(values.teacher, values.img_size, values.device)
         limits = (values.top_k, values.min_accuracy, values.batch_size, values.workers)
-        label_images(images, teacher, output, voice, *limits)
+        try:
+            label_images(images, teacher, output, voice, *limits)
+        except KeyboardInterrupt:
+            voice.say(f"the maps made so far are in {output}: the same call goes on from there.")
+            raise
     if values.picture is not None:
         path = Path(values.picture).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
