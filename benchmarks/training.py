@@ -3,6 +3,7 @@
 Both train the same model on the same images with the same augmentation (random resized crop, flip, RandAugment,
 erasing, mixup and cutmix), AdamW, clipping, moving average and number of loader processes; ours also validates (on a
 handful of images), records and saves. They take turns; the first epoch of each turn, which fills caches, is left out.
+The loaders are also measured alone: an epoch on a fast device takes as long as its images take to load.
 
     python benchmarks/training.py ../shared/data/cifar10/train.parquet --size 32 --images 2000 \
         --model vit_tiny_patch16_224 --model-args patch_size=4 embed_dim=64 depth=6 num_heads=2
@@ -13,7 +14,9 @@ import argparse
 import itertools
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
@@ -27,8 +30,13 @@ from timm.utils import ModelEmaV3, dispatch_clip_grad
 import paucal
 from measuring import ratio, store, surroundings, synchronize
 from paucal.data.augment import Augmentation, build_rand_augment
+from paucal.data.cache import cache_images
+from paucal.data.dataset import ViewDataset
+from paucal.data.loader import make_train_loader
 from paucal.data.normalisation import Normalisation
+from paucal.data.sampler import StepSampler
 from paucal.data.sources import open_images
+from paucal.data.transforms import TrainTransform
 from paucal.recipes.model import model_arguments
 
 POLICY = "rand-m9-mstd0.5-inc1"
@@ -62,12 +70,10 @@ def ours(folder: Path, options: argparse.Namespace) -> list[float]:
     return [images / (after - before) for before, after in itertools.pairwise(ends)]
 
 
-def plain(folder: Path, options: argparse.Namespace) -> list[float]:
-    """Return the images per second of the epochs but the first, of a loop made of timm's parts."""
-    torch.manual_seed(0)
-    size, device = (3, options.size, options.size), torch.device(options.device)
+def plain_loader(folder: Path, options: argparse.Namespace) -> Any:
+    """Return timm's loader of one epoch of (images, labels)."""
+    size = (3, options.size, options.size)
     dataset = create_dataset("", root=str(folder), split="train", is_training=True)
-    classes = len(dataset.reader.class_to_idx)  # type: ignore[attr-defined]
     loader = create_loader(
         dataset,
         input_size=size,
@@ -80,12 +86,40 @@ def plain(folder: Path, options: argparse.Namespace) -> list[float]:
         num_workers=options.workers,
         use_prefetcher=False,
         persistent_workers=options.workers > 0,
-        device=device,
+        device=torch.device(options.device),
     )
     for number, transform in enumerate(dataset.transform.transforms):  # type: ignore[attr-defined]
         if isinstance(transform, RandAugment):  # timm's own fails with Pillow 13 where it posterizes; ours is the same
-            same = build_rand_augment(Augmentation(rand_augment=POLICY), size[1:], Normalisation(), tracked=False)
+            same = build_rand_augment(Augmentation(rand_augment=POLICY), size[1:], Normalisation())
             dataset.transform.transforms[number] = same  # type: ignore[attr-defined]
+    return loader
+
+
+def our_batches(folder: Path, options: argparse.Namespace) -> Iterator[Any]:
+    """Return our loader of several epochs in a row, as a run has it."""
+    images, _ = cache_images(open_images(folder))
+    transform = TrainTransform((options.size, options.size), Augmentation(rand_augment=POLICY), Normalisation())
+    steps = options.epochs * (len(images) // options.batch)
+    sampler = StepSampler(np.arange(len(images)), options.batch, steps, seed=0)
+    return iter(make_train_loader(ViewDataset(images, [(transform, 1)], seed=0), sampler, options.workers))
+
+
+def loading_speeds(batches: Iterable[Any], steps: int, options: argparse.Namespace) -> list[float]:
+    """Return the images per second of epochs of loading but the first."""
+    speeds, iterator = [], iter(batches)
+    for _ in range(options.epochs):
+        begin = time.perf_counter()
+        for _ in range(steps):
+            next(iterator)
+        speeds.append(steps * options.batch / (time.perf_counter() - begin))
+    return speeds[1:]
+
+
+def plain(folder: Path, options: argparse.Namespace) -> list[float]:
+    """Return the images per second of the epochs but the first, of a loop made of timm's parts."""
+    torch.manual_seed(0)
+    device, loader = torch.device(options.device), plain_loader(folder, options)
+    classes = len(loader.dataset.reader.class_to_idx)
     arguments = model_arguments(options.model_args or [])
     if "patch_size" in arguments:
         arguments["img_size"] = options.size
@@ -124,14 +158,25 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     speeds: dict[str, list[float]] = {"plain": [], "ours": []}
+    loading: dict[str, list[float]] = {"plain": [], "ours": []}
     with tempfile.TemporaryDirectory() as work:
-        export(options.source, options.images, Path(work))
+        folder = Path(work)
+        export(options.source, options.images, folder)
         for _ in range(options.turns):
-            speeds["plain"] += plain(Path(work), options)
-            speeds["ours"] += ours(Path(work), options)
-    result = {"speed_ratio": ratio(speeds, "ours", "plain"), "images_per_second": speeds}
+            speeds["plain"] += plain(folder, options)
+            speeds["ours"] += ours(folder, options)
+            steps, loader = options.images // options.batch, plain_loader(folder, options)
+            epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+            loading["plain"] += loading_speeds(epochs, steps, options)
+            loading["ours"] += loading_speeds(our_batches(folder, options), steps, options)
+    result = {
+        "speed_ratio": ratio(speeds, "ours", "plain"),
+        "loading_ratio": ratio(loading, "ours", "plain"),
+        "images_per_second": speeds,
+        "images_per_second_loaded": loading,
+    }
     settings = {**vars(options), "source": Path(options.source).parent.name}
-    name = f"training_{options.device}_{options.size}"
+    name = f"training_{options.device}_{options.size}" + (f"_workers{options.workers}" if options.workers else "")
     store(name, {**result, "settings": settings, "surroundings": surroundings(options.device)})
 
 
