@@ -94,3 +94,11 @@ def test_load__checks_every_entry_of_the_card(run, entry, value, says):
     run.card.write_text(json.dumps(card))
     with pytest.raises(UserError, match=says):
         load_deployed(run)
+
+
+def test_load__says_what_to_do_with_a_run_that_was_stopped_early(run):
+    run.card.unlink()
+    run.last.parent.mkdir(exist_ok=True)
+    run.last.write_bytes(b"")
+    with pytest.raises(UserError, match="before it saved a model: let it go on with --resume"):
+        load_deployed(run)

@@ -201,6 +201,8 @@ def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu
     """
     folder = run if isinstance(run, RunFolder) else open_run(run)
     target = usable_device(device)
+    if folder.last.exists() and not folder.card.exists():
+        raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")
     card = Card.from_dict(folder.read_json(folder.card.name))
     # All weights come from the run; published ones would be fetched for nothing.
     module = replace(card.backbone, pretrained=False).build().model
