@@ -124,7 +124,7 @@ def closing_lines(
         f"test accuracy: {top1.value} (95 % interval {top1.interval}, {report.images} images); "
         f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
         f"trained: {describe_model(assembled)}, {assembled.settings.method}, "
-        f"{assembled.settings.epochs} epochs in {outcome.seconds:.0f} s; "
+        f"epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s; "
         f"kept: epoch {outcome.best.get('epoch', 0):g}, the best of the validation images",
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/",
         "try next:",

@@ -97,7 +97,7 @@ def closing_lines(
     found = f"; nearest neighbours {last['val_knn']:.1%} on {assembled.settings.monitor}" if "val_knn" in last else ""
     return [
         "",
-        f"pre-trained: {assembled.describe()}, {assembled.settings.epochs} epochs in {outcome.seconds:.0f} s{found}",
+        f"pre-trained: {assembled.describe()}, epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s{found}",
         state,
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the teacher's "
         "backbone after the last epoch), metrics.csv, plots/",
