@@ -12,9 +12,10 @@ then take turns, and the ratio is that of paired steps.
 import argparse
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from measuring import interleaved, ratio, store, surroundings
 from paucal.backbones import BackboneSpec
@@ -27,7 +28,8 @@ from plain.esvit_step import PlainNetwork, PlainStep
 
 MODEL = "esvit_swin_tiny_patch4_window7_224"
 ARGUMENTS = {"patch_size": 4, "embed_dim": 64, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
-CROPS = [Crops(2, 32, (0.4, 1.0)), Crops(8, 16, (0.2, 0.5))]
+SIZES = [(32, 2), (16, 8)]  # pixels, crops
+CROPS = [Crops(count, size, scale) for (size, count), scale in zip(SIZES, [(0.4, 1.0), (0.2, 0.5)], strict=True)]
 LOW, HIGH, MOMENTUM, CLIP, RATE = 0.1, 0.04, 0.99, 3.0, 5e-4
 DTYPES = {"fp32": None, "bf16": torch.bfloat16}
 COMPARED = 3  # steps
@@ -102,7 +104,7 @@ def plain_head(network: DistilledNetwork, name: str, options: argparse.Namespace
     head = network.head(name)
     plain = PlainHead(network.backbone.dim, options.prototypes, 512, 128).to(options.device)
     plain.mlp.load_state_dict(head.mlp.state_dict())
-    parts: nn.Module = plain.last_layer.parametrizations.weight  # type: ignore[assignment]
+    parts: Any = plain.last_layer.get_submodule("parametrizations.weight")
     with torch.no_grad():
         parts.original1.copy_(head.last_layer.weight_v)
         parts.original0.fill_(1.0)
@@ -120,7 +122,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=DTYPES, default="fp32")
     options = parser.parse_args()
     draw = torch.Generator().manual_seed(0)
-    sizes = [group.size for group in CROPS for _ in range(group.count)]
+    sizes = [size for size, count in SIZES for _ in range(count)]
     crops = [torch.randn(options.batch, 3, size, size, generator=draw).to(options.device) for size in sizes]
     objective = our_objective(options)
     steps = {"plain": plain_step(objective, options), "ours": our_step(objective, options)}

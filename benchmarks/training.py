@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from timm.data import Mixup, create_dataset, create_loader
 from timm.data.auto_augment import RandAugment
-from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2
-from timm.utils import ModelEmaV3, dispatch_clip_grad
+from timm.data.dataset_factory import create_dataset
+from timm.data.loader import create_loader
+from timm.data.mixup import Mixup
+from timm.loss.cross_entropy import SoftTargetCrossEntropy
+from timm.optim._optim_factory import create_optimizer_v2
+from timm.utils.clip_grad import dispatch_clip_grad
+from timm.utils.model_ema import ModelEmaV3
 
 import paucal
 from measuring import ratio, store, surroundings, synchronize
@@ -73,7 +76,7 @@ def ours(folder: Path, options: argparse.Namespace) -> list[float]:
 def plain_loader(folder: Path, options: argparse.Namespace) -> Any:
     """Return timm's loader of one epoch of (images, labels)."""
     size = (3, options.size, options.size)
-    dataset = create_dataset("", root=str(folder), split="train", is_training=True)
+    dataset: Any = create_dataset("", root=str(folder), split="train", is_training=True)
     loader = create_loader(
         dataset,
         input_size=size,
@@ -88,10 +91,10 @@ def plain_loader(folder: Path, options: argparse.Namespace) -> Any:
         persistent_workers=options.workers > 0,
         device=torch.device(options.device),
     )
-    for number, transform in enumerate(dataset.transform.transforms):  # type: ignore[attr-defined]
+    for number, transform in enumerate(dataset.transform.transforms):
         if isinstance(transform, RandAugment):  # timm's own fails with Pillow 13 where it posterizes; ours is the same
             same = build_rand_augment(Augmentation(rand_augment=POLICY), size[1:], Normalisation())
-            dataset.transform.transforms[number] = same  # type: ignore[attr-defined]
+            dataset.transform.transforms[number] = same
     return loader
 
 
