@@ -57,7 +57,7 @@ def cut_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     if not isinstance(pattern, DTensor):
         return tensor
     # A copy, else the piece would keep the whole in memory.
-    return distribute_tensor(tensor.contiguous(), pattern.device_mesh, pattern.placements, src_data_rank=None).clone()
+    return distribute_tensor(tensor, pattern.device_mesh, pattern.placements, src_data_rank=None).clone()
 
 
 def gathered(state: Mapping[str, Any]) -> dict[str, Any]:
