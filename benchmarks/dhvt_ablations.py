@@ -23,8 +23,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from measuring import surroundings
-from paucal.backbones.families.dhvt_ablations import ABLATIONS, SMALL, TINY, Ablation
-from paucal.backbones.families.dhvt_parts import DhvtParts
+from paucal.backbones.families.dhvt.ablations import ABLATIONS, SMALL, TINY, Ablation
+from paucal.backbones.families.dhvt.parts import DhvtParts
 from small_data import make_part, n_val, run_one
 from small_data_table import spread
 

@@ -49,10 +49,10 @@ RECIPE: dict[str, Any] = {
 TRAIN, TEST = 5500, 2000
 
 
-def make_subset(source: Path, folder: Path) -> Path:
+def make_subset(source: Path, folder: Path, train: int = TRAIN, test: int = TEST) -> Path:
     """Write stratified parts of the train and test files, the same at every call."""
     folder.mkdir(parents=True, exist_ok=True)
-    for part, count in (("train", TRAIN), ("test", TEST)):
+    for part, count in (("train", train), ("test", test)):
         target = folder / f"{part}.parquet"
         if target.exists():
             continue
@@ -71,14 +71,16 @@ def run_one(data: Path, work: Path, model: str, arm: str, seed: int, epochs: int
     if not (output / "summary.json").exists():
         settings = {**RECIPE, **MODELS[model], **ARMS[arm], "epochs": epochs, "lr": lr, "seed": seed}
         paucal.train(data, output=str(output), overwrite=True, **settings)
+    return {"model": model, "arm": arm, "seed": seed, "lr": lr, "epochs": epochs} | outcome(output)
+
+
+def outcome(output: Path) -> dict[str, Any]:
+    """Return what a finished run has reached."""
     summary = json.loads((output / "summary.json").read_text())
     with (output / "metrics.csv").open() as file:
         curve = [float(row["val_top1"]) for row in csv.DictReader(file)]
-    return (
-        {"model": model, "arm": arm, "seed": seed, "lr": lr, "epochs": epochs}
-        | {name: summary[name] for name in ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")}
-        | {"val_top1": curve}
-    )
+    kept = ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")
+    return {name: summary[name] for name in kept} | {"val_top1": curve}
 
 
 def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ the clipping and the optimizer step of its own weights, over a step without it.
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,16 +21,18 @@ from paucal.objectives import DrLoc, Supervised
 from paucal.types import Batch, Features, Progress
 
 
-def make_step(options: argparse.Namespace, with_drloc: bool) -> Callable[[], None]:
+def make_step(options: argparse.Namespace, with_drloc: bool, checkpointing: bool = False) -> Callable[[], None]:
     """Return a whole training step: forward, backward, clipping, AdamW."""
     size, device = options.size, options.device
     torch.manual_seed(0)
     backbone = BackboneSpec(options.model, 100, image_size=(size, size)).build(drop_path_rate=0.2)
+    if checkpointing:
+        backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
     drloc = DrLoc.from_preset("paper", [backbone.dim], [backbone.grid], model_name=options.model, n_pairs=options.pairs)
     objective = Supervised(backbone, {"drloc": drloc} if with_drloc else {}).to(device).train()
     if options.compile:
         for module in objective.compilable():
-            module.compile()
+            module.compile(backend=options.backend)
     images = torch.randn(options.batch, 3, size, size, device=device)
     batch = Batch(torch.arange(options.batch), [images], torch.arange(options.batch, device=device) % 100)
     return stepping(objective, lambda: objective(batch, Progress(0, 100, 10)).total, options)
@@ -68,6 +71,14 @@ def stepping(module: nn.Module, loss: Callable[[], Tensor], options: argparse.Na
     return step
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the loss costs."""
+    steps = {"with": make_step(options, True), "without": make_step(options, False), "alone": make_alone(options)}
+    seconds = interleaved(steps, options.repeats, options.device)
+    ratios = {"ratio": ratio(seconds, "with", "without"), "alone_over_without": ratio(seconds, "alone", "without")}
+    return {**ratios, "settings": vars(options), "surroundings": surroundings(options.device), "seconds": seconds}
+
+
 def main() -> None:
     """Measure and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,12 +90,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
     options = parser.parse_args()
-    steps = {"with": make_step(options, True), "without": make_step(options, False), "alone": make_alone(options)}
-    seconds = interleaved(steps, options.repeats, options.device)
-    ratios = {"ratio": ratio(seconds, "with", "without"), "alone_over_without": ratio(seconds, "alone", "without")}
-    result = {"settings": vars(options), "surroundings": surroundings(options.device), "seconds": seconds}
-    store(f"drloc_overhead_{options.device}", {**ratios, **result})
+    store(f"drloc_overhead_{options.device}", measure(options))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import paucal
 from measuring import store, surroundings
 from paucal.backbones.features import FeatureBackbone
-from paucal.data.sources import open_images
+from paucal.data.sources.opening import open_images
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.protocols.knn import knn_scores
 from paucal.runs import RunFolder
@@ -77,13 +77,13 @@ def features(model: Deployed, data: Path, part: str) -> tuple[torch.Tensor, torc
     found = []
     for start in range(0, len(rows), 256):
         batch = torch.stack([transform(images.store.read(int(row)))[0] for row in rows[start : start + 256]])
-        found.append(backbone(batch).pooled)
+        found.append(backbone(batch.to(model.device)).pooled.cpu())
     return torch.cat(found), torch.from_numpy(images.labels[rows])
 
 
-def nearest_neighbours(run: Path, data: Path) -> float:
+def nearest_neighbours(run: Path, data: Path, device: str = "cpu") -> float:
     """Return the share of test images given the right class."""
-    model = load_deployed(run)
+    model = load_deployed(run, device)
     bank, labels = features(model, data, "train")
     asked, truth = features(model, data, "test")
     scores = knn_scores(bank, labels, asked, int(labels.max()) + 1, [NEIGHBOURS])[NEIGHBOURS]

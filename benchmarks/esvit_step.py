@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from measuring import interleaved, ratio, store, surroundings
+from measuring import interleaved, peak_memory, ratio, store, surroundings
 from paucal.backbones import BackboneSpec
 from paucal.objectives import SelfDistillation, SelfDistillationOptions
 from paucal.objectives.distilled_network import DistilledNetwork
@@ -112,6 +112,26 @@ def plain_head(network: DistilledNetwork, name: str, options: argparse.Namespace
     return plain
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Compare the first losses, then return times, and on a GPU memory."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = [size for size, count in SIZES for _ in range(count)]
+    crops = [torch.randn(options.batch, 3, size, size, generator=draw).to(options.device) for size in sizes]
+    objective = our_objective(options)
+    steps = {"plain": plain_step(objective, options), "ours": our_step(objective, options)}
+    losses = {way: [step(crops).item() for _ in range(COMPARED)] for way, step in steps.items()}
+    whole = {way: lambda step=step: step(crops) for way, step in steps.items()}
+    seconds = interleaved(whole, options.repeats, options.device)
+    return {
+        "ratio": ratio(seconds, "plain", "ours"),
+        "peak_memory_mib": {way: peak_memory(step, options.device) for way, step in whole.items()},
+        "first_losses": losses,
+        "settings": vars(options),
+        "surroundings": surroundings(options.device),
+        "seconds": seconds,
+    }
+
+
 def main() -> None:
     """Compare, measure and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,23 +141,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=DTYPES, default="fp32")
     options = parser.parse_args()
-    draw = torch.Generator().manual_seed(0)
-    sizes = [size for size, count in SIZES for _ in range(count)]
-    crops = [torch.randn(options.batch, 3, size, size, generator=draw).to(options.device) for size in sizes]
-    objective = our_objective(options)
-    steps = {"plain": plain_step(objective, options), "ours": our_step(objective, options)}
-    losses = {way: [step(crops).item() for _ in range(COMPARED)] for way, step in steps.items()}
-    seconds = interleaved(
-        {way: lambda step=step: step(crops) for way, step in steps.items()}, options.repeats, options.device
-    )
-    result = {
-        "ratio": ratio(seconds, "plain", "ours"),
-        "first_losses": losses,
-        "settings": vars(options),
-        "surroundings": surroundings(options.device),
-        "seconds": seconds,
-    }
-    store(f"esvit_step_{options.device}_{options.precision}", result)
+    store(f"esvit_step_{options.device}_{options.precision}", measure(options))
 
 
 if __name__ == "__main__":

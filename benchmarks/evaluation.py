@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from measuring import interleaved, ratio, store, surroundings
 from paucal.backbones import BackboneSpec
 from paucal.data.loader import make_eval_loader
-from paucal.data.sources import open_images
-from paucal.data.splits import make_split
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import make_split
 from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.protocols.extraction import Extraction, extract
 from paucal.evaluation.protocols.feature_cache import FeatureCache
@@ -59,8 +59,8 @@ def measure_search(device: str, most: int) -> dict[str, Any]:
     images = open_images("digits")
     data = limit(judged_data(images, make_split(images, 0, val_fraction=0.2)), most, 0)
     features = extract(toy_subject(device), images, data.used, [POOLED], Extraction())[POOLED].to(device)
-    rows = {part: torch.from_numpy(np.searchsorted(data.used, indices)) for part, indices in data.parts.items()}
-    train, val = ((features[rows[part]], data.labels[torch.from_numpy(data.parts[part])]) for part in ("train", "val"))
+    labels = data.labels[torch.from_numpy(data.used)]
+    train, val = ((features[data.rows(part)], labels[data.rows(part)]) for part in ("train", "val"))
     solver = Solver("torch" if device == "cuda" else "sklearn")
     found, seconds = {}, {}
     for name, search in (("search", search_strength), ("sweep", sweep_strength)):

@@ -4,7 +4,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ def synchronize(device: str) -> None:
     """Wait until the device has done its work."""
     if device == "cuda":
         torch.cuda.synchronize()
+    elif device == "mps":
+        torch.mps.synchronize()
 
 
 def interleaved(steps: Mapping[str, Callable[[], object]], repeats: int, device: str) -> dict[str, list[float]]:
@@ -37,6 +39,22 @@ def ratio(seconds: Mapping[str, list[float]], of: str, to: str) -> dict[str, flo
     ratios = [a / b for a, b in zip(seconds[of], seconds[to], strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return {"median": median, "lower_quartile": low, "upper_quartile": high, "pairs": len(ratios)}
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median, the quartiles and the number of some values."""
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return {"median": median, "lower_quartile": low, "upper_quartile": high, "count": len(values)}
+
+
+def peak_memory(step: Callable[[], object], device: str) -> float | None:
+    """Return the MiB that a GPU holds at most during a call; None elsewhere, where that is not known."""
+    if device != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return round(torch.cuda.max_memory_allocated() / 2**20, 1)
 
 
 def surroundings(device: str) -> dict[str, Any]:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from measuring import interleaved, ratio, store, surroundings
-from paucal.data.label_maps import name_classes
-from paucal.data.map_store import MapFacts, MapWriter
-from paucal.data.transforms import box_geometry
+from paucal.data.maps.reader import name_classes
+from paucal.data.maps.store import MapFacts, MapWriter
+from paucal.data.views.transforms import box_geometry
 from paucal.labeling import DenseTeacher
 from paucal.labeling.write import strongest
 from paucal.losses.label_targets import compact_maps, map_targets
@@ -96,6 +96,25 @@ def storage() -> dict[str, int]:
     return {f"{count} classes": fact.bytes_per_image for count, fact in facts.items()}
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what maps, targets and their storage cost."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        making = interleaved(make_maps(options, Path(folder) / "maps"), options.repeats, options.device)
+    building = make_targets(options)
+    apart = difference(building)
+    seconds = interleaved(building, options.repeats, options.device)
+    return {
+        "maps_over_plain_inference": ratio(making, "maps", "plain"),
+        "dense_over_sparse_targets": ratio(seconds, "dense", "sparse"),
+        "largest_difference_of_targets": apart,
+        "bytes_per_image": storage(),
+        "settings": {**vars(options), "classes": CLASSES, "top": TOP, "grid": GRID, "named": NAMED},
+        "surroundings": surroundings(options.device),
+        "seconds": {**making, **seconds},
+    }
+
+
 def main() -> None:
     """Measure and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,22 +125,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        making = interleaved(make_maps(options, Path(folder) / "maps"), options.repeats, options.device)
-    building = make_targets(options)
-    apart = difference(building)
-    seconds = interleaved(building, options.repeats, options.device)
-    result = {
-        "maps_over_plain_inference": ratio(making, "maps", "plain"),
-        "dense_over_sparse_targets": ratio(seconds, "dense", "sparse"),
-        "largest_difference_of_targets": apart,
-        "bytes_per_image": storage(),
-        "settings": {**vars(options), "classes": CLASSES, "top": TOP, "grid": GRID, "named": NAMED},
-        "surroundings": surroundings(options.device),
-        "seconds": {**making, **seconds},
-    }
-    store(f"token_labels_{options.device}", result)
+    store(f"token_labels_{options.device}", measure(options))
 
 
 if __name__ == "__main__":

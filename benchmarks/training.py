@@ -32,15 +32,15 @@ from timm.utils.model_ema import ModelEmaV3
 
 import paucal
 from measuring import ratio, store, surroundings, synchronize
-from paucal.data.augment import Augmentation, build_rand_augment
 from paucal.data.cache import cache_images
 from paucal.data.dataset import ViewDataset
 from paucal.data.loader import make_train_loader
-from paucal.data.normalisation import Normalisation
 from paucal.data.sampler import StepSampler
-from paucal.data.sources import open_images
-from paucal.data.transforms import TrainTransform
-from paucal.recipes.model import model_arguments
+from paucal.data.sources.opening import open_images
+from paucal.data.views.augment import Augmentation, build_rand_augment
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import TrainTransform
+from paucal.rules.backbone import model_arguments
 
 POLICY = "rand-m9-mstd0.5-inc1"
 DECAY = 0.99
@@ -104,7 +104,8 @@ def our_batches(folder: Path, options: argparse.Namespace) -> Iterator[Any]:
     transform = TrainTransform((options.size, options.size), Augmentation(rand_augment=POLICY), Normalisation())
     steps = options.epochs * (len(images) // options.batch)
     sampler = StepSampler(np.arange(len(images)), options.batch, steps, seed=0)
-    return iter(make_train_loader(ViewDataset(images, [(transform, 1)], seed=0), sampler, options.workers))
+    pinned = options.device == "cuda"
+    return iter(make_train_loader(ViewDataset(images, [(transform, 1)], seed=0), sampler, options.workers, pinned))
 
 
 def loading_speeds(batches: Iterable[Any], steps: int, options: argparse.Namespace) -> list[float]:

@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from paucal.evaluation.deployed import Deployed as Deployed
     from paucal.evaluation.deployed import load_deployed as load
     from paucal.losses import drloc_loss as drloc_loss
+    from paucal.losses import lejepa_loss as lejepa_loss
+    from paucal.losses import token_label_loss as token_label_loss
     from paucal.objectives import DrLoc as DrLoc
     from paucal.objectives import LocalizationHead as LocalizationHead
     from paucal.objectives import Objective as Objective
     from paucal.objectives import SelfDistillation as SelfDistillation
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
-    from paucal.recipes.launch import train as train
-    from paucal.recipes.pretraining.launch import pretrain as pretrain
-    from paucal.recipes.starting import load_published as load_published
     from paucal.types import UserError as UserError
+    from paucal.verbs.pretraining.launch import pretrain as pretrain
+    from paucal.verbs.run.start_weights import load_published as load_published
+    from paucal.verbs.training.launch import train as train
 
 __version__ = version("paucal")
 
@@ -44,10 +46,12 @@ _WHERE = {
     "Term": ("paucal.objectives", "Term"),
     "UserError": ("paucal.types", "UserError"),
     "drloc_loss": ("paucal.losses", "drloc_loss"),
+    "lejepa_loss": ("paucal.losses", "lejepa_loss"),
+    "token_label_loss": ("paucal.losses", "token_label_loss"),
     "load": ("paucal.evaluation.deployed", "load_deployed"),
-    "load_published": ("paucal.recipes.starting", "load_published"),
-    "pretrain": ("paucal.recipes.pretraining.launch", "pretrain"),
-    "train": ("paucal.recipes.launch", "train"),
+    "load_published": ("paucal.verbs.run.start_weights", "load_published"),
+    "pretrain": ("paucal.verbs.pretraining.launch", "pretrain"),
+    "train": ("paucal.verbs.training.launch", "train"),
 }
 _PACKAGES = (
     "backbones",
@@ -73,9 +77,11 @@ __all__ = [
     "UserError",
     "__version__",
     "drloc_loss",
+    "lejepa_loss",
     "load",
     "load_published",
     "pretrain",
+    "token_label_loss",
     "train",
 ]
 

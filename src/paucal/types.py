@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from paucal.wording import sentence
+
 if TYPE_CHECKING:  # the command line imports this file to report mistakes, which should not take seconds
     import torch
     from torch import Tensor
@@ -79,8 +81,15 @@ class Batch:
         return self.ids.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Return the batch on another device."""
-        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        """Return the batch on another device.
+
+        Args:
+            device: where to.
+            non_blocking: whether the caller goes on while the copy is made. Only copies to CUDA keep their order with
+                what follows; elsewhere the wish is ignored (on MPS the values may be read before they are there).
+        """
+        ahead = non_blocking and str(device).startswith("cuda")
+        return self._map(lambda t: t.to(device, non_blocking=ahead))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which copies to a GPU do not block."""
@@ -199,5 +208,9 @@ GroupScales = Mapping[str, GroupScale]
 class UserError(Exception):
     """A mistake in what the user gave: one sentence with the value, what was expected and what to do.
 
-    The command line prints it and exits with code 2; from Python it is an ordinary exception.
+    The command line prints it and exits with code 2; from Python it is an ordinary exception. Whatever its parts are,
+    the message is one line that can be shown: `wording.sentence`.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(sentence(message))

@@ -8,8 +8,8 @@ import timm
 import torch
 
 import paucal
-from paucal.backbones.published import PROGRAMS, models_of, recognise
-from paucal.backbones.starting import StartWeights, pick_network, start_from, suggest_model
+from paucal.backbones.weights.programs import PROGRAMS, models_of, recognise
+from paucal.backbones.weights.start import StartWeights, pick_network, start_from, suggest_model
 from paucal.types import UserError
 from vectors import recorded
 

@@ -10,8 +10,8 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 
 import paucal.backbones
 from paucal.backbones import BackboneSpec
-from paucal.backbones.adapt import fit_to_model, position_grid
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.weights.adapt import fit_to_model, position_grid
+from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.types import UserError
 
 assert paucal.backbones

@@ -1,6 +1,8 @@
 """The command line as a person meets it first: help, the list of models, a whole run, and the same from Python."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import timm
@@ -8,6 +10,19 @@ import yaml
 
 from cli.calls import QUICK, table
 from paucal.cli.main import main
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_mistyped_flag__is_refused_before_torch_is_loaded(verb):
+    """It takes seconds to load, and a page of help or a mistake should not."""
+    lines = (
+        "import sys; sys.argv = ['paucal']",
+        "from paucal.cli.main import main",
+        f"assert main(['{verb}', '--no-such-flag']) == 2",
+        "assert 'torch' not in sys.modules",
+    )
+    words = [sys.executable, "-c", "; ".join(lines)]
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def test_help__needs_no_arguments(capsys):

@@ -83,7 +83,7 @@ def test_label__refuses_what_is_no_teacher(labelled, tmp_path, capsys):
     message = failure(capsys, "label", other, "--teacher", labelled / "teacher", *output)
     assert "does not know the class 'class3'" in message
     message = failure(capsys, "label", photos, "--teacher", labelled / "teacher", *output, "--top-k", "0")
-    assert "--top-k must be at least 1" in message
+    assert "--top-k is 0, expected a number between 1 and" in message
     message = failure(capsys, "label", photos, "--teacher", labelled / "teacher", *output, "--min-accuracy", "2")
     assert "--min-accuracy is 2" in message
     for words, expected in (
@@ -150,6 +150,14 @@ def test_label__converts_published_maps_that_can_be_trained_with(labelled, tmp_p
     assert "one of the two" in failure(capsys, "label", labelled / "photos", "--output", tmp_path / "m")
 
 
+def test_train__on_some_of_the_classes_learns_from_the_maps_of_all(labelled, tmp_path):
+    (tmp_path / "two.txt").write_text("class1\nclass0\n")
+    run = tmp_path / "run"
+    flags = [*VIT, "--method", "token-labeling", "--classes", tmp_path / "two.txt"]
+    assert call(*train(labelled, *flags, "--output", run)) == 0
+    assert json.loads((run / "model.json").read_text())["classes"] == ["class0", "class1"]
+
+
 @pytest.mark.slow
 def test_train__is_the_same_after_a_stop(labelled, tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -179,7 +187,7 @@ def test_train__without_fitting_maps_is_refused(labelled, tmp_path, capsys, monk
     message = failure(capsys, "train", more, *SHORT, *method, "--labels", labelled / "maps")
     assert "has no map of" in message or "trained on" in message
     message = failure(capsys, "train", photos, *SHORT, *VIT, "--method", "supervised", "--labels", labelled / "maps")
-    assert "--method supervised uses no label maps" in message
+    assert "--labels has no effect with --method supervised: give --method token-labeling" in message
     assert not (tmp_path / "run").exists()
 
 

@@ -39,22 +39,17 @@ def test_two_processes__write_one_run_with_the_joint_batch(launch, strategy, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [["-m", "paucal.cli.main"], ["-m", "torch.distributed.run", *TORCHRUN]])
-def test_two_processes__pretrain_together_and_resume_with_the_region_task(launch, tmp_path):
+def test_two_processes__pretrain_together_and_let_the_region_task_join(launch, tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     small = ["--model-args", "depth=1", "embed_dim=16", "num_heads=2", "--out-dim", "32", "--head-norm", "none"]
     flags = [*small, "--batch-size", "128", "--epochs", "2", "--region-after", "1", "--monitor-data", "digits"]
     flags += ["--monitor-images", "80", "--local-crops", "1", "--output", "run"]
     flags += ["--devices", "2"] if "torch.distributed.run" not in launch else []
-
-    def call(*words):
-        command = [sys.executable, *launch, "pretrain", *words]
-        return subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, capture_output=True, text=True)
-
-    first = call(*flags)
-    assert "go on with: paucal pretrain --resume run" in " ".join(first.stdout.split()), first.stderr
-    second = call("--resume", "run")
-    assert second.returncode == 0, second.stderr
-    assert second.stdout.count("pre-trained:") == 1
+    command = [sys.executable, *launch, "pretrain", *flags]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the region task joins") == 1
+    assert done.stdout.count("pre-trained:") == 1
     rows = table(tmp_path / "run" / "metrics.csv")
     assert [float(row["step"]) for row in rows] == [1797 // 256, 2 * (1797 // 256)]
     assert [bool(row["train_region"]) for row in rows] == [False, True]

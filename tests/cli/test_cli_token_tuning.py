@@ -71,9 +71,9 @@ def test_fine_tuning__can_leave_the_classifier_of_tokens_out_also_at_inference(t
         torch.testing.assert_close(model(images), model.head(cells[:, 0]))
 
 
-def test_maps__of_another_class_count_are_refused(labelled, trained, tmp_path, capsys):
-    fewer = make_photos(tmp_path / "photos", classes=2, **WIDE)
+def test_maps__that_do_not_know_a_class_of_the_images_are_refused(labelled, trained, tmp_path, capsys):
+    more = make_photos(tmp_path / "photos", classes=4, **WIDE)
     flags = ["--init", trained, "--method", "token-labeling", "--labels", labelled / "maps"]
-    message = failure(capsys, "train", fewer, *ONE, *flags, "--output", tmp_path / "run")
-    assert "the maps know 3 classes and photos has 2" in message
+    message = failure(capsys, "train", more, *ONE, *flags, "--output", tmp_path / "run")
+    assert "do not know 1 of the 4 classes of photos (such as 'class3')" in message
     assert not (tmp_path / "run").exists()

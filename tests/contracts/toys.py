@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from paucal.backbones import BackboneSpec
-from paucal.data.augment import Augmentation
 from paucal.data.dataset import ViewDataset
-from paucal.data.digits import open_digits
 from paucal.data.loader import make_train_loader
-from paucal.data.normalisation import Normalisation
 from paucal.data.sampler import StepSampler
-from paucal.data.transforms import TrainTransform
-from paucal.losses.collectives import all_reduce_mean, rank, world_size
+from paucal.data.sources.digits import open_digits
+from paucal.data.views.augment import Augmentation
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import TrainTransform
+from paucal.distributed import all_reduce_mean, rank, world_size
 from paucal.objectives import Objective, SelfDistillation, SelfDistillationOptions
+from paucal.objectives.lejepa import LeJepa, LeJepaOptions
 from paucal.runs import RunFolder
 from paucal.training import (
     CosineWarmup,
@@ -68,6 +69,9 @@ class TwoNetworks(Objective):
         outputs = [self.frozen_head(self.head(view)) for view in small]
         spread = torch.stack([(output - 1).square().mean() for output in outputs]).mean()
         return LossTerms({"match": match, "spread": spread}, {"spread": 0.5})
+
+    def backbones(self):
+        return [self.teacher, self.student]
 
     def deployable(self):
         return self.teacher.model
@@ -118,6 +122,9 @@ class Geometry(Objective):
             {"where": 0.5},
         )
 
+    def backbones(self):
+        return [self.backbone]
+
     def deployable(self):
         return self.backbone.model
 
@@ -140,6 +147,9 @@ class PerBlock(Objective):
             losses[f"block{number}"] = F.cross_entropy(head(grid.mean((2, 3))), batch.labels)
         return LossTerms(losses, {name: 0.5 for name in losses if name != "class"})
 
+    def backbones(self):
+        return [self.backbone]
+
     def deployable(self):
         return self.backbone.model
 
@@ -152,8 +162,15 @@ def self_distillation() -> Objective:
     return SelfDistillation(spec(0), [Crops(2, SIZE), Crops(2, 8)], options)
 
 
+def lejepa() -> Objective:
+    """The real thing, reduced, without statistics of a batch, so that several processes can equal one."""
+    options = LeJepaOptions(directions=32, projection_dim=8, hidden_dim=32, norm="layer")
+    return LeJepa(spec(0), [Crops(2, SIZE), Crops(2, 8)], options)
+
+
 TOYS: dict[str, Callable[[], Objective]] = {
     "self_distillation": self_distillation,
+    "lejepa": lejepa,
     "two_networks": TwoNetworks,
     "geometry": Geometry,
     "per_block": PerBlock,
@@ -204,6 +221,7 @@ def train(
     accumulate: int = 1,
     average: float | None = 0.9,
     watch: Watch | None = None,
+    on_start=None,
     callbacks=(),
     hardware: Hardware | None = None,
     lr: float = 3e-3,
@@ -231,6 +249,6 @@ def train(
         make_loader,
         Optimization(schedule, average_decay=average),
         plan,
-        Records(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), watch),
+        Records(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), watch, None, on_start),
         callbacks=callbacks,
     )

@@ -10,7 +10,8 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from contracts import toys
-from paucal.training import Hardware, Outcome
+from paucal.distributed import world_size
+from paucal.training import Hardware, Outcome, Watch
 from paucal.training.sharding import piece
 
 
@@ -68,11 +69,25 @@ def check_pieces(folder: Path) -> None:
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(facts))
 
 
+def check_first_scores(folder: Path, strategy: str) -> None:
+    """The weights that a run begins with are judged once the processes are joined, by all of them."""
+    seen: list[int] = []
+    kept: list[dict] = []
+
+    def validate(module: nn.Module, device: torch.device) -> dict[str, float]:
+        seen.append(world_size())
+        return {"val_top1": 0.0, "val_weights": sum(float(p.detach().norm()) for p in module.parameters())}
+
+    train(toys.make("per_block"), folder / "watched", strategy, watch=Watch(validate), on_start=kept.append)
+    (folder / f"start{dist.get_rank()}.json").write_text(json.dumps({"seen": seen, "kept": kept}))
+
+
 if __name__ == "__main__":
     folder, strategy = Path(sys.argv[1]), sys.argv[2]
     for name in toys.TOYS:
         outcome = train(toys.make(name), folder / "two" / name, strategy)
         if dist.get_rank() == 0:
             (folder / f"{name}.json").write_text(json.dumps(list(outcome.rows)))
+    check_first_scores(folder, strategy)
     if strategy == "fsdp":
         check_pieces(folder)

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paucal.data.sources import open_images
+from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
 

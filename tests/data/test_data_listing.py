@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from paucal.data import listing
-from paucal.data.sources import open_images
-from paucal.data.splits import make_split
+from paucal.data.sources import listing
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import make_split
 from paucal.types import UserError
 
 DOMAIN = ("real/cat/1.png", "real/cat/2.png", "real/dog/3.png", "real/dog/4.png", "real/The owl/5 b.png")
@@ -172,7 +172,7 @@ def test_open_listing__has_a_limit(make_folder, monkeypatch):
     folder = make_folder(*DOMAIN)
     (folder / "train.txt").write_text("real/dog/3.png 1\nreal/cat/1.png 0\n")
     monkeypatch.setattr(listing, "MOST_BYTES", 20)
-    with pytest.raises(UserError, match=r"train\.txt has 34 bytes; expected a list file of at most 20"):
+    with pytest.raises(UserError, match=r"train\.txt' has more than 20 bytes"):
         open_images(folder / "train.txt")
     with pytest.raises(UserError, match="only one class"):
         open_images(folder)  # its class folders are not deep enough to be classes

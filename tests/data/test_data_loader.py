@@ -7,15 +7,15 @@ import pytest
 import torch
 from lightning.fabric.utilities.types import _Stateful
 
-from paucal.data.augment import Augmentation
 from paucal.data.cache import cache_images
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.loader import make_eval_loader, make_train_loader
-from paucal.data.normalisation import Normalisation
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler, steps_per_epoch
-from paucal.data.sources import open_images
-from paucal.data.transforms import EvalTransform, TrainTransform
+from paucal.data.sources.opening import open_images
+from paucal.data.views.augment import Augmentation
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import EvalTransform, TrainTransform
 from paucal.types import Batch, UserError
 
 TRAIN = TrainTransform((16, 16), Augmentation(scale=(0.5, 1.0)), Normalisation())

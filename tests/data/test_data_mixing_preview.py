@@ -3,10 +3,10 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.data.mixing import Mixing
-from paucal.data.normalisation import Normalisation
-from paucal.data.preview import sheet
 from paucal.data.randomness import seeded
+from paucal.data.views.mixing import Mixing
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.preview import sheet
 from paucal.types import Batch, UserError
 
 
@@ -105,6 +105,15 @@ def test_mix__refuses_batches_it_would_spoil():
 def test_mixing__says_what_is_wrong(settings, message):
     with pytest.raises(UserError, match=message):
         Mixing(**settings)
+
+
+@pytest.mark.parametrize("alpha", [1e-320, 1e-4, 1e39, float("inf"), float("nan")])
+def test_mixing__refuses_shapes_that_float32_cannot_draw_from(alpha):
+    for name in ("mixup", "cutmix"):
+        with pytest.raises(UserError, match=f"{name} .*expected 0 \\(off\\) or a number from 0.001 to 1000"):
+            Mixing(**{name: alpha})
+    mixed = Mixing(mixup=1e-3, cutmix=1e3).mix(_batch(), 5)
+    assert torch.isfinite(mixed.labels).all()
 
 
 def test_sheet__shows_the_images_in_order_and_in_their_colours():

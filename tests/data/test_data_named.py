@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 from data.fake_sets import EXPECTED, MAKE, expected_rows, rows
 from paucal.data.cache import cache_images
 from paucal.data.images import ImageSet
-from paucal.data.named_table import NAMED
-from paucal.data.sources import open_images
-from paucal.data.splits import make_split
+from paucal.data.named.table import NAMED
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import make_split
 from paucal.types import UserError
 
 

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paucal.data import parquet_store
 from paucal.data.decode import UnreadableImage
-from paucal.data.sources import open_images
+from paucal.data.sources import parquet_store
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import held_out_part, make_split
 from paucal.types import UserError
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
@@ -194,6 +195,20 @@ def test_open_parquet__names_a_file_with_damaged_labels(make_parquet):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"column 'label' of .*s\.parquet cannot be read"):
         open_images(path)
+
+
+@pytest.mark.parametrize(("label", "hidden"), [(-1, True), (None, True), (1, False)])
+def test_open_parquet__tests_with_validation_files_where_the_labels_of_the_test_are_hidden(make_parquet, label, hidden):
+    """As ImageNet-1k has it: with labels its test rows are left out, and the validation rows are tested with."""
+    for part, labels in (("train", [0, 1, 0, 1]), ("validation", [0, 1]), ("test", [label, label])):
+        column = {"label": pa.array(labels, pa.int64())}
+        file = make_parquet(f"set/{part}-00000-of-00001.parquet", len(labels), column, NAMES)
+    with_labels, alone = (open_images(file.parent, labelled=labelled) for labelled in (True, False))
+    tested = {key for key, part in zip(with_labels.keys, make_split(with_labels).parts, strict=True) if part == "test"}
+    held = {key for key, part in zip(alone.keys, alone.declared, strict=True) if part == held_out_part(alone.declared)}
+    assert tested <= held
+    assert len(held) == (4 if hidden else 2)
+    assert any("validation files are test images too" in note for note in alone.notes) == hidden
 
 
 def test_open_parquet__names_can_be_written(make_parquet):

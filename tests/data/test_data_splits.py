@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paucal.data.sources import open_images
-from paucal.data.split_file import read_split, write_split
-from paucal.data.splits import limit_val, make_split, take_few, take_fraction
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.file import read_split, write_split
+from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
 from paucal.types import UserError
 
 
@@ -77,7 +77,29 @@ def test_make_split__without_labels_is_one_class():
 def test_make_split__zero_fractions_cut_nothing(make_set):
     split = make_split(make_set([0, 1]), val_fraction=0, test_fraction=0)
     assert split.parts.tolist() == ["train", "train"]
-    assert split.description == "train is all images"
+    assert split.description == "train is all images, and no images are kept to select with"
+
+
+def test_make_split__without_val_trains_on_all_but_the_usual_test_images(make_set):
+    images = make_set([0] * 100 + [1] * 50 + [2] * 2)
+    with pytest.raises(UserError, match="class 'c' has 2 images to train on; expected at least 3"):
+        make_split(images, seed=3)
+    split = make_split(images, seed=3, val_fraction=0)
+    assert _per_class(images, split, "train") == [80, 40, 1]
+    assert _per_class(images, split, "val") == [0, 0, 0]
+    larger = make_set([0] * 100 + [1] * 50)  # a run with val on the same images has the same test
+    usual, all_used = make_split(larger, seed=3), make_split(larger, seed=3, val_fraction=0)
+    assert all_used.indices("test").tolist() == usual.indices("test").tolist()
+    assert set(all_used.indices("train")) == {*usual.indices("train"), *usual.indices("val")}
+    assert all_used.description.endswith("and no images are kept to select with")
+
+
+def test_make_split__without_val_trains_on_a_val_folder_beside_a_test_folder(make_set):
+    split = make_split(make_set([0, 0, 0, 1, 1], ["train", "test", "val", "train", "val"]), val_fraction=0)
+    assert split.parts.tolist() == ["train", "test", "train", "train", "train"]
+    assert "train is its train and val folders, and no images are kept to select with" in split.description
+    lone = make_split(make_set([0, 0, 1, 1], ["train", "val", "train", "val"]), val_fraction=0)
+    assert lone.parts.tolist() == ["train", "test", "train", "test"]
 
 
 @pytest.mark.parametrize(

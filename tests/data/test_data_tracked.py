@@ -7,11 +7,11 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from torch.nn.functional import affine_grid
 
-from paucal.data.augment import Augmentation
-from paucal.data.normalisation import Normalisation
 from paucal.data.randomness import seeded
-from paucal.data.tracked import TrackedRandAugment
-from paucal.data.transforms import TrainTransform
+from paucal.data.views.augment import Augmentation
+from paucal.data.views.located_rand_augment import TrackedRandAugment
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import TrainTransform
 
 PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 MOVES = ["Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"]

@@ -4,10 +4,10 @@ import timm.data
 import torch
 from PIL import Image, ImageFilter
 
-from paucal.data.augment import Augmentation, build_rand_augment
-from paucal.data.normalisation import Normalisation, compute_normalisation
 from paucal.data.randomness import seeded
-from paucal.data.transforms import EvalTransform, TrainTransform
+from paucal.data.views.augment import Augmentation, build_rand_augment
+from paucal.data.views.normalisation import Normalisation, compute_normalisation
+from paucal.data.views.transforms import EvalTransform, TrainTransform
 from paucal.types import UserError
 
 PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -186,6 +186,32 @@ def test_augmentation__says_what_is_wrong(settings, message):
 def test_rand_augment__refuses_what_timm_does_not_know(description):
     with pytest.raises(UserError, match=f"rand_augment is '{description}'; expected a description such as"):
         TrainTransform((8, 8), Augmentation(rand_augment=description), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ("rand-x", "'x' has no meaning"),
+        ("rand-m9-", "'' has no meaning"),
+        ("rand-m9.5", "'m9.5' has no meaning"),
+        ("rand-m9-m5", "'m5' has no meaning"),
+        ("rand-tfoo", "'tfoo' has no meaning"),
+        ("rand-m99", "whose m is 99; expected a number from 0 to 10,"),
+        ("rand-m21-mmax20", "whose m is 21; expected a number from 0 to 20,"),
+        ("rand-m9-n99999999999", r"whose n is 1e\+11; expected a number from 1 to 15,"),
+        ("rand-m9-p7", "whose p is 7; expected a number from 0 to 1,"),
+    ],
+)
+def test_rand_augment__refuses_what_timm_would_leave_out_or_cut_off(description, message):
+    with pytest.raises(UserError, match=f"rand_augment is '{description}'.*{message}"):
+        TrainTransform((8, 8), Augmentation(rand_augment=description), PLAIN)
+
+
+@pytest.mark.parametrize(
+    "description", ["rand", "rand-m9-n3-mstd0.5-inc1", "rand-m15-mmax20-p0.5", "rand-mstd1-tweights"]
+)
+def test_rand_augment__takes_timms_own_examples(description):
+    assert build_rand_augment(Augmentation(rand_augment=description), (8, 8), PLAIN) is not None
 
 
 def test_transforms__refuse_senseless_sizes():

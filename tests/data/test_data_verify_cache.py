@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.data import cache, memory
+from paucal import memory
+from paucal.data import cache
 from paucal.data.cache import CachedStore, cache_images
-from paucal.data.sources import open_images
+from paucal.data.sources.opening import open_images
 from paucal.data.verify import verify_images
 from paucal.types import UserError
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paucal.data import kept
-from paucal.data.kept import KeptBatches
+from paucal.data import batch_cache as kept
+from paucal.data.batch_cache import KeptBatches
 
 
 class Readings:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from paucal.data.images import ImageSet
-from paucal.data.label_maps import LabelMaps
-from paucal.data.map_store import MapFacts, MapWriter, content_hash
+from paucal.data.maps.reader import LabelMaps
+from paucal.data.maps.store import MapFacts, MapWriter, content_hash
 from paucal.types import UserError
 
 
@@ -87,8 +87,22 @@ def test_images__that_have_changed_are_noticed(tmp_path):
 def test_maps__of_another_set_or_of_other_classes_are_refused(tmp_path):
     written(tmp_path, image_set())
     refused(tmp_path, image_set(5), "has no map of '4.png'")
-    refused(tmp_path, image_set(classes=("cat", "dog")), "know 3 classes and pictures has 2")
-    refused(tmp_path, image_set(classes=("cat", "dog", "emu")), "know a class 'elk'")
+    refused(tmp_path, image_set(classes=("cat", "dog", "emu")), "do not know 1 of the 3 classes .*'emu'")
+    refused(tmp_path, image_set(classes=("cat", "dog", "elk", "fox")), "do not know 1 of the 4 .*'fox'.*--classes")
+
+
+def test_maps__of_more_classes_than_the_set_has_are_read_by_name(tmp_path):
+    images = image_set(classes=("elk", "cat"))
+    _, indices = written(tmp_path, images, classes=("bat", "cat", "dog", "elk", "bat"))
+    assert set(indices.ravel()) == {0, 1, 2, 3, 4}
+    found = LabelMaps(tmp_path).rows(images, np.arange(4))(1)
+    # The set's own first, then each class of the teacher for itself, whatever it is called.
+    assert np.array_equal(found["indices"].numpy(), np.array([2, 1, 3, 0, 4])[indices[1]])
+    assert found["teacher_classes"].item() == 5
+    refused(tmp_path, image_set(classes=("elk", "bat")), "the maps have 2 classes called 'bat'")
+    own = image_set()
+    written(tmp_path / "own", own)
+    assert "teacher_classes" not in LabelMaps(tmp_path / "own").rows(own, np.arange(4))(1)
 
 
 def test_maps__that_name_unknown_classes_are_refused(tmp_path):
@@ -106,6 +120,20 @@ def test_maps__cut_short_are_refused(tmp_path, name):
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[:-2])
     refused(tmp_path, image_set(), "cut short")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"{", b"("), (b"'shape'", b"[shape'"), (b"\x93NUMPY", b"PK\x03\x04PY"), (b"(4, 2", b"(5, 2")]
+)
+def test_maps__with_a_damaged_header_are_refused_and_left_alone(tmp_path, old, new):
+    images = image_set()
+    written(tmp_path, images)
+    damaged = (tmp_path / "values.npy").read_bytes().replace(old, new, 1)
+    (tmp_path / "values.npy").write_bytes(damaged)
+    refused(tmp_path, images, "make them anew|make the maps anew")
+    with pytest.raises(UserError, match="anew"):
+        written(tmp_path, images)
+    assert (tmp_path / "values.npy").read_bytes() == damaged
 
 
 def test_maps__with_code_in_them_are_refused(tmp_path):

@@ -7,13 +7,13 @@ from PIL import Image, ImageFilter
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as peer
 
-from paucal.data import multi_crop
 from paucal.data.dataset import SampleKey, ViewDataset
 from paucal.data.images import ImageSet
-from paucal.data.multi_crop import DinoCrop, crop_views, jittered
-from paucal.data.normalisation import Normalisation
 from paucal.data.randomness import seeded
-from paucal.data.stores import ArrayStore
+from paucal.data.sources.stores import ArrayStore
+from paucal.data.views import multi_crop
+from paucal.data.views.multi_crop import DinoCrop, crop_views, jittered
+from paucal.data.views.normalisation import Normalisation
 from paucal.types import Crops, UserError
 
 PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

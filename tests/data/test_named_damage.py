@@ -11,7 +11,7 @@ import pytest
 from data.fake_sets import MAKE
 from paucal.data.cache import cache_images
 from paucal.data.decode import UnreadableImage
-from paucal.data.sources import open_images
+from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
 

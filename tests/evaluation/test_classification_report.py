@@ -52,6 +52,7 @@ def test_classification_report__scores_equal_scikit_learns(n_classes):
         "top1": metrics.accuracy_score(y, answers),
         "top5": metrics.top_k_accuracy_score(y, p, k=5, labels=range(n_classes)) if n_classes > 5 else None,
         "balanced_accuracy": metrics.balanced_accuracy_score(y, answers),
+        "roc_auc": metrics.roc_auc_score(y, p[:, 1]) if n_classes == 2 else None,
         "macro_f1": metrics.f1_score(y, answers, average="macro"),
         "calibration_error": naive_calibration_error(p, y),
         "loss": metrics.log_loss(y, p / p.sum(1, keepdims=True), labels=range(n_classes)),

@@ -78,7 +78,7 @@ def test_load__names_a_device_that_is_not_there(run, device):
         ("image_size", ["16", 16], "image_size"),
         ("image_size", [16, 10**9], r"image_size \(16, 1000000000\), expected height and width"),
         ("crop_ratio", 1e-9, "crop_ratio 1e-09, expected a number from 0.1 to 1"),
-        ("crop_ratio", "all", "no model card"),
+        ("crop_ratio", "all", "crop_ratio 'all', expected a number from 0.1 to 1"),
         ("interpolation", "evil", "interpolation 'evil', expected one of bicubic"),
         ("mean", [0.5], r"mean \(0.5,\), expected three numbers"),
         ("mean", [0.5, 0.5, float("nan")], "mean"),

@@ -42,8 +42,8 @@ def test_answers__of_other_images_are_in_the_order_of_file_names():
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "it is no valid JSON at line 1, column 2"),
+        ("[" * 100_000, "it is nested too deeply"),
         ("{}", "no list of lists"),
         ("[1]", "no list of lists"),
         ("[[0], [4]]", "names class 4 for image 1; expected numbers from 0 to 3"),

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.tables import report_table, score_lines, write_per_class, write_predictions
+from paucal.evaluation.tables import due_line, report_table, score_lines, write_per_class, write_predictions
 
 CLASSES = ["[red]cat", 'dog, "small"', "unseen"]
 
@@ -20,6 +20,15 @@ def make():
 def read(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_due_line__names_the_score_that_a_published_set_is_reported_by():
+    report = classification_report(make(), CLASSES)
+    assert due_line(report, "pets").startswith("pets is reported by mean per class: 75.0 % (")
+    assert due_line(report, "cifar10") is None
+    logits = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.9, 0.1], [0.2, 0.8]]).log()
+    memes = classification_report(Predictions(torch.arange(4), logits, torch.tensor([0, 1, 0, 1])), CLASSES[:2])
+    assert due_line(memes, "hateful_memes").startswith("hateful_memes is reported by ROC-AUC: 100.0 % (")
 
 
 def test_write_per_class__undefined_scores_stay_empty(tmp_path):

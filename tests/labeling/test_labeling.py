@@ -7,10 +7,10 @@ from PIL import Image
 from torch import nn
 
 import paucal.backbones
-from paucal.data.label_maps import LabelMaps
-from paucal.data.map_store import MapFacts, MapWriter
-from paucal.data.normalisation import Normalisation
-from paucal.data.transforms import WholeImage
+from paucal.data.maps.reader import LabelMaps
+from paucal.data.maps.store import MapFacts, MapWriter
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import WholeImage
 from paucal.labeling import DenseTeacher
 from paucal.labeling.write import strongest
 from paucal.types import UserError

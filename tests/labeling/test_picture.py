@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.data.label_maps import LabelMaps
-from paucal.data.map_store import MapFacts, MapWriter, content_hash
-from paucal.data.sources import open_images
+from paucal.data.maps.reader import LabelMaps
+from paucal.data.maps.store import MapFacts, MapWriter, content_hash
+from paucal.data.sources.opening import open_images
 from paucal.labeling.picture import map_picture, most_likely
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.ops import roi_align
 
-from paucal.data.label_maps import name_classes
+from paucal.data.maps.reader import name_classes
 from paucal.losses.label_targets import (
     SparseTargets,
     compact_maps,
@@ -220,6 +220,26 @@ def test_targets__are_the_softmax_over_all_classes():
     torch.testing.assert_close(targets.dense(), expected)
     torch.testing.assert_close(targets.smoothed(0.2).dense(), expected * 0.8 + 0.2 / 11)
     torch.testing.assert_close(targets.smoothed(0.2).dense().sum(-1), torch.ones(3, 6))
+
+
+@pytest.mark.parametrize("own", [2, 4, 10])
+def test_targets__share_the_probability_of_foreign_classes_evenly(own):
+    """The teacher knows 11 classes; of three named at each cell some, none or all are learned."""
+    generator = torch.Generator().manual_seed(1)
+    indices = torch.rand(3, 11, 4, 4, generator=generator).argsort(1)[:, :3]
+    values = torch.randn(3, 3, 4, 4, generator=generator) * 3
+    geometry, known = torch.stack([geometry_of((0.1, 0.2, 0.7, 0.5))] * 3), torch.full((3,), 11)
+    full = torch.zeros(3, 11, 4, 4).scatter_(1, indices, values)
+    everything = sample_maps(full, geometry, (2, 3)).flatten(2).transpose(1, 2).softmax(-1)
+    expected = everything[..., :own] + everything[..., own:].sum(-1, keepdim=True) / own
+    named, slots = name_classes(indices)
+    maps = compact_maps(values, slots, named.shape[1])
+    targets = map_targets(maps, named, geometry, (2, 3), own, teacher_classes=known)
+    torch.testing.assert_close(targets.dense(), expected)
+    torch.testing.assert_close(targets.smoothed(0.2).dense(), expected * 0.8 + 0.2 / own)
+    logits = torch.randn(3, 6, own, generator=generator)
+    dense = -(expected * logits.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(soft_cross_entropy(logits, targets), dense)
 
 
 @pytest.mark.parametrize("change", ["none", "smoothed", "program", "flipped"])

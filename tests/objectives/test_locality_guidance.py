@@ -11,9 +11,9 @@ import paucal
 from contracts import toys
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.losses import guidance_loss
+from paucal.methods.training import check_used
+from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import LocalityGuidance, Supervised
-from paucal.recipes.checks import check_used
-from paucal.recipes.settings import TrainSettings
 from paucal.types import Batch, FeatureRequest, Progress, UserError
 
 PROGRESS = Progress(0, 10, 5)

@@ -7,7 +7,7 @@ import torch
 from torchvision.ops import roi_align
 
 from paucal.backbones import BackboneSpec
-from paucal.data.label_maps import name_classes
+from paucal.data.maps.reader import name_classes
 from paucal.losses.token_labeling import TokenLabelingReading, draw_mix_box
 from paucal.objectives import DrLoc, Supervised, TokenLabeling, TokenLabelingOptions
 from paucal.objectives.token_labeling import paste
@@ -91,6 +91,23 @@ def test_losses__without_mixing_equal_a_dense_computation(name):
         target = pooled.softmax(-1) * 0.8 + 0.2 / 6
         expected = -(target * logits.log_softmax(-1)).sum(-1).mean()
         torch.testing.assert_close(losses.values[key], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_losses__of_a_teacher_with_more_classes_reach_all_of_the_runs_own():
+    model, data = objective("resnet18", mix_token=False, label_smoothing=0.0).eval(), batch(classes=9)
+    assert data.label_maps is not None
+    assert (data.label_maps["classes"] >= 6).any()
+    data.label_maps["teacher_classes"] = torch.full((4,), 9)
+    data.labels = data.labels % 6
+    with torch.no_grad():
+        losses = model(data, NOW)
+        logits = model.backbone(data.views[0]).logits
+    full = torch.zeros(4, 9, 3, 3)
+    named = data.label_maps["classes"][torch.arange(4)[:, None, None, None], data.label_maps["slots"]]
+    full.scatter_(1, named, data.label_maps["values"])
+    everything = full.mean((2, 3)).softmax(-1)
+    expected = everything[:, :6] + everything[:, 6:].sum(-1, keepdim=True) / 6
+    torch.testing.assert_close(losses.values["class"], -(expected * logits.log_softmax(-1)).sum(-1).mean())
 
 
 def test_paste__exchanges_along_cells_and_back():
@@ -218,3 +235,12 @@ def test_names__of_its_own_losses_are_no_names_of_terms():
     assert Supervised(backbone, {"tokens": term}).names == ("tokens",)
     with pytest.raises(ValueError, match="the name 'class' is taken"):
         Supervised(backbone, {"class": term})
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**32, 2**62])  # 2**62 is the largest that --seed takes
+def test_boxes__of_large_seeds_are_drawn_and_differ_from_those_of_small_ones(seed):
+    steps = [Progress(step, 10, 5, step) for step in range(8)]
+    drawn = [[objective("resnet18", seed=value)._draw_box(now) for now in steps] for value in (seed, seed - 1, 0)]
+    assert drawn[0] == [objective("resnet18", seed=seed)._draw_box(now) for now in steps]
+    assert drawn[0] != drawn[1]
+    assert drawn[0] != drawn[2]

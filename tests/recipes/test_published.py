@@ -4,11 +4,12 @@ from dataclasses import fields
 
 import pytest
 
-from paucal.recipes.auto import resolve
-from paucal.recipes.checks import check_ranges, check_used
-from paucal.recipes.facts import Facts
-from paucal.recipes.published import RECIPES, with_recipe
-from paucal.recipes.settings import TrainSettings
+from paucal.methods.training import check_used, with_recipe
+from paucal.methods.training import resolve_training as resolve
+from paucal.methods.training_settings import TrainSettings
+from paucal.recipes.table import RECIPES
+from paucal.rules.circumstances import Facts
+from paucal.settings.options import check_ranges
 from paucal.types import UserError
 
 FACTS = Facts(n_train=50000, n_classes=10, median_side=32, cores=2)
@@ -23,6 +24,12 @@ def test_recipe__names_settings_that_exist_and_are_in_range(name):
     assert all(origin[key] == f"recipe {name}" for key in recipe.settings)
     assert all(getattr(settings, key) == value for key, value in recipe.settings.items())
     assert all([recipe.summary, recipe.source, recipe.cost, recipe.expected])
+
+
+def test_recipe__of_a_papers_table_trains_on_all_training_images():
+    """None of the papers keeps images for validation; what is not to meet a table leaves the choice to the user."""
+    without = {name for name, recipe in RECIPES.items() if recipe.settings.get("val_fraction") == 0}
+    assert set(RECIPES) - without == {"dhvt", "small-images"}
 
 
 def test_recipe__wins_over_the_data_and_gives_way_to_what_is_given():

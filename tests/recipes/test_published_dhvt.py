@@ -5,19 +5,19 @@ import torch
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import nn
 
+from paucal.methods.fine_tuning import fine_tuning
+from paucal.methods.training import build_objective, with_recipe
+from paucal.methods.training import resolve_training as resolve
+from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Supervised
 from paucal.objectives.finetuning import FineTuning
-from paucal.recipes.auto import resolve
-from paucal.recipes.facts import Facts, StartFacts
-from paucal.recipes.loaders import augmentation, preprocessing
-from paucal.recipes.methods import build_objective
-from paucal.recipes.model import backbone_spec
-from paucal.recipes.plans import check_plan, hardware, optimization, training_plan
-from paucal.recipes.published import RECIPES, with_recipe
-from paucal.recipes.settings import TrainSettings
-from paucal.recipes.tuning import fine_tuning
+from paucal.recipes.table import RECIPES
+from paucal.rules.backbone import backbone_spec
+from paucal.rules.circumstances import Facts, StartFacts
 from paucal.training.groups import parameter_groups
 from paucal.types import UserError
+from paucal.verbs.training.loaders import augmentation, preprocessing
+from paucal.verbs.training.optimizer import check_plan, check_sync, optimization, training_plan
 
 CIFAR = Facts(n_train=50000, n_classes=100, median_side=32, cores=2)
 PHOTOS = Facts(n_train=3000, n_classes=10, median_side=160, cores=2)
@@ -59,7 +59,7 @@ def test_rate__is_the_recorded_one(recipe, devices, batch, rate):
 )
 def test_schedule__lags_one_epoch_in_the_programs_reading(recipe, warmup, floor):
     settings, _ = resolved(recipe, devices=2, device="cpu", strategy="ddp")
-    plan = training_plan(settings, CIFAR)
+    plan = training_plan(settings, CIFAR.n_train, CIFAR.n_classes)
     schedule = optimization(settings, plan).schedule
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=settings.lr)
     theirs = CosineLRScheduler(optimizer, t_initial=settings.epochs, lr_min=floor, warmup_t=warmup, warmup_lr_init=1e-6)
@@ -74,7 +74,7 @@ def test_schedule__lags_one_epoch_in_the_programs_reading(recipe, warmup, floor)
 
 def test_schedule__of_the_papers_reading_moves_every_step():
     settings, _ = resolved("dhvt-cifar", devices=2, device="cpu", strategy="ddp")
-    plan = training_plan(settings, CIFAR)
+    plan = training_plan(settings, CIFAR.n_train, CIFAR.n_classes)
     schedule, steps = optimization(settings, plan).schedule, plan.steps_per_epoch
     assert [schedule(epoch * steps) for epoch in (0, 5, 300)] == pytest.approx([1e-6, 9.993e-4, 1e-5], rel=1e-4)
     assert schedule(1) > schedule(0)
@@ -102,7 +102,7 @@ def test_images__of_32_pixels_are_padded_and_shown_whole():
 
 
 def _statistics():
-    from paucal.data.normalisation import Normalisation
+    from paucal.data.views.normalisation import Normalisation
 
     return Normalisation()
 
@@ -134,7 +134,7 @@ def test_dhvt__is_the_papers_reading_at_32_pixels():
     plain, _ = resolved("dhvt", batch_size=256)
     paper, _ = resolved("dhvt-cifar")
     differing = {name for name, value in vars(plain).items() if value != getattr(paper, name)}
-    assert differing == {"recipe"}
+    assert differing == {"recipe", "val_fraction"}  # only the paper's table asks for all images
 
 
 def test_finetuning__of_the_program_stays_in_evaluation_mode():
@@ -201,7 +201,8 @@ def test_sync_bn__keeps_activations_that_timm_puts_into_norms():
 
 def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
     with pytest.raises(UserError, match=r"--sync-bn: torch joins.*on GPUs only and --device is cpu"):
-        hardware(sync(device="cpu", devices=2))
-    settings = sync(device="cpu", devices=1, batch_size=16, epochs=5)
-    hardware(settings)
-    assert "--sync-bn changes nothing in a run on one device" in check_plan(settings, CIFAR)
+        check_sync(sync(device="cpu", devices=2))
+    with pytest.raises(UserError, match=r"--sync-bn: torch joins.*on GPUs only and --device is cpu: leave it out"):
+        check_sync(sync(device="cpu", devices=1))
+    settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
+    assert "--sync-bn changes nothing in a run on one device" in check_plan(settings, CIFAR.n_train)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from paucal.recipes.auto import resolve
-from paucal.recipes.facts import Facts
-from paucal.recipes.published import with_recipe
-from paucal.recipes.settings import TrainSettings
+from paucal.methods.training import resolve_training as resolve
+from paucal.methods.training import with_recipe
+from paucal.methods.training_settings import TrainSettings
+from paucal.rules.circumstances import Facts
 from paucal.training.schedules import CosineWarmup
 
 IMAGENET = Facts(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)

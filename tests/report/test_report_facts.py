@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.predictions import Predictions
-from paucal.report.facts import duration, headline, kept_epoch, validation_top1, warnings
+from paucal.report import pictures
+from paucal.report.explanations import duration, facts, headline, kept_epoch, validation_top1, warnings
 from paucal.report.inputs import RunFiles, Summary
 from paucal.runs import RunFolder
 
@@ -71,6 +75,18 @@ def test_validation_top1__is_that_of_the_kept_epoch():
     assert validation_top1(files(rows=rows, best_epoch=3)) == 0.5
     assert validation_top1(files(rows=rows, best_epoch=9)) is None
     assert validation_top1(files(rows=[{"epoch": 1, "train_loss": 1.0}])) is None
+
+
+@pytest.mark.parametrize("selected", [True, False])
+def test_page__of_a_run_without_validation_says_that_nothing_was_selected(selected, monkeypatch):
+    marked = []
+    monkeypatch.setattr(pictures, "curves_figure", lambda rows, best: marked.append(best) or Figure())
+    rows = [{"epoch": 1.0, "train_loss": 2.0}, {"epoch": 2.0, "train_loss": 1.0}]
+    found = replace(files(*outcome(60, 6), rows=rows), summary=Summary(selected=selected, best_epoch=2))
+    assert (headline(found)[-1].endswith("last epoch, and nothing was selected.")) == (not selected)
+    assert facts(found)["epoch kept"] == ("2" if selected else "2, the last")
+    pictures._drawable(found)["curves"]()
+    assert marked == [2 if selected else None]
 
 
 def test_headline__without_a_test_it_says_so():

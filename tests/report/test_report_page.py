@@ -242,10 +242,10 @@ def test_write_report__no_folder(tmp_path):
 
 def test_write_report__values_without_end_are_cut(run):
     bomb = ["a"] * 9
-    for _ in range(9):
+    for _ in range(5):
         bomb = [bomb] * 9
-    run.write_yaml("config.yaml", {"settings": {"bomb": bomb}, "origin": {}})
-    run.write_json("env.json", {"long": "y" * 10**6})
+    run.write_yaml("config.yaml", {"settings": {"nested": bomb[0][0][0]}, "origin": {}})
+    run.write_json("env.json", {"long": "y" * 10**6, "bomb": bomb})
     page = page_of(run)
     assert len(page) < 1_000_000
     assert "y" * 2001 not in page

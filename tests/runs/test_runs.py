@@ -77,29 +77,6 @@ def test_create_run__refuses_what_exists(tmp_path):
         create_run(tmp_path / "run")
 
 
-def test_create_run__overwrites_run_folders_only(tmp_path):
-    run = finished(tmp_path / "run")
-    (run.path / "old.txt").write_text("x")
-    assert not (create_run(run.path, overwrite=True).path / "old.txt").exists()
-    other = tmp_path / "holiday"
-    other.mkdir()
-    (other / "photo.jpg").write_text("x")
-    with pytest.raises(UserError, match="replaces run folders only"):
-        create_run(other, overwrite=True)
-    assert (other / "photo.jpg").exists()
-
-
-@pytest.mark.parametrize("content", ["name: my project\n", "settings: none of ours\n", "a: [", "settings: {a: 1}\n"])
-def test_create_run__overwrite_spares_a_project_with_a_config_of_its_own(tmp_path, content):
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "config.yaml").write_text(content)
-    (project / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match="replaces run folders only"):
-        create_run(project, overwrite=True)
-    assert (project / "thesis.tex").exists()
-
-
 def test_open_run__takes_the_newest_below_a_folder(tmp_path):
     for age, name in enumerate(("b", "a")):
         run = finished(tmp_path / name)
@@ -198,3 +175,25 @@ def test_folder__paths_stay_inside():
         run.log,
     ):
         assert path in file.parents
+
+
+def test_write_yaml__writes_a_value_twice_rather_than_an_alias_that_is_not_read(tmp_path):
+    run, twice = create_run(tmp_path / "run"), [0.05, 0.4]
+    run.write_yaml("config.yaml", {"settings": {"local_scale": twice, "global_scale": twice}})
+    assert run.read_yaml("config.yaml")["settings"] == {"local_scale": [0.05, 0.4], "global_scale": [0.05, 0.4]}
+
+
+def test_disk__that_is_full_is_named_and_the_old_state_stays(tmp_path):
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "last.ckpt"
+    write_atomically(path, lambda file: torch.save({"state": torch.zeros(4)}, file))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # no file may grow beyond, as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_atomically(path, lambda file: torch.save({"state": torch.zeros(400_000)}, file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(path)
+    assert load_checkpoint(path)["state"].tolist() == [0, 0, 0, 0]
+    assert list(tmp_path.iterdir()) == [path]

@@ -56,4 +56,6 @@ def test_advice__names_what_to_lower_and_keeps_the_effective_batch():
     with pytest.raises(RuntimeError, match="something else"), memory_advice(Plan(9, 3)):
         raise RuntimeError("something else")
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
     assert not is_out_of_memory(ValueError("out of memory"))

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,8 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from contracts import toys
-from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position
+from paucal.runs import RunFolder
+from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position, module
 from paucal.training.average import MovingAverage
 from paucal.training.health import FiniteWatch
 from paucal.training.keeper import Records, RunKeeper
@@ -60,6 +62,46 @@ def test_nonfinite_loss__skips_the_step_and_only_that(tmp_path, caplog):
     assert all(torch.isfinite(w).all() for w in weights.seen)
     assert [row["skipped_steps"] for row in outcome.rows] == [1, 0]
     assert all(value == value for row in outcome.rows for value in row.values())
+
+
+def test_nonfinite_loss__takes_the_gradients_away_where_the_optimizer_does_not_look(tmp_path, monkeypatch):
+    class Left(Callback):
+        """Notes in which steps the optimizer was given gradients."""
+
+        def __init__(self):
+            self.steps = []
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.steps.append(any(p.grad is not None for p in pl_module.parameters()))
+
+    monkeypatch.setattr(module, "UNAWARE", ("cpu",))
+    torch.manual_seed(0)
+    weights, left = Weights(), Left()
+    outcome = toys.train(Poisoned({1}), tmp_path, epochs=1, callbacks=[weights, left])
+    assert left.steps == [True, False, True, True]
+    assert torch.equal(weights.seen[0], weights.seen[1])
+    assert outcome.rows[0]["skipped_steps"] == 1
+    steps = {int(state["step"]) for state in _moments(tmp_path)}
+    assert steps == {3}
+
+
+def _moments(folder):
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    return state["optimizer_states"][0]["state"].values()
+
+
+def test_batch__is_moved_without_waiting_for_the_step_before():
+    asked = []
+
+    class Watched(Batch):
+        def to(self, device, non_blocking=False):
+            asked.append((device, non_blocking))
+            return self
+
+    trained = TrainingModule(toys.make("per_block"), Optimization(lambda step: 0.0), Plan(4, 4), lambda: None)
+    batch = Watched(torch.arange(2), [])
+    assert trained.transfer_batch_to_device(batch, torch.device("cuda"), 0) is batch
+    assert asked == [(torch.device("cuda"), True)]
 
 
 def test_nonfinite_loss__for_ever_ends_the_run_and_names_the_culprit(tmp_path):
@@ -111,6 +153,59 @@ def test_best__is_the_highest_score_and_ties_go_to_the_lower_loss(tmp_path):
     assert matches == [False, False, True]
 
 
+class Crash(Callback):
+    """Ends the run before a step, as a power cut would."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == self.step:
+            raise InterruptedError
+
+
+class FirstRows(Callback):
+    """What the run folder tells when training goes on."""
+
+    rows = None
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.rows = RunFolder(self.folder).read_rows() if self.rows is None else self.rows
+
+    def __init__(self, folder):
+        self.folder = folder
+
+
+@pytest.mark.parametrize(("save_every", "kept"), [(3, [4]), (500, [])])
+def test_killed_run__forgets_the_epochs_that_it_makes_again(save_every, kept, tmp_path):
+    with pytest.raises(InterruptedError):  # after two epochs of four steps
+        toys.train(toys.make("per_block"), tmp_path, save_every=save_every, callbacks=[Crash(8)])
+    assert [row["step"] for row in RunFolder(tmp_path).read_rows()] == [4, 8]
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists() == (save_every == 3)
+    first = FirstRows(tmp_path)
+    toys.train(toys.make("per_block"), tmp_path, save_every=save_every, callbacks=[first])
+    assert [row["step"] for row in first.rows] == kept
+    assert [row["step"] for row in RunFolder(tmp_path).read_rows()] == [4, 8, 12]
+
+
+def test_killed_run__knows_which_epoch_its_best_model_is_of(tmp_path):
+    """Where an epoch that is made again scores otherwise, as on a GPU, the files are still those of the better one."""
+    scores = iter([0.5, 0.9, 0.6, 0.7])
+
+    def validate(module, device):
+        return {"score": next(scores), "cost": 0.0}
+
+    watch = Watch(validate, "score", "cost")
+    with pytest.raises(InterruptedError):
+        toys.train(toys.make("per_block"), tmp_path, save_every=3, watch=watch, callbacks=[Crash(8)])
+    model = (tmp_path / "deployed.pt").read_bytes()
+    outcome = toys.train(toys.make("per_block"), tmp_path, save_every=3, watch=watch)
+    assert [row["score"] for row in outcome.rows] == [0.5, 0.6, 0.7]
+    assert (outcome.best["epoch"], outcome.best["score"]) == (2, 0.9)
+    assert (tmp_path / "deployed.pt").read_bytes() == model
+    assert checkpoint_position(tmp_path / "checkpoints" / "best.ckpt") == (8, 8)
+
+
 def test_clipping__scales_to_the_norm_and_reports_the_norm_before():
     layer = nn.Linear(3, 2)
     layer(torch.ones(1, 3)).sum().backward()
@@ -148,9 +243,26 @@ def test_meters__give_means_and_survive_a_checkpoint():
 
 
 def test_keeper__without_a_watch_keeps_the_newest():
-    keeper = RunKeeper(Records(None, None), None, StopSignal())
+    keeper = RunKeeper(Records(None, None), None, StopSignal(), FiniteWatch())
     keeper.best = {"epoch": 3}
     assert keeper._improves({"epoch": 4})
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, [{"val_knn": 0.5}]), (3, [])])
+def test_keeper__judges_the_weights_a_run_begins_with_where_they_are_trained(step, expected, tmp_path):
+    asked, kept, module = [], [], nn.Linear(1, 1)
+
+    def validate(judged, device):
+        asked.append((judged, device))
+        return {"val_knn": 0.5}
+
+    records = Records(RunFolder(tmp_path), None, Watch(validate), on_start=kept.append)
+    keeper = RunKeeper(records, lambda: nullcontext(module), StopSignal(), FiniteWatch())
+    keeper.step = step
+    device = torch.device("meta")  # where nothing but the training module could have it from
+    keeper.on_train_start(SimpleNamespace(is_global_zero=True), SimpleNamespace(device=device))
+    assert kept == expected
+    assert asked == [(module, device)] * len(expected)
 
 
 def test_unused_parameters__are_named(tmp_path, caplog):
@@ -211,14 +323,37 @@ def test_health__remembers_old_skips_when_a_run_goes_on():
     meters.skipped = 67.0
     after.on_train_batch_end(SimpleNamespace(global_step=550), module, None, None, 549)  # two of fifty: a warning
     meters.skipped = 117.0
-    with pytest.raises(UserError, match="the last 50 steps were all skipped"):
-        after.on_train_batch_end(SimpleNamespace(global_step=600), module, None, None, 599)
+    assert after.hopeless is None
+    after.on_train_batch_end(SimpleNamespace(global_step=600), module, None, None, 599)
+    assert "the last 50 steps were all skipped" in after.hopeless
 
 
 def test_health__speaks_up_at_the_end_of_a_short_run(tmp_path):
     torch.manual_seed(0)
     with pytest.raises(UserError, match=r"the last 8 steps were all skipped .*'block1'"):
         toys.train(Poisoned(range(8)), tmp_path, epochs=2)
+
+
+def test_skipped_last_step__is_no_reason_to_lose_the_run(tmp_path, caplog):
+    torch.manual_seed(0)
+    with caplog.at_level(logging.WARNING, logger="paucal"):
+        outcome = toys.train(Poisoned({50}), tmp_path, epochs=17, images=48)  # 51 steps, the last after a look at 50
+    assert outcome.finished
+    assert [row["skipped_steps"] for row in outcome.rows] == [0] * 16 + [1]
+    assert checkpoint_position(tmp_path / "checkpoints" / "last.ckpt") == (51, 51)
+    assert (tmp_path / "deployed.pt").exists()
+    assert "1 of the last 1 steps were skipped" in caplog.text
+
+
+def test_hopeless_run__is_saved_before_it_ends(tmp_path):
+    torch.manual_seed(0)
+    objective = Poisoned(range(10, 10_000))
+    with pytest.raises(UserError, match=r"the last 50 steps were all skipped .*keeps the weights of before"):
+        toys.train(objective, tmp_path, epochs=25, average=None)  # of 4 steps
+    assert checkpoint_position(tmp_path / "checkpoints" / "last.ckpt") == (100, 100)
+    assert [row["step"] for row in RunFolder(tmp_path).read_rows()] == list(range(4, 101, 4))
+    saved = torch.load(tmp_path / "deployed.pt", weights_only=True)
+    assert all(torch.equal(saved[name], value) for name, value in objective.deployable().state_dict().items())
 
 
 def test_resume__refuses_the_state_of_another_model(tmp_path):

@@ -9,8 +9,8 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import nn
 
+from paucal.backbones.empty_models import patch_size, reductions
 from paucal.backbones.layout import Size
-from paucal.backbones.trial import patch_size, reductions
 
 # A backbone in stages needs 4x4 cells at its end. One of equal blocks, whose cells all attend to each other
 # from the start, needs 7x7, the grid of 224 pixels with patches of 32; 8x8 is preferred since it divides more

@@ -11,9 +11,9 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
+from paucal.backbones.forward_hooks import Taps
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
 from paucal.backbones.probe import Plan, final_prefixes, make_plan, model_name, probe_images, undisturbed
-from paucal.backbones.taps import Taps
 from paucal.types import FeatureRequest, Features, UserError
 
 _LAST = FeatureRequest()

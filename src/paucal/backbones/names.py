@@ -8,6 +8,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from paucal.backbones.weights.fetching import hushed, require_reachable
 from paucal.types import UserError
 
 # These make timm read files, fetch weights or return something other than a classifier; a model's description
@@ -28,6 +29,9 @@ _RESERVED = {
     "pretrained_strict",
     "scriptable",
 }
+# Even without values a million blocks would be built for hours.
+MOST_BLOCKS, MOST_UNITS = 1000, 1 << 20
+_COUNTS_BLOCKS = re.compile(r"depth|layers|blocks|num_heads|stages")
 _FIXED = re.compile(r"multiple values for keyword argument '(\w+)'")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
@@ -76,9 +80,21 @@ def require_harmless(name: str, arguments: Mapping[str, Any]) -> None:
     Raises:
         UserError: an argument is reserved.
     """
-    for key in arguments:
-        if key in _RESERVED or (key == "pretrained" and arguments[key]):
+    for key, value in arguments.items():
+        if key in _RESERVED or (key == "pretrained" and value):
             raise UserError(f"Model argument {key!r} of {name} does not describe an architecture; remove it.")
+        most = MOST_BLOCKS if _COUNTS_BLOCKS.search(key) else MOST_UNITS
+        if _largest(value) > most:
+            raise UserError(f"Model argument {key}={value} of {name} is more than {most:,}, the most that is built.")
+
+
+def _largest(value: Any) -> float:
+    """Return the largest number in a value, which may be nested; 0 where there is none."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return max(map(_largest, value), default=0)
+    return value if isinstance(value, int | float) else 0
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
@@ -89,11 +105,17 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     """
     require_name(name)
     try:
-        return timm.create_model(name, **arguments)
+        if not arguments.get("pretrained"):
+            return timm.create_model(name, **arguments)
+        require_reachable(timm.get_pretrained_cfg(name, allow_unregistered=True))
+        with hushed():
+            return timm.create_model(name, **arguments)
+    except ConnectionError as error:
+        raise UserError(f"the published weights of {name} could not be fetched ({error}).") from error
     except TypeError as error:
         raise UserError(_about(name, arguments, error)) from error
-    except (ArithmeticError, AssertionError, LookupError, OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{name} cannot be built with {arguments}: {error}.") from error
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"{name} cannot be built with {arguments}: {_first_line(error)}.") from error
 
 
 def _about(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
@@ -102,4 +124,10 @@ def _about(name: str, arguments: Mapping[str, Any], error: TypeError) -> str:
         return f"{name} has no argument {unknown[1]!r}; remove it."
     if fixed is not None:
         return f"{name} does not let {fixed[1]!r} be changed; remove it or choose another model."
-    return f"{name} cannot be built with {arguments}: {error}."
+    return f"{name} cannot be built with {arguments}: {_first_line(error)}."
+
+
+def _first_line(error: Exception) -> str:
+    """Return what torch or timm says, without the lists and stack frames that it may say afterwards."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".:")

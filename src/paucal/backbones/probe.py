@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paucal.backbones.forward_hooks import Taps, block_names, final_norm_names, tap_input, tap_output
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
-from paucal.backbones.taps import Taps, block_names, final_norm_names, tap_input, tap_output
 from paucal.types import UserError
 
 

@@ -23,10 +23,10 @@ from paucal.backbones.candidates import (
     has_equal_blocks,
     wanted_side,
 )
+from paucal.backbones.empty_models import build_empty, patch_size, reductions, takes_sizes, try_size
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.names import require_harmless
-from paucal.backbones.trial import build_empty, patch_size, reductions, takes_sizes, try_size
 from paucal.types import UserError
 
 _SMALL_MODEL = "vit_mini"
@@ -41,12 +41,14 @@ class Sizing:
         arguments: what to pass to the model's constructor beside the user's own arguments.
         reason: one sentence on why the model is built differently from usual; None where it is not.
         warning: one sentence where the grid stays small; None where it does not.
+        parameters: of the model with these arguments, its classifier as published.
     """
 
     grid: Size
     arguments: dict[str, Any] = field(default_factory=dict)
     reason: str | None = None
     warning: str | None = None
+    parameters: int = 0
 
 
 def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] | None = None) -> Sizing:
@@ -80,6 +82,8 @@ def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
     """Choose once per process: trying takes up to a second, and a run asks several times."""
     given = json.loads(arguments)
     model = _build_unfitted(name, image_size, given)
+    if not reductions(model):
+        raise UserError(f"{name} with {given} has no layers: give numbers of layers from 1.")
     # Resizes its positions to any image, but is better built for this one where its patches change for it anyway.
     dynamic = bool(getattr(model, "dynamic_img_size", False))
     best: _Built | None = None
@@ -99,6 +103,7 @@ def _fit(name: str, image_size: Size, arguments: str) -> Sizing:
         {**best.size_argument, **best.extra},
         _reason(name, image_size, best) if best.extra else None,
         _warning(name, best.backbone) if best.side < STAGED_SIDE else None,
+        sum(parameter.numel() for parameter in best.backbone.parameters()),
     )
 
 

@@ -7,13 +7,18 @@ from typing import Any
 
 from timm.layers.norm_act import convert_sync_batchnorm
 
+from paucal.backbones.convolution_layout import lay_out_convolutions
+from paucal.backbones.cost import BYTES, image_cost
+from paucal.backbones.empty_models import build_empty
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
-from paucal.backbones.memory_layout import lay_out_convolutions
 from paucal.backbones.names import create_model, require_arguments, require_name
 from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
-from paucal.backbones.trial import build_empty
+from paucal.memory import available_memory
 from paucal.types import UserError
+
+MOST_CLASSES, MOST_CHANNELS = 1_000_000, 10_000
+LARGE_IMAGE = 1024 * 1024  # pixels from which the cost of one image is looked at before it is computed
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ class BackboneSpec:
             UserError: the model cannot take these sizes, arguments or stochastic depth, or has no published
                 weights.
         """
-        arguments = {**self.arguments, **fit_to_image_size(self.name, self.image_size, self.arguments).arguments}
+        sizing = fit_to_image_size(self.name, self.image_size, self.arguments)
+        arguments = {**self.arguments, **sizing.arguments}
+        _require_room(self, sizing.parameters, arguments)
         if drop_path_rate is not None:
             arguments = self._with_drop_path(arguments, drop_path_rate)
         others = [(height, width) for height, width in image_sizes or () if (height, width) != self.image_size]
@@ -118,6 +125,26 @@ class BackboneSpec:
         raise UserError(f"{self.name} has no stochastic depth: a drop-path rate of {rate} cannot be set; use 0.")
 
 
+def _require_room(spec: BackboneSpec, parameters: int, arguments: Mapping[str, Any]) -> None:
+    """Refuse a model whose weights, or whose look at one image, would fill the memory; a description may be hostile."""
+    free, gib = available_memory(), 2**30
+    if BYTES * parameters > free:
+        size = f"{BYTES * parameters / gib:.3g} GiB"
+        raise UserError(
+            f"{spec.name} with {arguments} has {parameters / 1e6:,.0f} M parameters, {size}, "
+            f"and {free / gib:.3g} GiB of this machine's memory are free: choose a smaller model."
+        )
+    if spec.image_size[0] * spec.image_size[1] <= LARGE_IMAGE:
+        return
+    cost = image_cost(spec.name, spec.image_size, arguments)
+    if cost is not None and 2 * cost.largest > free:  # what a layer reads and what it gives
+        raise UserError(
+            f"one image of {spec.image_size[0]}x{spec.image_size[1]} pixels takes {spec.name} at least "
+            f"{2 * cost.largest / gib:.3g} GiB, and {free / gib:.3g} GiB of this machine's memory are free: choose "
+            "smaller images."
+        )
+
+
 def _accepts(name: str, arguments: Mapping[str, Any]) -> bool:
     try:
         build_empty(name, arguments)
@@ -131,10 +158,14 @@ def _require_numbers(spec: BackboneSpec) -> None:
     whole = isinstance(size, list | tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
     if not whole:
         raise UserError(f"The image size of {spec.name} is {size}; give height and width in whole pixels.")
-    if type(spec.num_classes) is not int or spec.num_classes < 0:
-        raise UserError(f"The number of classes is {spec.num_classes!r}; give a whole number, 0 for none.")
-    if type(spec.in_chans) is not int or spec.in_chans < 1:
-        raise UserError(f"The number of image channels is {spec.in_chans!r}; give a whole number from 1.")
+    if type(spec.num_classes) is not int or not 0 <= spec.num_classes <= MOST_CLASSES:
+        raise UserError(
+            f"The number of classes is {spec.num_classes!r}; give a whole number up to {MOST_CLASSES:,}, 0 for none."
+        )
+    if type(spec.in_chans) is not int or not 1 <= spec.in_chans <= MOST_CHANNELS:
+        raise UserError(
+            f"The number of image channels is {spec.in_chans!r}; give a whole number from 1 to {MOST_CHANNELS:,}."
+        )
 
 
 def _plain(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

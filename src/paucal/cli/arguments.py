@@ -9,13 +9,14 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from paucal.recipes.settings import flag
+from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_text
+from paucal.settings.options import flag
 from paucal.types import UserError
+from paucal.wording import shortened
 
-MAX_CONFIG_BYTES = 1 << 20
+MOST_SHOWN = 80  # characters of a value
 ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
@@ -88,6 +89,8 @@ def parse_run(
     add_settings(parser, settings, skip=["data"])
     values, given = parse(parser, argv)
     if given.pop("subject", None):
+        if given.get("data") == "flag" and values.data != values.subject:
+            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
         values.data, given["data"] = values.subject, "flag"
     return values, given, {name: getattr(values, name) for name in given if name in known}
 
@@ -129,40 +132,54 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[
     Raises:
         UserError: an unknown flag or key, or a value of the wrong kind.
     """
-    arguments = [_canonical(word) for word in _with_run_configs(argv)]
+    arguments = [_canonical(word) for word in _with_configs(argv)]
     try:
         values = parser.parse_args(arguments)
         given = parser.parse_args(arguments, defaults=False)
         flags = parser.parse_args(_without_config(arguments), defaults=False)
     except Exception as problem:  # argparse and jsonargparse raise several types
         raise UserError(_sentence(parser, str(problem))) from problem
+    _refuse_unknown_homes(values)
     names = [name for name, value in vars(given).items() if name != "config" and value is not None]
     flagged = {name for name, value in vars(flags).items() if value is not None}
     return values, {name: "flag" if name in flagged else "config" for name in names}
 
 
-def _with_run_configs(argv: Sequence[str]) -> list[str]:
-    """Let `--config` take the config.yaml of a run, whose settings are one level down."""
+def _refuse_unknown_homes(values: Namespace) -> None:
+    for name, value in vars(values).items():
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str) and word.startswith("~"):
+                named_path(word, flag(name))
+
+
+def _with_configs(argv: Sequence[str]) -> list[str]:
+    """Read the files of `--config` here, bounded and without aliases, and hand the parser what they hold as JSON."""
     words = list(argv)
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == "--config" and (equals or number + 1 < len(words)):
-            content = _run_settings(Path(value if equals else words[number + 1]))
-            if content is not None:
-                words[number + (0 if equals else 1)] = ("--config=" if equals else "") + json.dumps(content)
+            content = json.dumps(_config(value if equals else words[number + 1]), default=str)
+            words[number + (0 if equals else 1)] = ("--config=" if equals else "") + content
     return words
 
 
-def _run_settings(path: Path) -> dict[str, Any] | None:
-    """Return the settings in the config of a run, but for where it wrote; None for any other file."""
+def _config(name: str) -> dict[str, Any]:
+    """Return the settings in a config; of a run's they are one level down, and where it wrote is left out."""
+    path = Path(name).expanduser()
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise UserError(f"--config: {str(path)!r} is larger than {MAX_CONFIG_BYTES} bytes, and no config.")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None  # the parser finds the same, and has a sentence for it
-    if not isinstance(content, dict) or not isinstance(content.get("settings"), dict) or "origin" not in content:
-        return None
+        content = parse_yaml(read_text(path, MOST_CONFIG_BYTES, encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"--config: there is no such file: {name!r}; check the path.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--config: {name!r} is no text; give a YAML file of settings.") from None
+    except ValueError as problem:
+        raise UserError(f"--config: {name!r} cannot be read ({problem}); correct it.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"--config: {name!r} holds no settings; expected lines such as 'epochs: 30'.")
+    if not isinstance(content.get("settings"), dict) or "origin" not in content:
+        return content
     left_out = ("output", "overwrite", "time_limit")
     return {k: v for k, v in content["settings"].items() if v is not None and k not in left_out}
 
@@ -192,7 +209,7 @@ def _sentence(parser: ArgumentParser, message: str) -> str:
     help_hint = f"see '{parser.prog} --help'."
     known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     if found := re.search(r"unrecognized arguments: (.*)", message):
-        words = found[1].split()
+        words = found[1].split() or [""]  # as of two empty words
         return f"unknown argument {words[0]!r}{_near(words[0], known)}; {help_hint}"
     if found := re.search(r"Option '([^']*)' is not accepted", message):
         near = _near(found[1], [option.lstrip("-").replace("-", "_") for option in known])
@@ -218,7 +235,7 @@ def _expectation(parser: ArgumentParser, key: str, message: str) -> str:
 
 
 def _got(value: re.Match[str] | None) -> str:
-    return f", got {value[1]!r}" if value else ""
+    return f", got {shortened(value[1], MOST_SHOWN)!r}" if value else ""
 
 
 def _near(word: str, known: Sequence[str]) -> str:

@@ -1,16 +1,23 @@
 """The `paucal` command: one verb per file."""
 
 import difflib
+import errno
 import importlib
 import io
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
+from types import FrameType
 
-from rich.console import Console
 from rich.markup import escape
 
 from paucal.types import UserError
+from paucal.verbs.run.console import PlainConsole
+from paucal.wording import sentence
 
 VERBS = {
     "train": "train a model on a folder of images",
@@ -20,6 +27,24 @@ VERBS = {
     "label": "make label maps for token labeling",
     "models": "list backbones",
     "recipes": "list named settings",
+}
+_CHECK = "free some space or check the permissions"
+_ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "choose another disk",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EACCES: "check the permissions",
+    errno.EPERM: "check the permissions",
+    errno.ELOOP: "remove the link that leads to itself, or give another path",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EINVAL: "give another name",
+    errno.EMFILE: "close other programs, or allow more open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.ENOMEM: "free some memory",
+    errno.ENXIO: "give a regular file",
+    errno.ENODEV: "give a regular file",
+    errno.EIO: "check the disk",
 }
 _MISPLACED = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
@@ -31,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # file names on Linux may be any bytes
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")
-    console = Console(stderr=True, highlight=False)
+    console = PlainConsole(stderr=True)
     try:
-        return _dispatch(arguments)
+        with _ending_as_interrupt():
+            return _dispatch(arguments)
     except UserError as problem:
         console.print(f"[bold red]error:[/] {escape(str(problem))}", soft_wrap=True)
         return 2
@@ -45,6 +71,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         console.print(f"[bold red]error:[/] {escape(_os_sentence(problem))}", soft_wrap=True)
         return 2
+
+
+@contextmanager
+def _ending_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a call as Ctrl-C does: files that are half-written are removed, and locks given back.
+
+    While a run trains it takes these signals itself, to save its state. Where they have been given another meaning
+    (`nohup`, SLURM's requeueing), or in processes that another one leads, they are left alone.
+    """
+    led = int(os.environ.get("LOCAL_RANK") or 0) > 0
+    if led or os.environ.get("SLURM_JOB_ID") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    own, previous = os.getpid(), {}
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:  # a process that loads images ends with its parent
+            raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            previous[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -71,9 +125,13 @@ def _overview() -> str:
 
 
 def _os_sentence(problem: OSError) -> str:
-    where = f" ({problem.filename})" if problem.filename else ""
-    advice = "check the path" if isinstance(problem, _MISPLACED) else "free some space or check the permissions"
-    return f"{problem.strerror or problem}{where}: {advice}, then run again."
+    where = f" ({_name(problem.filename)})" if problem.filename else ""
+    advice = "check the path" if isinstance(problem, _MISPLACED) else _ADVICE.get(problem.errno or 0, _CHECK)
+    return sentence(f"{problem.strerror or problem}{where}: {advice}, then run again.")
+
+
+def _name(filename: object) -> str:
+    return os.fsdecode(filename) if isinstance(filename, str | bytes | os.PathLike) else str(filename)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import fnmatch
 from collections.abc import Sequence
 
 import timm
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from paucal.backbones.sources import is_ours, source_of
 from paucal.cli.arguments import new_parser, parse
 from paucal.objectives import default_weight
 from paucal.types import UserError
+from paucal.verbs.run.console import PlainConsole
 
 DESCRIPTION = (
     "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may hold wildcards, "
@@ -32,9 +32,9 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--ours", action="store_true", help="list only what paucal adds to timm")
     values, _ = parse(parser, argv)
     names = _names(values.pattern, values.ours)
-    console = Console(highlight=False)
+    console = PlainConsole()
     if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)  # a file or a pipe has no edge to keep to
+        console = PlainConsole(width=WIDTH)  # a file or a pipe has no edge to keep to
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading, width in COLUMNS.items():
         right = heading in ("parameters", "GMACs")

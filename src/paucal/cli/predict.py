@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Literal
 
 from PIL import Image
-from rich.console import Console
 from torch import Tensor
 
 from paucal.cli.arguments import new_parser, parse
 from paucal.data.decode import UnreadableImage
-from paucal.data.folder import IMAGE_SUFFIXES
 from paucal.data.images import ImageSet
-from paucal.data.sources import open_images
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.opening import open_images
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.runs import write_text
+from paucal.settings.options import check_numbers
 from paucal.types import UserError
+from paucal.verbs.run.console import PlainConsole
+from paucal.verbs.run.outputs import check_table
+from paucal.verbs.run.room import check_batch
+from paucal.wording import showable
 
 DESCRIPTION = """Classify images with the model of a run.
 PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'."""
@@ -38,20 +42,20 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda or mps")
     parser.add_argument("--on-bad-image", type=Literal["refuse", "skip"], default="refuse", help="unreadable images")
     values, _ = parse(parser, argv)
-    if values.batch_size < 1:
-        raise UserError(f"--batch-size is {values.batch_size}, expected a whole number of at least 1.")
-    if values.output is not None and Path(values.output).exists():
-        raise UserError(f"{values.output!r} exists already: choose another --output, or remove it.")
-    if values.output is not None and not Path(values.output).parent.is_dir():
-        raise UserError(f"there is no folder for {values.output!r}: make it, or choose another --output.")
+    check_numbers(values, {"batch_size": (1, 1 << 20)})
+    output = None if values.output is None else check_table(values.output)
     model = load_deployed(values.run, values.device).require_classifier()
     sets = [images for path in values.paths for images in _open(path)]
+    for note in (note for images in sets for note in images.notes):
+        PlainConsole(stderr=True).print(f"note: {note}", markup=False, soft_wrap=True)
+    check_batch(min(values.batch_size, sum(map(len, sets))), model.card.preprocessing.image_size)
     rows = _predict(model, sets, values.batch_size, values.on_bad_image)
     text = _as_json(rows, model.classes) if values.format == "json" else _as_csv(rows, model.classes)
-    if values.output is None:
-        sys.stdout.write(text)
+    if output is None:
+        # A terminal would obey control characters in names; who reads a pipe wants the names as they are.
+        sys.stdout.write(showable(text) if sys.stdout.isatty() else text)
     else:
-        write_text(Path(values.output), text)
+        write_text(output, text)
     return 0
 
 
@@ -67,7 +71,9 @@ def _open(path: str) -> Iterator[ImageSet]:
     if not images:
         raise UserError(f"the pattern {path!r} matches {len(found)} files, none of which is an image.")
     if len(images) < len(found):
-        Console(stderr=True).print(f"{len(found) - len(images)} matches of {path!r} are no images", markup=False)
+        PlainConsole(stderr=True).print(
+            f"{len(found) - len(images)} matches of {path!r} are no images", markup=False, soft_wrap=True
+        )
     for name in images:
         yield open_images(name, labelled=False)
 
@@ -90,7 +96,7 @@ def _predict(model: Deployed, sets: Sequence[ImageSet], batch_size: int, on_bad:
                 except UnreadableImage as problem:
                     if on_bad == "refuse":
                         raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
-                    Console(stderr=True).print(f"skipped: {problem}", markup=False)
+                    PlainConsole(stderr=True).print(f"skipped: {problem}", markup=False, soft_wrap=True)
                     continue
                 names.append(_full_name(images, key))
                 yield picture

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
-from paucal.recipes.pretraining.settings import PretrainSettings
+from paucal.methods.pretraining_settings import PretrainSettings
 
 DESCRIPTION = """Pre-train a backbone on images without labels, by self-distillation of views and regions (EsViT).
 Everything that is not given is chosen from the images, and the choice is printed with its reason. The run watches
@@ -15,14 +15,15 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("pretrain", DESCRIPTION, PretrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.recipes.pretraining.launch import Stopped, pretrain_run, resume_pretraining, show_config
-    from paucal.recipes.voice import Voice
+    from paucal.verbs.pretraining.job import PretrainingJob
+    from paucal.verbs.run.life import Stopped, begin, resume, show_config
+    from paucal.verbs.run.voice import Voice
 
     if values.print_config:
-        print(show_config(PretrainSettings(**changes), given), end="")
+        print(show_config(PretrainingJob(), PretrainSettings(**changes), given), end="")
         return 0
     if "resume" in given:
-        result = resume_pretraining(values.resume, Voice(), changes)
+        result = resume(PretrainingJob(), values.resume, Voice(), changes)
     else:
-        result = pretrain_run(PretrainSettings(**changes), given, Voice())
+        result = begin(PretrainingJob(), PretrainSettings(**changes), given, Voice())
     return 130 if isinstance(result, Stopped) else 0

@@ -8,12 +8,11 @@ from paucal.cli.arguments import new_parser, parse
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
     parse(new_parser("recipes", "List the named settings of 'paucal train' and 'paucal pretrain' --recipe NAME."), argv)
-    from rich.console import Console
+    from paucal.methods import pretraining
+    from paucal.recipes import table as published
+    from paucal.verbs.run.console import PlainConsole
 
-    from paucal.recipes import published
-    from paucal.recipes.pretraining import published as pretraining
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = PlainConsole(soft_wrap=True)
     for verb, recipes in (("train", published.RECIPES), ("pretrain", pretraining.RECIPES)):
         console.print(f"[bold]paucal {verb}[/]")
         for name, recipe in recipes.items():

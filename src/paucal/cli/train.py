@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
-from paucal.recipes.settings import TrainSettings
+from paucal.methods.training_settings import TrainSettings
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
 Everything that is not given is chosen from the data, and the choice is printed with its reason.
@@ -14,14 +14,15 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("train", DESCRIPTION, TrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.recipes.launch import Stopped, resume_run, show_config, train_run
-    from paucal.recipes.voice import Voice
+    from paucal.verbs.run.life import Stopped, begin, resume, show_config
+    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.training.job import TrainingJob
 
     if values.print_config:
-        print(show_config(TrainSettings(**changes), given), end="")
+        print(show_config(TrainingJob(), TrainSettings(**changes), given), end="")
         return 0
     if "resume" in given:
-        result = resume_run(values.resume, Voice(), changes)
+        result = resume(TrainingJob(), values.resume, Voice(), changes)
     else:
-        result = train_run(TrainSettings(**changes), given, Voice())
+        result = begin(TrainingJob(), TrainSettings(**changes), given, Voice())
     return 130 if isinstance(result, Stopped) else 0

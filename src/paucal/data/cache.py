@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from paucal.data.images import ImageSet, Store
-from paucal.data.memory import available_memory
 from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
+from paucal.memory import available_memory
 
 MOST_BYTES = 4 << 30
 _SHARE_OF_FREE = 0.25

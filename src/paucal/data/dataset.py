@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from paucal.data.images import ImageSet
-from paucal.data.label_maps import name_classes
+from paucal.data.maps.reader import name_classes
 from paucal.data.randomness import preserved, reseed
-from paucal.data.transforms import ViewTransform
+from paucal.data.views.transforms import ViewTransform
 from paucal.types import Batch
 
 LabelMaps = Callable[[int], dict[str, Tensor]]

@@ -4,6 +4,7 @@ The files come from outside, so whatever a decoder raises is caught, and its war
 """
 
 import io
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -128,6 +129,8 @@ def check_decodes(source: ImageSource, name: str) -> None:
 def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
+        if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
+            raise ValueError("it is no regular file (a pipe or a device, for instance)")
         with _SILENCE, Image.open(file, formats=_formats()) as image:
             if max(image.size) > _MOST_ELONGATED * min(image.size):
                 width, height = image.size

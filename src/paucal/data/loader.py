@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
 from paucal.data.sampler import StepSampler
-from paucal.data.transforms import ViewTransform
+from paucal.data.views.transforms import ViewTransform
 
 
 class TrainLoader(DataLoader[Sample]):

@@ -12,6 +12,8 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from paucal.evaluation.bootstrap import CALIBRATION_BINS, ImageTable, bootstrap
 from paucal.evaluation.intervals import Score, percentile, two_sided, wilson
 from paucal.evaluation.predictions import Predictions, majority_class
+from paucal.evaluation.protocols.metrics import RocAuc
+from paucal.evaluation.protocols.resampling import Resampling, interval
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority
 from paucal.types import UserError
 
@@ -128,6 +130,11 @@ def _scores(predictions: Predictions, table: ImageTable, sampling: tuple[int, in
     if table.n_classes > 5:
         scores["top5"] = wilson(_top5_hits(predictions), len(table), level)
     scores["balanced_accuracy"] = percentile(float(recall), draws["balanced_accuracy"], level)
+    if table.n_classes == 2 and len(np.unique(labels)) == 2:
+        margin = predictions.logits[:, 1].double() - predictions.logits[:, 0].double()
+        scores["roc_auc"] = interval(
+            RocAuc(margin, predictions.labels), len(table), Resampling(seed, n_bootstrap, level)
+        )
     scores["macro_f1"] = two_sided(float(f1), draws["macro_f1"], level)
     scores["calibration_error"] = two_sided(float(error), draws["calibration_error"], level)
     scores["loss"] = percentile(float(table.losses.mean()), draws["loss"], level)

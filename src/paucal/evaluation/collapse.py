@@ -127,12 +127,12 @@ def judge(
     """
     if out_dim < 2 or patience < 1:
         raise ValueError(f"expected at least 2 prototypes and 1 epoch of patience, got {out_dim} and {patience}")
-    if (broken := _not_finite(rows)) is not None:
+    if (broken := not_finite(rows)) is not None:
         return broken
     judged = [row for row in rows if row.get("step", math.inf) >= grace_steps]
     for head in ("view", "region"):
         scale = Scale(head, out_dim, feature_dim, batch)
-        for sign in (_exploded, _constant, _uniform, _line):
+        for sign in (_exploded, _constant, _uniform, on_a_line):
             found = sign(judged, scale, patience)
             if found is not None:
                 return found
@@ -149,7 +149,7 @@ def grace_period(total_steps: int, warmup_steps: int) -> int:
     return max(warmup_steps, min(GRACE_STEPS, total_steps // 4))
 
 
-def _not_finite(rows: Sequence[Row]) -> Verdict | None:
+def not_finite(rows: Sequence[Row]) -> Verdict | None:
     """Look at the newest epoch: half of its steps skipped, or a loss that is no number."""
     if not rows:
         return None
@@ -164,14 +164,14 @@ def _not_finite(rows: Sequence[Row]) -> Verdict | None:
 def _exploded(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     chance = math.log(scale.out_dim)
     bound = chance + max(1.0, ABOVE_CHANCE * chance)
-    if _lasts(rows, lambda row: _loss(row, scale) > bound, patience):
+    if lasts(rows, lambda row: _loss(row, scale) > bound, patience):
         text = (
             f"the {scale.head} loss is {_loss(rows[-1], scale):.2f}, and giving all prototypes alike would cost only "
             f"{_chance(scale)}"
         )
         return _verdict("divergence", text, rows[-1])
     lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
-    if lengths and _lasts(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
+    if lengths and lasts(rows, lambda row: scale.of(row, "feature_norm") > EXPLODED * lengths[0], patience):
         text = f"the {scale.head} features grew from a length of {lengths[0]:.3g} to {lengths[-1]:.3g}"
         return _verdict("divergence", text, rows[-1])
     return None
@@ -184,7 +184,7 @@ def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
         alike = _is_same(row, scale) or scale.of(row, "feature_spread") < EQUAL
         return scale.of(row, "batch_entropy") <= CONSTANT * scale.most or (alike and not _is_uniform(row, scale))
 
-    if not _lasts(rows, shows, patience):
+    if not lasts(rows, shows, patience):
         return None
     used, spread = (scale.of(rows[-1], name) for name in ("batch_entropy", "feature_spread"))
     numbers = [f"those of a batch use about {math.exp(used):.3g} prototypes together"] if used == used else []
@@ -194,7 +194,7 @@ def _constant(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
 
 
 def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
-    if not _lasts(rows, lambda row: _is_uniform(row, scale), patience):
+    if not lasts(rows, lambda row: _is_uniform(row, scale), patience):
         return None
     first, last = rows[-patience], rows[-1]
     # A run leaves this state exponentially; where that has begun it is no verdict any more.
@@ -210,7 +210,8 @@ def _uniform(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None
     return _verdict("uniform output", text, last)
 
 
-def _line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+def on_a_line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
+    """Look for features that keep apart along a few directions only."""
     ranks = [rank for row in rows if math.isfinite(rank := scale.of(row, "effective_rank"))]
     if scale.directions < SMALLEST_POSSIBLE or not ranks:
         return None
@@ -219,7 +220,7 @@ def _line(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | None:
     def shows(row: Row) -> bool:
         return scale.of(row, "effective_rank") <= bound and scale.of(row, "feature_spread") >= APART
 
-    if not _lasts(rows, shows, patience):
+    if not lasts(rows, shows, patience):
         return None
     text = (
         f"the {scale.head} features of different images differ, but in {ranks[-1]:.1f} directions only, of about "
@@ -255,7 +256,8 @@ def _loss(row: Row, scale: Scale) -> float:
     return row.get("train_loss", math.nan) if value != value and scale.head == "view" else value
 
 
-def _lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> bool:
+def lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> bool:
+    """Tell whether the newest epochs show a sign, so many in a row."""
     return len(rows) >= patience and all(shows(row) for row in rows[-patience:])
 
 

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.augment import RESAMPLING, Interpolation
 from paucal.data.decode import upright_rgb
-from paucal.data.transforms import EvalTransform, Normalisation
+from paucal.data.views.augment import RESAMPLING, Interpolation
+from paucal.data.views.transforms import EvalTransform, Normalisation
 from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_text
 from paucal.types import UserError
 
@@ -47,13 +47,13 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
             self._refuse("image_size", f"height and width in pixels, at most {MAX_SIDE}")
-        if not SMALLEST_CROP <= self.crop_ratio <= 1:
+        if not _is_number(self.crop_ratio) or not SMALLEST_CROP <= self.crop_ratio <= 1:
             self._refuse("crop_ratio", f"a number from {SMALLEST_CROP} to 1")
         if self.interpolation not in RESAMPLING:
             self._refuse("interpolation", f"one of {', '.join(RESAMPLING)}")
         for name, least in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, name)
-            if len(values) != 3 or not all(least < value < math.inf for value in values):
+            if len(values) != 3 or not all(_is_number(value) and least < value < math.inf for value in values):
                 self._refuse(name, "three numbers, positive ones for std")
 
     def _refuse(self, name: str, expected: str) -> None:
@@ -62,6 +62,10 @@ class Preprocessing:
     def transform(self) -> EvalTransform:
         """Return the function from a PIL image to a (3, H, W) float tensor and its geometry."""
         return EvalTransform(self.image_size, Normalisation(self.mean, self.std), self.crop_ratio, self.interpolation)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,16 @@ class Card:
                 for name, entry in value["preprocessing"].items()
             }
             spec, names = BackboneSpec.from_dict(value["backbone"]), value["classes"]
-            if not isinstance(names, list) or [type(name) for name in names] != [str] * spec.num_classes:
+            # Lengths first: a list of as many types as a hostile card claims classes would fill the memory.
+            if not isinstance(names, list) or len(names) != spec.num_classes or not all(type(n) is str for n in names):
                 raise UserError(f"model.json must name the {spec.num_classes} classes of its model: restore it.")
-            return cls(spec, tuple(names), Preprocessing(**plain))
+            card = cls(spec, tuple(names), Preprocessing(**plain))
+            if card.preprocessing.image_size != spec.image_size:
+                raise UserError(
+                    f"model.json prepares images of {card.preprocessing.image_size} pixels for a model of "
+                    f"{spec.image_size}: restore it."
+                )
+            return card
         except (KeyError, TypeError, AttributeError) as problem:
             raise UserError(
                 f"model.json is no model card of paucal ({problem}): restore it or train again."

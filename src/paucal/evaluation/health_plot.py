@@ -30,14 +30,14 @@ class _Panel:
     low: float | None = 0.0
 
 
-def health_figure(rows: Sequence[Row], out_dim: int, dim: int, verdict: Verdict | None) -> Figure:
+def health_figure(rows: Sequence[Row], out_dim: int | None, dim: int, verdict: Verdict | None) -> Figure:
     """Draw entropies, features, centres, agreement and nearest neighbours over the epochs, with the verdict above.
 
     Columns of the region head (`region_...`) are drawn dashed; a panel without numbers is left out.
 
     Args:
         rows: one per epoch; "epoch" is the row's number from 1 where it is missing.
-        out_dim: K, whose ln K is the entropy of an answer that means nothing.
+        out_dim: K, whose ln K is the entropy of an answer that means nothing; None where there are no prototypes.
         dim: D, channels of the features.
         verdict: what is wrong; None where nothing is.
 
@@ -62,11 +62,12 @@ def health_figure(rows: Sequence[Row], out_dim: int, dim: int, verdict: Verdict 
     return figure
 
 
-def _panels(out_dim: int, dim: int) -> list[_Panel]:
-    uniform = math.log(out_dim)
-    entropies = ("teacher_entropy", "student_entropy", "batch_entropy")
+def _panels(out_dim: int | None, dim: int) -> list[_Panel]:
+    entropies, level = ("teacher_entropy", "student_entropy", "batch_entropy"), None
+    if out_dim is not None:
+        level = math.log(out_dim), f"all alike: ln {out_dim} = {math.log(out_dim):.2f}"
     return [
-        _Panel("entropy of the answers", "nats", entropies, (uniform, f"all alike: ln {out_dim} = {uniform:.2f}")),
+        _Panel("entropy of the answers", "nats", entropies, level),
         _Panel("spread of the features", "1: all directions alike, 0: equal", ("feature_spread",)),
         _Panel(f"effective rank of {dim} channels", "directions", ("effective_rank",), (1.0, "a line")),
         _Panel("centre", "length", ("centre_norm",)),

@@ -4,7 +4,6 @@ The published file is a JSON list with a list of class numbers for each of Image
 order of their numbers. Images whose list is empty do not count.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from paucal.evaluation.intervals import Score, wilson
 from paucal.evaluation.predictions import Predictions
+from paucal.reading import parse_json, read_bytes
 from paucal.types import UserError
 
 MAX_BYTES = 64 << 20
@@ -48,14 +48,10 @@ def read_real_labels(path: str | Path, classes: int) -> list[list[int]]:
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"--real-labels: there is no file {str(path)!r}; check the path.")
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(
-            f"--real-labels: {str(path)!r} has over {MAX_BYTES >> 20} MiB; expected a list of class numbers."
-        )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
-        raise UserError(f"--real-labels: {str(path)!r} is no JSON ({problem}); give the published file.") from None
+        content = parse_json(read_bytes(path, MAX_BYTES))
+    except ValueError as problem:
+        raise UserError(f"--real-labels: {str(path)!r} cannot be read ({problem}); give the published file.") from None
     if not isinstance(content, list) or not all(isinstance(entry, list) for entry in content):
         raise UserError(f"--real-labels: {str(path)!r} is no list of lists of class numbers; give the published file.")
     for place, entry in enumerate(content):

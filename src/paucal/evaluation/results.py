@@ -52,8 +52,8 @@ class ClassificationReport:
     Attributes:
         images: N.
         level: of all intervals.
-        scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "macro_f1",
-            "calibration_error" and "loss" (nats), in this order.
+        scores: "top1", "top5" (only for more than five classes), "balanced_accuracy", "roc_auc"
+            (only for two classes), "macro_f1", "calibration_error" and "loss" (nats), in this order.
         majority: the line to beat.
         per_class: one row per class.
         confusion: (K, K) counts; rows are true classes, columns answers.

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from paucal.evaluation.intervals import Score
 from paucal.evaluation.predictions import UNLABELLED, Predictions
+from paucal.evaluation.protocols.datasets import metric_of
+from paucal.evaluation.protocols.metrics import TITLES as METRIC_TITLES
 from paucal.evaluation.results import ClassificationReport
 from paucal.runs import write_text
 
@@ -18,6 +20,7 @@ TITLES = {
     "top1": ("accuracy (top-1)", "share of images whose first answer is right"),
     "top5": ("top-5 accuracy", "share of images whose class is among the first five answers"),
     "balanced_accuracy": ("balanced accuracy", "mean of the classes' recalls: rare classes count as much"),
+    "roc_auc": ("ROC-AUC", "chance that an image of the second class gets more of it than one of the first"),
     "macro_f1": ("macro-F1", "mean of the classes' F1: false alarms count as well"),
     "calibration_error": ("calibration error", "how far confidence is from accuracy, on average"),
     "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
@@ -50,6 +53,16 @@ def score_lines(report: ClassificationReport) -> list[Line]:
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
     meaning = f"always answering {report.majority.name!r}, the most frequent class of the {source}"
     return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
+
+
+def due_line(report: ClassificationReport, data: str) -> str | None:
+    """Return the score that a published data set is reported by, as a sentence; None where that is the accuracy."""
+    metric = metric_of(data)
+    name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
+    if name is None or name not in report.scores:
+        return None
+    line = _line(name, report.scores[name])
+    return f"{data} is reported by {METRIC_TITLES[metric]}: {line.value} ({line.interval})"
 
 
 def report_table(report: ClassificationReport) -> Table:

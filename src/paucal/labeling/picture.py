@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.images import ImageSet, spread
-from paucal.data.label_maps import LabelMaps
+from paucal.data.maps.reader import LabelMaps
 
 COLUMNS = 4
 WIDTH = 12.8  # inches of the whole picture

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
-from paucal.data.map_store import MapWriter, content_hash
-from paucal.data.transforms import ViewTransform
+from paucal.data.maps.store import MapWriter, content_hash
+from paucal.data.views.transforms import ViewTransform
 from paucal.labeling.teacher import DenseTeacher
 from paucal.types import Batch
 
@@ -94,7 +94,7 @@ def write_maps(
     device = next(teacher.parameters()).device
     for batch in loader:
         with torch.inference_mode():
-            maps, _ = teacher(batch.views[0].to(device, non_blocking=True))
+            maps, _ = teacher(batch.to(device, non_blocking=True).views[0])
             values, indices = strongest(maps, top)
         writer.write(batch.ids.tolist(), values.cpu().numpy(), indices.cpu().numpy())
         done += len(batch)

@@ -1,4 +1,4 @@
-from paucal.losses.collectives import all_reduce_mean, rank, world_size
+from paucal.distributed import all_reduce_mean, rank, world_size
 from paucal.losses.drloc import (
     DrLocReading,
     PairHead,
@@ -22,15 +22,19 @@ from paucal.losses.drloc_targets import (
 )
 from paucal.losses.esvit import Similarity, match_regions, moved_centre, region_targets, view_pairs, view_targets
 from paucal.losses.feature_health import effective_rank, entropy, feature_spread
+from paucal.losses.lejepa import LeJepaLoss, lejepa_loss
 from paucal.losses.locality_guidance import guidance_loss
 from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
+from paucal.losses.token_labeling import TokenLabelLoss, token_label_loss
 
 __all__ = [
     "DrLocReading",
+    "LeJepaLoss",
     "PairHead",
     "Sharpness",
     "Similarity",
     "Targets",
+    "TokenLabelLoss",
     "all_reduce_mean",
     "class_counts",
     "draw_pairs",
@@ -42,6 +46,7 @@ __all__ = [
     "gather_cells",
     "gather_pairs",
     "guidance_loss",
+    "lejepa_loss",
     "match_regions",
     "moved_centre",
     "offset_cross_entropy",
@@ -56,6 +61,7 @@ __all__ = [
     "rank",
     "region_targets",
     "sample_pairs",
+    "token_label_loss",
     "view_pairs",
     "view_targets",
     "world_size",

@@ -21,6 +21,7 @@ from paucal.losses.drloc_targets import (
     permuted_pairs,
     sample_pairs,
 )
+from paucal.losses.precision import precise
 
 Mode = Literal["l1", "signed", "ce", "reg"]
 Pool = Literal["none", "paper", "reference"]
@@ -128,7 +129,7 @@ def drloc_loss(
     elif height * width < 2:
         raise ValueError(f"a pair needs a grid of at least 2 cells, got {height} x {width}")
     # No matrix product follows, so autocast leaves what is float32 here as it is.
-    rows, columns = (output.to(torch.promote_types(output.dtype, torch.float32)) for output in head(grid, pairs))
+    rows, columns = (precise(output) for output in head(grid, pairs))
     return _reduce((rows, columns), pairs, (height, width), reading)
 
 
@@ -151,7 +152,7 @@ def offset_l1(prediction: Tensor, target: Tensor, *, coordinates: Literal["mean"
         raise ValueError(f"coordinates must be 'mean' or 'sum', got {coordinates!r}")
     if prediction.shape != target.shape:
         raise ValueError(f"predicted {tuple(prediction.shape)} for offsets {tuple(target.shape)}")
-    return F.l1_loss(prediction, target) * (prediction.shape[-1] if coordinates == "sum" else 1)
+    return F.l1_loss(precise(prediction), precise(target)) * (prediction.shape[-1] if coordinates == "sum" else 1)
 
 
 def offset_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
@@ -161,7 +162,7 @@ def offset_cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
         logits: (B, m, C).
         classes: (B, m) int64.
     """
-    return F.cross_entropy(logits.flatten(0, 1), classes.flatten())
+    return F.cross_entropy(precise(logits).flatten(0, 1), classes.flatten())
 
 
 def offset_variance_regression(
@@ -180,6 +181,7 @@ def offset_variance_regression(
         log_variance_factor: weight of the log-variance.
         eps: keeps a certain prediction finite.
     """
+    logits = precise(logits)  # in half precision `eps` would be 0, and class numbers beyond 256 not whole
     values = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)
     probability = logits.softmax(dim=-1)
     mean = (probability * values).sum(-1)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paucal.losses.collectives import all_reduce_mean
+from paucal.distributed import all_reduce_mean
 from paucal.losses.prototypes import Targets
 
 Similarity = Literal["cosine", "dot"]

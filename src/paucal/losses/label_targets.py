@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paucal.losses.precision import precise
+
 
 @dataclass(frozen=True)
 class SparseTargets:
@@ -87,7 +89,18 @@ def sample_maps(maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: 
 def _sample(
     maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the averages of `sample_maps` and, where `covered` is given, the share (B, rows, columns) known."""
+    """Return the averages of `sample_maps` and, where `covered` is given, the share (B, rows, columns) known.
+
+    Not in half precision inside autocast, where positions would be off by some hundredths of a cell: that moves
+    probabilities by up to 0.1.
+    """
+    with torch.autocast(maps.device.type, enabled=False):
+        return _averages(precise(maps), precise(geometry), size, None if covered is None else precise(covered))
+
+
+def _averages(
+    maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     rows, columns = size
     to_map = geometry if covered is None else geometry / covered[:, :, None]
     down, across = _samples(to_map, maps.shape[-2:], size)
@@ -120,16 +133,21 @@ def map_targets(
     size: tuple[int, int],
     num_classes: int,
     covered: Tensor | None = None,
+    teacher_classes: Tensor | None = None,
 ) -> SparseTargets:
     """Return the targets of a view's cells: the softmax, over all classes, of the averaged logits.
 
+    A teacher may know classes beyond the K that are learned. Their probability says that something else is there, and
+    not which of the K it may resemble, so all K share it evenly, as they share smoothing.
+
     Args:
         maps: (B, U, H, W) logits of the named classes, as `compact_maps` gives them.
-        classes: (B, U) their numbers, -1 for padding.
+        classes: (B, U) their numbers, -1 for padding; classes beyond the K learned ones have numbers from K on.
         geometry: (B, 2, 3), as for `sample_maps`.
         size: (rows, columns) of the cells, which come row by row; (1, 1) for the target of the whole view.
         num_classes: K.
         covered: (B, 2), as for `sample_maps`.
+        teacher_classes: (B,) how many classes the teacher knows, the K among them; None where it knows just these.
     """
     average, known = _sample(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
@@ -137,10 +155,26 @@ def map_targets(
     top = logits.masked_fill(~there, 0.0).amax(-1, keepdim=True).clamp(min=0)  # the other classes' logit is 0
     weights = (logits - top).exp() * there
     rest = (-top).exp()
-    unnamed = num_classes - there.sum(-1, keepdim=True)
+    teachers = num_classes if teacher_classes is None else teacher_classes[:, None, None]
+    unnamed = teachers - there.sum(-1, keepdim=True)
     total = weights.sum(-1, keepdim=True) + unnamed * rest
     share = None if known is None else known.flatten(1)
-    return SparseTargets(classes, weights / total, (rest / total).squeeze(-1), num_classes, share)
+    targets = SparseTargets(classes, weights / total, (rest / total).squeeze(-1), num_classes, share)
+    return targets if teacher_classes is None else _without_foreign(targets)
+
+
+def _without_foreign(targets: SparseTargets) -> SparseTargets:
+    """Return targets over the K classes alone, which share what the others had evenly."""
+    own = (targets.classes >= 0) & (targets.classes < targets.num_classes)
+    named = targets.named * own[:, None]
+    unnamed = targets.num_classes - own.sum(-1, keepdim=True)
+    even = (1 - named.sum(-1) - unnamed * targets.other) / targets.num_classes
+    return replace(
+        targets,
+        classes=targets.classes.masked_fill(~own, -1),
+        named=(named + even[..., None]) * own[:, None],
+        other=targets.other + even,
+    )
 
 
 def transpose_geometry(geometry: Tensor) -> Tensor:
@@ -154,13 +188,18 @@ def _within(points: Tensor) -> Tensor:
 
 def _samples(geometry: Tensor, sides: torch.Size, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return how many points (B,) to take along the height and the width of a cell."""
-    scale = geometry.new_tensor([sides[1], sides[0]])
+    scale = _filled(geometry, sides[1], sides[0])
     # A view is two units wide, and so is the map.
     spans = (geometry[:, :, :2] * scale[:, None]).norm(dim=1)  # of the view's width and height, in cells of the map
-    counts = (spans / spans.new_tensor([size[1], size[0]]) - 1e-4).ceil()
-    most = counts.new_tensor([_most(sides[1], size[1]), _most(sides[0], size[0])])
+    counts = (spans / _filled(spans, size[1], size[0]) - 1e-4).ceil()
+    most = _filled(counts, _most(sides[1], size[1]), _most(sides[0], size[0]))
     counts = counts.clamp(min=1).minimum(most)
     return counts[:, 1], counts[:, 0]
+
+
+def _filled(like: Tensor, *values: float) -> Tensor:
+    """Return a vector made on the device: a copy from the CPU would wait for all that the device has to do."""
+    return torch.stack([like.new_full((), value) for value in values])
 
 
 def _most(cells: int, bins: int) -> int:

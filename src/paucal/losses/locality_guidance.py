@@ -3,9 +3,11 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from paucal.losses.precision import precise
+
 
 def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
-    """Return the mean squared difference between two grids of features, a scalar.
+    """Return the mean squared difference between two grids of features, a scalar in float32.
 
     The guide's grid is resampled (bilinear) to the other's.
 
@@ -18,7 +20,7 @@ def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
         >>> guidance_loss(torch.zeros(1, 2, 4, 4), torch.full((1, 2, 2, 2), 3.0))
         tensor(9.)
     """
-    guide = guide.detach()
+    cells, guide = precise(cells), precise(guide.detach())
     if guide.shape[2:] != cells.shape[2:]:
         guide = F.interpolate(guide, cells.shape[2:], mode="bilinear", align_corners=False)
     return (cells - guide).square().mean()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paucal.losses.label_targets import SparseTargets
+from paucal.losses.precision import precise
 
 Targets = SparseTargets | Tensor  # or dense (B, T, K) probabilities
 Box = tuple[int, int, int, int]  # first row, first column, end row, end column, in cells
@@ -21,17 +22,19 @@ RIGHT, WRONG = 0.5, 0.9  # shares of the teacher's label where it names the true
 
 
 def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
-    """Return -sum_k p_k log softmax(z)_k for every place.
+    """Return -sum_k p_k log softmax(z)_k for every place, in float32.
 
     Args:
-        logits: (B, T, K).
+        logits: (B, T, K) of any float type; their sum over the classes may well be beyond float16.
         targets: of the same places; sparse ones are never spread over the classes.
 
     Returns:
         (B, T).
     """
-    normaliser = logits.float().logsumexp(-1)
+    logits = precise(logits)
+    normaliser = logits.logsumexp(-1)
     if isinstance(targets, Tensor):
+        targets = precise(targets)
         return targets.sum(-1) * normaliser - (targets * logits).sum(-1)
     there = (targets.classes >= 0)[:, None]
     index = targets.classes.clamp(min=0)[:, None].expand_as(targets.named)
@@ -98,6 +101,61 @@ class TokenLabelingReading:
     def from_preset(cls, preset: str) -> "TokenLabelingReading":
         """Return "paper" (dense weight 0.5) or "reference" (the published program's 1.0)."""
         return {"paper": cls(), "reference": cls(dense_weight=1.0)}[preset]
+
+
+@dataclass(frozen=True)
+class TokenLabelLoss:
+    """The two parts of the loss and their weighted sum, scalars.
+
+    Attributes:
+        whole: of the class logits.
+        tokens: of the tokens' logits; None where they were not given.
+        total: both, by the reading's weights.
+    """
+
+    whole: Tensor
+    tokens: Tensor | None
+    total: Tensor
+
+
+def token_label_loss(
+    logits: Tensor,
+    targets: Targets,
+    token_logits: Tensor | None = None,
+    token_targets: Targets | None = None,
+    *,
+    kept: float = 1.0,
+    truth: Targets | None = None,
+    reading: TokenLabelingReading | None = None,
+) -> TokenLabelLoss:
+    """Return the loss of token labeling (equations 2 and 3 of the paper); without tokens that of ReLabel.
+
+    Args:
+        logits: (B, K) of the images.
+        targets: (B, 1, K) what the teacher says of them.
+        token_logits: (B, T, K) of the tokens, un-mixed; None for ReLabel.
+        token_targets: (B, T, K) what the teacher says of them.
+        kept: share of the cells that are the image's own, see `kept_share`; the others are the flipped batch's.
+        truth: (B, 1, K) true classes to be mixed into the images' targets.
+        reading: the weights of the parts; the paper's by default.
+
+    Raises:
+        ValueError: the tokens have logits and no targets, or the other way round.
+
+    Example:
+        >>> logits, targets = torch.zeros(2, 4), torch.full((2, 1, 4), 0.25)
+        >>> found = token_label_loss(logits, targets, torch.zeros(2, 9, 4), torch.full((2, 9, 4), 0.25))
+        >>> round(found.whole.item(), 4), round(found.total.item(), 4)  # ln 4, and half of it once more
+        (1.3863, 2.0794)
+    """
+    if (token_logits is None) != (token_targets is None):
+        raise ValueError("logits and targets of the tokens belong together: give both, or neither")
+    weights = reading or TokenLabelingReading()
+    whole = class_loss(logits, targets, kept, truth)
+    if token_logits is None or token_targets is None:
+        return TokenLabelLoss(whole, None, weights.class_weight * whole)
+    tokens = dense_loss(token_logits, token_targets)
+    return TokenLabelLoss(whole, tokens, weights.class_weight * whole + weights.dense_weight * tokens)
 
 
 def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targets | None = None) -> Tensor:

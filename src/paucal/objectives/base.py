@@ -4,12 +4,12 @@ The trainer knows an objective through this file only, so a new method needs no 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.taps import block_names
+from paucal.backbones.forward_hooks import block_names
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, GroupScales, LossTerms, Progress
 
 
@@ -31,16 +31,24 @@ class Objective(nn.Module, ABC):
     def deployable(self) -> nn.Module:
         """Return the module that is saved as the trained model and that the moving average follows."""
 
+    @abstractmethod
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the backbones that the run trains or follows, the one that is deployed first.
+
+        These start from given weights, are described to people, compiled, and cut over processes. A network that only
+        teaches and never changes, such as a guide, is not among them.
+        """
+
     def compilable(self) -> Iterable[nn.Module]:
         """Return the modules that `torch.compile` may compile in place."""
-        return [module for module in self.modules() if isinstance(module, FeatureBackbone)]
+        return self.backbones()
 
     def shardable(self) -> Iterable[nn.Module]:
         """Return the modules whose weights may be gathered one at a time where they are cut over processes.
 
         They must be called as modules, none is inside another, and nothing outside them may use their weights.
         """
-        models = [module.model for module in self.modules() if isinstance(module, FeatureBackbone)]
+        models = [backbone.model for backbone in self.backbones()]
         return [model.get_submodule(name) for model in models for name in block_names(model)]
 
     def parameter_group(self, name: str) -> str:
@@ -70,6 +78,10 @@ class Term(nn.Module, ABC):
     """An extra loss on the features of one supervised forward pass."""
 
     request: FeatureRequest = FeatureRequest()
+
+    def compilable(self) -> Iterable[nn.Module]:
+        """Return the modules that `torch.compile` may compile in place."""
+        return []
 
     @abstractmethod
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:

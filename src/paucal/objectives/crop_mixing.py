@@ -37,5 +37,5 @@ def mixed_targets(teacher: Tensor, targets: Targets, shares: Tensor) -> tuple[Te
     """
     both = torch.cat([teacher, teacher.roll(1, 0)], 1)
     rows = torch.cat([targets.rows, targets.rows + teacher.shape[1]], 2)
-    own = shares.to(targets.weights.device)[:, None]
+    own = shares.to(targets.weights.device, non_blocking=targets.weights.is_cuda)[:, None]
     return both, Targets(rows, torch.cat([targets.weights * own, targets.weights * (1 - own)], 1))

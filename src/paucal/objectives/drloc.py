@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paucal.losses.collectives import rank, world_size
+from paucal.distributed import rank, world_size
 from paucal.losses.drloc import draw_pairs, drloc_loss, pool_grid
 from paucal.losses.drloc_chance import drloc_chance_level
 from paucal.losses.drloc_targets import class_counts
 from paucal.objectives.base import Term
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.drloc_options import PAPER, PRESETS, DrLocOptions, preset_options
+from paucal.objectives.random_streams import stream_seed
 from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
 
 
@@ -95,7 +96,7 @@ class DrLoc(Term):
         if len(grids) != len(self.heads):
             raise ValueError(f"the term has {len(self.heads)} heads and was given {len(grids)} grids")
         generator = torch.Generator(device=grids[0].device)
-        generator.manual_seed(_stream_seed(self.options.seed, progress.micro_step))
+        generator.manual_seed(stream_seed(self.options.seed, progress.micro_step))
         levels = zip(grids, self.heads, self.sizes, strict=True)
         return torch.stack([self._grid_loss(*level, generator) for level in levels]).sum()
 
@@ -138,15 +139,3 @@ class DrLoc(Term):
         pairs = draw_pairs(world_size() * batch, self.options.n_pairs, height, width, generator=generator)
         own = pairs[rank() * batch : (rank() + 1) * batch]
         return drloc_loss(grid, head, self.options, pairs=own)
-
-
-def _stream_seed(seed: int, micro_step: int) -> int:
-    # SplitMix64: neighbouring seeds and steps give unrelated streams. The result fits torch's signed seeds.
-    mask = 2**64 - 1
-    state = 0
-    for value in (seed, micro_step):
-        state = (state + value + 0x9E3779B97F4A7C15) & mask
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
-        state ^= state >> 31
-    return state >> 1

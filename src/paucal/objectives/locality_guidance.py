@@ -1,6 +1,6 @@
 """Locality guidance as an extra loss on any supervised run (Li et al., ECCV 2022, arXiv 2207.10026)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,10 @@ class LocalityGuidance(Term):
         """Set the factor and summand per channel that turn this run's normalised images into the guide's."""
         for name, values in (("scale", scale), ("shift", shift)):
             self.get_buffer(name).copy_(torch.tensor(values).reshape(1, 3, 1, 1))
+
+    def compilable(self) -> Iterable[nn.Module]:
+        """Return the guide."""
+        return [self.guide]
 
     def train(self, mode: bool = True) -> "LocalityGuidance":
         """Set the mode of all but the guide."""

@@ -1,6 +1,6 @@
 """What the methods share that train one backbone: extra losses on its forward pass, and careful fine-tuning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -55,8 +55,20 @@ class OneBackbone(Objective):
 
     def chance_levels(self) -> dict[str, float]:
         """Return those of the terms that know theirs."""
-        levels = {name: term.chance_level() for name, term in zip(self.names, self._terms(), strict=True)}
+        levels = {name: term.chance_level() for name, term in self.named_terms().items()}
         return {name: level for name, level in levels.items() if level is not None}
+
+    def named_terms(self) -> dict[str, Term]:
+        """Return the extra losses by name."""
+        return dict(zip(self.names, self._terms(), strict=True))
+
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the one backbone."""
+        return [self.backbone]
+
+    def compilable(self) -> Iterable[nn.Module]:
+        """Return the backbone and what the extra losses compute with."""
+        return [self.backbone, *(module for term in self._terms() for module in term.compilable())]
 
     def deployable(self) -> nn.Module:
         """Return the timm model; the heads of the terms stay behind."""

@@ -50,13 +50,18 @@ class ProjectionHead(nn.Module):
         self.last_layer = Prototypes(bottleneck_dim, out_dim, norm_last_layer)
 
     def project(self, features: Tensor) -> Tensor:
-        """Return (..., D) vectors of length 1 for (..., P) features."""
-        flat = self.mlp(features.flatten(0, -2))
+        """Return (..., D) vectors of length 1 for (..., P) features, in float32 also inside autocast."""
+        flat = self.mlp(features.flatten(0, -2)).float()
         return F.normalize(flat, dim=-1).unflatten(0, features.shape[:-1])
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return (..., K) scores for (..., P) features."""
-        return self.project(features) @ self.last_layer.directions().T
+        """Return (..., K) scores for (..., P) features, in float32 also inside autocast.
+
+        In half precision many prototypes would share the highest score of a row.
+        """
+        rows = self.project(features)
+        with torch.autocast(rows.device.type, enabled=False):
+            return rows @ self.last_layer.directions().float().T
 
 
 class Prototypes(nn.Module):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
 from paucal.losses import (
@@ -108,14 +109,18 @@ class SelfDistillation(Objective):
             self._look(seen, goal, temperature)
         return losses
 
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the teacher's backbone, then the student's."""
+        return [self.teacher.backbone, self.student.backbone]
+
     def deployable(self) -> nn.Module:
         """Return the teacher's timm model; the student and all heads stay behind."""
         return self.teacher.backbone.model
 
     def group_scales(self, progress: Progress) -> GroupScales:
-        """Return the weight decay of this step, as a factor on that of the end."""
-        end = self.options.weight_decay_end
-        return {"main": GroupScale(weight_decay=self.options.decay(progress) / end if end else 0.0)}
+        """Return the weight decay of this step, as a factor on the highest."""
+        highest = self.options.highest_decay
+        return {"main": GroupScale(weight_decay=self.options.decay(progress) / highest if highest else 0.0)}
 
     def before_step(self, progress: Progress) -> None:
         """Clip each tensor's gradient by itself, and hold the prototypes still in the first epochs."""
@@ -181,7 +186,7 @@ class SelfDistillation(Objective):
             values = task_health(*heads, rows[name][0].detach(), rows[name][1], sharpness)
             found |= {name_of(name, key): value for key, value in values.items()}
         found["teacher_distance"] = teacher_distance(self.student, self.teacher)
-        found["teacher_temperature"] = found["teacher_distance"].new_tensor(temperature)
+        found["teacher_temperature"] = found["teacher_distance"].new_full((), temperature)
         self._health = dict(zip(found, all_reduce_mean(torch.stack(list(found.values()))), strict=True))
 
     def _centre(self, name: str) -> Tensor:

@@ -105,3 +105,8 @@ class SelfDistillationOptions:
     def decay(self, progress: Progress) -> float:
         """Return the weight decay of the step at `progress`."""
         return progress.half_cosine(self.weight_decay, self.weight_decay_end)
+
+    @property
+    def highest_decay(self) -> float:
+        """The larger of the weight decays at the beginning and at the end."""
+        return max(self.weight_decay, self.weight_decay_end)

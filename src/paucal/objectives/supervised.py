@@ -49,6 +49,8 @@ class Supervised(OneBackbone):
         features = self.backbone.extract(batch.views[0], self.requests or [FeatureRequest()])
         logits = features[0].logits
         assert logits is not None  # the constructor has seen to a classifier
-        losses = LossTerms({"class": F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)})
+        # Not left to autocast: which functions it computes in float32 differs between devices.
+        loss = F.cross_entropy(logits.float(), batch.labels, label_smoothing=self.label_smoothing)
+        losses = LossTerms({"class": loss})
         self.add_terms(losses, features[: len(self.names)], batch, progress)
         return losses

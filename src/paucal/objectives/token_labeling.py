@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paucal.backbones.families.contract import new_classifier
-from paucal.backbones.families.mixtoken import exchange_tokens
+from paucal.backbones.families.common.contract import new_classifier
+from paucal.backbones.families.lvvit.mixtoken import exchange_tokens
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.label_targets import SparseTargets, compact_maps, map_targets, transpose_geometry
 from paucal.losses.token_labeling import (
     Box,
     TokenLabelingReading,
-    class_loss,
-    dense_loss,
     draw_mix_box,
     kept_share,
+    token_label_loss,
 )
 from paucal.objectives.base import Term
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_backbone import OneBackbone
+from paucal.objectives.random_streams import stream_seed
 from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms, Progress
 
 
@@ -102,16 +102,17 @@ class TokenLabeling(OneBackbone):
         truth = self._truth(batch) if reading.use_truth else None
         kept = kept_share(box, self.backbone.grid)
         assert first.logits is not None
-        losses = LossTerms({"class": class_loss(first.logits, whole, kept, truth)}, {"class": reading.class_weight})
-        if reading.dense_weight > 0:
-            losses.values["tokens"] = dense_loss(self._token_logits(first, box), tokens)
-            losses.weights["tokens"] = reading.dense_weight
+        pair = (self._token_logits(first, box), tokens) if reading.dense_weight > 0 else (None, None)
+        found = token_label_loss(first.logits, whole, *pair, kept=kept, truth=truth, reading=reading)
+        losses = LossTerms({"class": found.whole}, {"class": reading.class_weight})
+        if found.tokens is not None:
+            losses.values["tokens"], losses.weights["tokens"] = found.tokens, reading.dense_weight
         self.add_terms(losses, features[1:], batch, progress)
         return losses
 
     def _draw_box(self, progress: Progress) -> Box:
         # The same on every process, and the same again for the same step.
-        generator = torch.Generator().manual_seed((self.options.seed << 32) + progress.micro_step)
+        generator = torch.Generator().manual_seed(stream_seed(self.options.seed, progress.micro_step))
         return draw_mix_box(self.backbone.grid, generator)
 
     def _see(self, images: Tensor, box: Box | None) -> list[Features]:
@@ -120,7 +121,7 @@ class TokenLabeling(OneBackbone):
             mixed = images if box is None else paste(images, box, self.backbone.grid)
             return self.backbone.extract(mixed, requests)
         # As a tensor, so that compiled code is not compiled again for each box.
-        inner = None if box is None else torch.tensor(box, device=images.device)
+        inner = None if box is None else torch.tensor(box).to(images.device, non_blocking=images.is_cuda)
         return self.backbone.extract(images, requests, dense=True, mix_box=inner)
 
     def _token_logits(self, features: Features, box: Box | None) -> Tensor:
@@ -143,7 +144,8 @@ class TokenLabeling(OneBackbone):
         theta = transpose_geometry(geometry[0]) if options.like_program else geometry[0]
         covered = None if options.like_program else stored.get("covered")
         sizes, count = ((1, 1), self.backbone.grid), self.backbone.num_classes
-        whole, cells = (map_targets(maps, classes, theta, size, count, covered) for size in sizes)
+        known = stored.get("teacher_classes")
+        whole, cells = (map_targets(maps, classes, theta, size, count, covered, known) for size in sizes)
         if options.like_program:
             return tuple(t.smoothed_like_program(options.label_smoothing) for t in (whole, cells))  # type: ignore[return-value]
         return whole.smoothed(options.label_smoothing), cells.smoothed(options.label_smoothing)

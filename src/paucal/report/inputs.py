@@ -55,6 +55,7 @@ class Summary:
         grid: tokens down and across, such as "8 x 8".
         epochs: completed.
         seconds: of training.
+        selected: whether validation images chose the epoch whose weights were kept; else it is the last.
         best_epoch: whose weights were kept.
         next_steps: sentences of advice.
     """
@@ -69,6 +70,7 @@ class Summary:
     grid: str | None = None
     epochs: float | None = None
     seconds: float | None = None
+    selected: bool = True
     best_epoch: float | None = None
     next_steps: Sequence[str] = ()
 
@@ -157,7 +159,7 @@ def _summary(run: RunFolder) -> Summary:
     try:
         known: dict[str, Any] = {
             name: read(content[name])
-            for names, read in ((words, _text), (numbers, _finite), (("parameters",), int))
+            for names, read in ((words, _text), (numbers, _finite), (("parameters",), int), (("selected",), bool))
             for name in names
             if content.get(name) is not None
         }

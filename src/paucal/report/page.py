@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from paucal.evaluation.tables import UNKNOWN, percent, score_lines
-from paucal.report.facts import facts, headline, warnings
+from paucal.report.explanations import facts, headline, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
 from paucal.report.pictures import pictures
 from paucal.runs import write_text

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from paucal.evaluation.curves import curves_figure, drawn_columns
 from paucal.evaluation.plots import confusion_figure, per_class_figure
-from paucal.report.facts import kept_epoch
+from paucal.report.explanations import kept_epoch
 from paucal.report.inputs import RunFiles
 from paucal.types import UserError
 
@@ -64,7 +64,8 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
 def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
     draw: dict[str, Callable[[], Figure]] = {}
     if drawn_columns(files.rows):
-        draw["curves"] = lambda: curves_figure(files.rows, best=kept_epoch(files))
+        best = kept_epoch(files) if files.summary.selected else None
+        draw["curves"] = lambda: curves_figure(files.rows, best=best)
     report = files.evaluation
     if report is not None:
         draw["confusion"] = lambda: confusion_figure(report.confusion, report.classes)

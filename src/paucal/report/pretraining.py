@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.tables import percent
-from paucal.report.facts import duration
+from paucal.report.explanations import duration
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import NAME, template
 from paucal.report.pictures import pictures

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -18,13 +18,48 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            write(file)
+            _fill(file, write)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as problem:
+        if problem.errno is None:
+            raise
+        raise OSError(problem.errno, problem.strerror, str(path)) from problem
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def _fill(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
+    noticing = _Noticing(file)
+    try:
+        write(noticing)  # type: ignore[arg-type]
+    except OSError:
+        raise
+    except Exception:
+        if noticing.problem is None:
+            raise
+        raise noticing.problem from None
+
+
+class _Noticing:
+    """A file that remembers why it could not be written: `torch.save` says "enforce fail" of a full disk instead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.problem: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        """Write, and remember a failure."""
+        try:
+            return self._file.write(content)
+        except OSError as problem:
+            self.problem = problem
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def keep_as(source: Path, path: Path) -> None:

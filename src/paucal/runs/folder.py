@@ -4,19 +4,28 @@ import csv
 import io
 import json
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from paucal.reading import MOST_CONFIG_BYTES, parse_json, parse_yaml, read_text
 from paucal.runs.atomic import write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
 MARKER = "config.yaml"
+ASIDE = ".replaced"  # ends the name of a folder whose run another is about to replace
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes a value that occurs twice as often, since aliases are not read."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Say yes to everything."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -70,13 +79,36 @@ class RunFolder:
         """What was printed, with times."""
         return self.path / "train.log"
 
+    def write_config(self, settings: Mapping[str, Any], origin: Mapping[str, str], verb: str, **more: Any) -> None:
+        """Write what the run was made with: every setting, where each value came from, and the verb."""
+        self.write_yaml(MARKER, {"settings": dict(settings), "origin": dict(origin), "verb": verb, **more})
+
+    @property
+    def verb(self) -> str:
+        """What made the run: "train" or "pretrain".
+
+        Raises:
+            UserError: the config cannot be read.
+        """
+        return str(self.read_yaml(MARKER).get("verb", "train"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings as they are stored, unchecked; empty where there are none.
+
+        Raises:
+            UserError: the config cannot be read.
+        """
+        stored = self.read_yaml(MARKER).get("settings")
+        return stored if isinstance(stored, dict) else {}
+
     def evaluation(self, name: str) -> Path:
         """The folder of one evaluation's results."""
         return self.path / "evaluation" / name
 
     def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a mapping as YAML, in the order given."""
-        write_text(self.path / name, yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
+        write_text(self.path / name, yaml.dump(dict(value), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a mapping as JSON."""
@@ -88,7 +120,7 @@ class RunFolder:
         Raises:
             UserError: the file is missing, too large or not a YAML mapping.
         """
-        return _mapping(self.path / name, yaml.safe_load, yaml.YAMLError)
+        return _mapping(self.path / name, parse_yaml, MOST_CONFIG_BYTES)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a mapping written by `write_json`.
@@ -96,7 +128,7 @@ class RunFolder:
         Raises:
             UserError: the file is missing, too large or not a JSON mapping.
         """
-        return _mapping(self.path / name, json.loads, json.JSONDecodeError)
+        return _mapping(self.path / name, parse_json, MAX_TEXT_BYTES)
 
     def write_rows(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write `metrics.csv`; columns appear in the order in which the rows first name them."""
@@ -116,29 +148,32 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         try:
-            if self.metrics.stat().st_size > MAX_TEXT_BYTES:
-                raise ValueError("too large")
-            with self.metrics.open(newline="") as file:
-                return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+            text = io.StringIO(read_text(self.metrics, MAX_TEXT_BYTES), newline="")
+            return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(text)]
         except (ValueError, TypeError, csv.Error) as problem:
             raise UserError(f"{str(self.metrics)!r} is no table of numbers ({problem}): restore it.") from problem
 
 
-def create_run(output: Path | None, root: Path = Path("runs"), overwrite: bool = False) -> RunFolder:
+def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
     """Make a new, empty run folder: `output`, or the next free number below `root`.
 
     Raises:
-        UserError: `output` exists and `overwrite` is off, or it is something other than a run folder.
+        UserError: `output` exists and is not empty.
     """
-    if output is None:
-        path = _next_numbered(root)
-    else:
-        path = output
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            _clear(path, overwrite)
+    if output is not None and is_taken(output):
+        raise UserError(
+            f"the output folder {str(output)!r} exists already: choose another with --output, "
+            f"go on with it by --resume {output}, or replace it with --overwrite."
+        )
+    path = _next_numbered(root) if output is None else output
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     (path / "plots").mkdir(exist_ok=True)
     return RunFolder(path)
+
+
+def is_taken(path: Path) -> bool:
+    """Return whether a place for a run holds something already."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
 def open_run(path: str | Path) -> RunFolder:
@@ -160,7 +195,7 @@ def open_run(path: str | Path) -> RunFolder:
 def _runs_below(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
-    return [child for child in path.iterdir() if (child / MARKER).is_file()]
+    return [child for child in path.iterdir() if (child / MARKER).is_file() and child.suffix != ASIDE]
 
 
 def _next_numbered(root: Path) -> Path:
@@ -175,39 +210,13 @@ def _next_numbered(root: Path) -> Path:
             number += 1
 
 
-def _clear(path: Path, overwrite: bool) -> None:
-    if not overwrite:
-        raise UserError(
-            f"the output folder {str(path)!r} exists already: choose another with --output, "
-            f"go on with it by --resume {path}, or replace it with --overwrite."
-        )
-    if not _is_run(path):
-        raise UserError(
-            f"--overwrite replaces run folders only, and {str(path)!r} has no {MARKER} of a run: "
-            "choose another --output, or remove it yourself."
-        )
-    shutil.rmtree(path)
-
-
-def _is_run(path: Path) -> bool:
-    """Tell a run folder from any project that happens to hold a file of the same common name."""
-    if not (path / "checkpoints").is_dir():
-        return False
+def _mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, Any]:
     try:
-        return isinstance(RunFolder(path).read_yaml(MARKER).get("settings"), dict)
-    except (UserError, OSError):
-        return False
-
-
-def _mapping(path: Path, parse, error: type[Exception]) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise UserError(f"{str(path)!r} is larger than {MAX_TEXT_BYTES} bytes: it is not a file of a run.")
         # File names may be any bytes, see `write_text`.
-        value = parse(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        value = parse(read_text(path, most, errors="surrogateescape"))
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run folder is incomplete; train again.") from None
-    except (error, UnicodeDecodeError, RecursionError) as problem:
+    except ValueError as problem:
         raise UserError(f"{str(path)!r} cannot be read ({problem}): restore it or train again.") from problem
     if not isinstance(value, dict):
         raise UserError(f"{str(path)!r} holds no mapping of names to values: restore it or train again.")

@@ -4,7 +4,6 @@ import argparse
 import pickle
 import re
 import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paucal.runs.weights import read_weights
+from paucal.runs.weights import MAX_BYTES, read_weights, unpacked_size
 from paucal.types import UserError
 
-MAX_BYTES = 16 * 2**30  # a model of a billion parameters with its optimizer state
 MAX_DEPTH = 6  # of mappings within mappings
 _FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
 
@@ -35,7 +33,7 @@ def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
     """
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}: check the path.")
-    _require_size(path, _unpacked_size(path), max_bytes)
+    _require_size(path, unpacked_size(path), max_bytes)
     content = read_weights(path) if path.suffix == ".safetensors" else _load(path)
     tree = _plain(content, seen=set())
     if not tree:
@@ -64,15 +62,6 @@ def _sentence(path: Path, problem: Exception) -> str:
         )
     reason = text.split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
     return f"{str(path)!r} is damaged, cut short or not a weights file ({reason}): fetch or save it again."
-
-
-def _unpacked_size(path: Path) -> int:
-    size = path.stat().st_size
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return max(size, sum(entry.file_size for entry in archive.infolist()))
-    except (zipfile.BadZipFile, OSError, ValueError):
-        return size
 
 
 def _require_size(path: Path, size: int, max_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """The trainer of any objective."""
 
-from paucal.training.checkpoints import checkpoint_position
+from paucal.training.checkpoints import checkpoint_position, checkpoint_rows
 from paucal.training.fit import Outcome, fit
 from paucal.training.keeper import Records, Watch
 from paucal.training.memory import largest_batch
@@ -18,6 +18,7 @@ __all__ = [
     "WarmupThenCosine",
     "Watch",
     "checkpoint_position",
+    "checkpoint_rows",
     "fit",
     "largest_batch",
 ]

@@ -34,10 +34,41 @@ def checkpoint_position(path: Path) -> tuple[int, int]:
     Raises:
         UserError: the file is damaged, or it is no checkpoint of a run of this version.
     """
-    checkpoint = load_checkpoint(path)
-    try:
-        position = checkpoint["callbacks"]["RunKeeper"]
+    with _of_this_version(path):
+        position = load_checkpoint(path)["callbacks"]["RunKeeper"]
         return int(position["step"]), int(position["micro_step"])
+
+
+def checkpoint_rows(path: Path) -> list[dict[str, float]]:
+    """Return the metrics of the epochs that a checkpoint stands after; none where there is no checkpoint.
+
+    `metrics.csv` may be ahead: it gets a row after every epoch, and a run that was killed makes the epochs since its
+    newest saved state again.
+
+    Raises:
+        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+    """
+    if not path.exists():
+        return []
+    with _of_this_version(path):
+        return [dict(row) for row in load_checkpoint(path)["callbacks"]["RunKeeper"]["rows"]]
+
+
+def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
+    """Return the optimizer steps that a checkpoint stands after, and the metrics of the best epoch until then.
+
+    Raises:
+        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+    """
+    with _of_this_version(path):
+        kept = load_checkpoint(path)["callbacks"]["RunKeeper"]
+        return int(kept["step"]), dict(kept["best"])
+
+
+@contextmanager
+def _of_this_version(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{str(path)!r} is no checkpoint of this version of paucal: train anew.") from problem
 

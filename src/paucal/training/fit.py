@@ -21,7 +21,7 @@ from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
 from paucal.training.sharded_strategy import ShardedStrategy
 from paucal.training.sharding import EqualBuffers, WholeCopy
-from paucal.training.stopping import StopSignal
+from paucal.training.stopping import StopSignal, interruptible
 
 ADVICE = (
     r".*does not have many workers.*",  # the recipe has chosen their number
@@ -85,16 +85,17 @@ def fit(
     judged = objective.deployable if average is None else lambda: average.module
     cut = plan.hardware.strategy == "fsdp"
     evaluated = WholeCopy(judged).filled if cut else lambda: nullcontext(judged())
-    keeper = RunKeeper(records, evaluated, stop)
+    health = FiniteWatch()
+    keeper = RunKeeper(records, evaluated, stop, health)
     kept: list[LightningCallback] = [
         AfterStep(),
         *([EqualBuffers()] if cut else []),
         *([average] if average else []),
-        FiniteWatch(),
+        health,
         keeper,
         stop,
     ]
-    with _without_advice(), memory_advice(plan), fitting_state(records.run.last):
+    with _without_advice(), interruptible(), memory_advice(plan), fitting_state(records.run.last):
         trainer = build_trainer(plan, [*kept, *callbacks])
         trainer.fit(
             TrainingModule(objective, optimization, plan, make_loader),

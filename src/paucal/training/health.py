@@ -5,16 +5,25 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
-from paucal.types import UserError
-
 log = logging.getLogger("paucal")
 
 
 class FiniteWatch(Callback):
-    """Reads back every so many steps whether steps were skipped, names the culprit, and ends a hopeless run."""
+    """Reads back every so many steps whether steps were skipped, names the culprit, and gives a hopeless run up.
+
+    A run is hopeless where all of those steps were skipped (of a shorter run, all of its steps): a few at the end,
+    after the newest look, are no such sign. It is ended by whoever keeps its records, once they are kept.
+
+    Args:
+        every: steps between two looks.
+
+    Attributes:
+        hopeless: the sentence to end the run with; None where it may go on.
+    """
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
+        self.hopeless: str | None = None
         self._seen = 0.0  # skipped steps at the newest look
         self._looked = 0  # step of that look
 
@@ -38,10 +47,11 @@ class FiniteWatch(Callback):
         if new <= 0:
             return
         names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
-        if new >= steps:
-            raise UserError(
+        if new >= steps >= min(self.every, plan.total_steps):
+            self.hopeless = (
                 f"the last {steps} steps were all skipped because the loss or its gradient was not finite "
                 f"(losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), "
-                "or use --precision 32-true."
+                "or use --precision 32-true. The run folder keeps the weights of before."
             )
+            return
         log.warning("%d of the last %d steps were skipped: not finite (losses concerned: %s)", new, steps, names)

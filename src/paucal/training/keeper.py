@@ -11,9 +11,12 @@ from lightning.pytorch import Callback, Trainer
 from torch import nn
 
 from paucal.runs import RunFolder
+from paucal.training.checkpoints import checkpoint_best
+from paucal.training.health import FiniteWatch
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Plan
 from paucal.training.stopping import StopSignal
+from paucal.types import UserError
 
 Validate = Callable[[nn.Module, torch.device], Mapping[str, float]]
 Evaluated = Callable[[], AbstractContextManager[nn.Module]]
@@ -45,12 +48,15 @@ class Records:
         watch: how to judge; None keeps the newest state as the best, without a file of its own.
         on_epoch: called on the first process with (epoch, epochs, row of metrics); it may return True to ask that
             the run is saved and stopped.
+        on_start: called on the first process with the scores of the weights that the run begins with; without it
+            they are not judged.
     """
 
     run: RunFolder
     save_model: Callable[[nn.Module], None]
     watch: Watch | None = None
     on_epoch: OnEpoch | None = None
+    on_start: Callable[[Mapping[str, float]], None] | None = None
 
 
 class AfterStep(Callback):
@@ -70,12 +76,14 @@ class RunKeeper(Callback):
         records: what to keep.
         evaluated: gives the module that is judged and deployed; called on every process.
         stop: the request to stop.
+        health: says when to give up.
     """
 
-    def __init__(self, records: Records, evaluated: Evaluated, stop: StopSignal) -> None:
+    def __init__(self, records: Records, evaluated: Evaluated, stop: StopSignal, health: FiniteWatch) -> None:
         self.records = records
         self.evaluated = evaluated
         self.stop = stop
+        self.health = health
         self.rows: list[dict[str, float]] = []
         self.step = 0
         self.micro_step = 0
@@ -86,15 +94,39 @@ class RunKeeper(Callback):
         self._last_save = self._last_tick = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Go on with the records of the state the run resumes from."""
+        """Go on with the records of the state the run resumes from; judge the weights of one that begins."""
         self._last_save = self._last_tick = time.monotonic()
         if self._meters:
             pl_module.meters.load_state_dict(self._meters, pl_module.device)
-        if trainer.is_global_zero and self.rows:
+        self._find_best()
+        if trainer.is_global_zero:
+            self._drop_lost_epochs()
+        if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
+            # Only now are the processes joined, which share the images, and the weights where they are trained.
+            with self.evaluated() as judged:
+                scores = self.records.watch.validate(judged, pl_module.device)
+            if trainer.is_global_zero:
+                self.records.on_start(scores)
+
+    def _find_best(self) -> None:
+        """Take over the best of the epochs that a kill has undone: its files were written, and are what they say."""
+        if self._selects and self.records.run.best.exists():
+            step, best = checkpoint_best(self.records.run.best)
+            self.best = best if step > self.step else self.best
+
+    def _drop_lost_epochs(self) -> None:
+        """Take the epochs that a kill has undone out of the metrics."""
+        if self.rows:
             self.records.run.write_rows(self.rows)
+        else:
+            self.records.run.metrics.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record, validate, save and stop where it is time to."""
+        """Record, validate, save and stop where it is time to.
+
+        Raises:
+            UserError: the run is hopeless.
+        """
         if not stepped(pl_module, batch_idx):
             return
         plan = pl_module.plan
@@ -104,8 +136,10 @@ class RunKeeper(Callback):
             with self.evaluated() as judged:
                 self._finish_epoch(trainer, pl_module, judged)
         stopping = self.stop.requested(trainer) or self._asked_to_stop
-        if stopping or finished or self._save_is_due(trainer, plan):
+        if stopping or finished or self.health.hopeless or self._save_is_due(trainer, plan):
             self._save(trainer, pl_module)
+        if self.health.hopeless and not stopping:  # a run that stops may go back to a better state
+            raise UserError(self.health.hopeless)
         trainer.should_stop = trainer.should_stop or stopping
 
     def _save_is_due(self, trainer: Trainer, plan: Plan) -> bool:
@@ -132,10 +166,11 @@ class RunKeeper(Callback):
         self._asked_to_stop = trainer.strategy.broadcast(asked)
         if self._improves(row):
             self.best = row
-            if self._selects:  # otherwise the newest state is the best, and is saved as such
-                trainer.save_checkpoint(self.records.run.best, weights_only=False)
             if trainer.is_global_zero:
                 self.records.save_model(judged)
+            if self._selects:  # otherwise the newest state is the best, and is saved as such
+                # After the model: a run that goes on trusts this file to tell what the model is.
+                trainer.save_checkpoint(self.records.run.best, weights_only=False)
 
     @property
     def _selects(self) -> bool:

@@ -9,8 +9,9 @@ from paucal.objectives.base import Objective
 from paucal.training.plan import Plan
 from paucal.types import Batch, Progress, UserError
 
-# How the allocators of the devices word it; only CUDA's has an exception class of its own.
-WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+# How the allocators of the devices word it; only CUDA's has an exception class of its own. The last is of its
+# libraries, which take memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
+WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
 
 

@@ -1,8 +1,12 @@
-"""What a run measures of itself between two readings, kept on the device."""
+"""What a run measures of itself between two readings, kept on the device.
+
+Each process measures its own images. Readings and saved states are those of all processes; nothing is sent in between.
+"""
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from paucal.types import LossTerms
@@ -49,16 +53,16 @@ class Meters:
             self._sum(name, value.detach().float())
 
     def read(self) -> dict[str, float]:
-        """Return means since the last reset (of skipped steps the number); waits for the device once.
+        """Return means since the last reset (of skipped steps the number), over all processes.
 
-        A mean of nothing, where no value was finite, is NaN.
+        Every process must call it. It waits for the device once. A mean of nothing, where no value was finite, is NaN.
         """
         if not self.sums:
             return {}
-        one = torch.ones_like(next(iter(self.counts.values())))
-        counts = [one if name == "skipped_steps" else self.counts[name] for name in self.sums]
-        values = (torch.stack(list(self.sums.values())) / torch.stack(counts)).tolist()
-        means = dict(zip(self.sums, values, strict=True))
+        sums, counts = _joint(self.sums), _joint(self.counts)
+        counts["skipped_steps"] = torch.ones_like(next(iter(counts.values())))
+        values = torch.stack([sums[name] / counts[name] for name in sums]).tolist()
+        means = dict(zip(sums, values, strict=True))
         return {**means, **{f"weight_{n}": w for n, w in self.weights.items()}, "lr": self.rate}
 
     def _sum(self, name: str, value: Tensor) -> None:
@@ -67,19 +71,31 @@ class Meters:
         self.counts[name] = finite.float() + self.counts.get(name, 0.0)
 
     def newest_mean(self, name: str) -> float:
-        """Return one mean since the last reset; NaN where there is none yet."""
+        """Return one mean since the last reset, of this process alone; NaN where there is none yet."""
         return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
     def culprits(self) -> list[str]:
-        """Return the names of the losses that were not finite at some time; waits for the device."""
-        return [name for name, count in self.nonfinite.items() if name != "loss" and float(count) > 0]
+        """Return the names of the losses that were not finite at some time, in any process; every one must ask."""
+        return [name for name, count in _joint(self.nonfinite).items() if name != "loss" and float(count) > 0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint in the middle of an epoch stores."""
-        return {"sums": dict(self.sums), "counts": dict(self.counts), "skipped": float(self.skipped)}
+        """Return what a checkpoint in the middle of an epoch stores: the same on all processes, each of which must ask.
+
+        They go on with it, so it holds the share of one: the mean.
+        """
+        return {"sums": _joint(self.sums), "counts": _joint(self.counts), "skipped": float(self.skipped)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Take over what a checkpoint stored."""
         self.sums = {name: value.to(device) for name, value in state["sums"].items()}
         self.counts = {name: value.to(device) for name, value in state["counts"].items()}
         self.skipped = state["skipped"]
+
+
+def _joint(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the means over all processes, in one call to them; nothing is sent where there is one."""
+    if not values or not (dist.is_available() and dist.is_initialized()):
+        return dict(values)
+    joint = torch.stack(list(values.values()))
+    dist.all_reduce(joint)
+    return dict(zip(values, joint / dist.get_world_size(), strict=True))

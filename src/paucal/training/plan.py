@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paucal.data.mixing import Mixing
+from paucal.data.views.mixing import Mixing
 
 
 @dataclass(frozen=True)

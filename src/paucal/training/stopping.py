@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -13,7 +15,7 @@ POLL_EVERY = 10  # steps between two questions to the other processes whether on
 
 
 class StopSignal(Callback):
-    """Turns SIGINT, SIGTERM and the end of the allowed time into a request; a second SIGINT interrupts at once.
+    """Turns SIGINT, SIGTERM, SIGHUP and the end of the allowed time into a request; a second SIGINT interrupts at once.
 
     Args:
         deadline: value of `time.monotonic()` after which to stop; None for no limit.
@@ -39,9 +41,7 @@ class StopSignal(Callback):
         """Take the signals over from Lightning, which would raise in the middle of a step."""
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may take signals
-        # Under SLURM, SIGTERM stays with Lightning, whose handler requeues the job.
-        signals = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else (signal.SIGINT, signal.SIGTERM)
-        for number in signals:
+        for number in (signal.SIGINT, *ending_signals()):
             self._previous[number] = signal.signal(number, self._receive)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -61,3 +61,27 @@ class StopSignal(Callback):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+
+
+def ending_signals() -> tuple[int, ...]:
+    """Return the signals, besides SIGINT, that ask a program to end: SIGTERM, and SIGHUP when its terminal closes.
+
+    Under SLURM, SIGTERM stays with Lightning, whose handler requeues the job; `nohup` has SIGHUP ignored, and means it.
+    """
+    names = ("SIGHUP",) if os.environ.get("SLURM_JOB_ID") else ("SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows has no SIGHUP
+    return tuple(number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a second SIGINT end a call as an interrupt: Lightning exits with 1, and ignores SIGINT from then on."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as end:
+        if not isinstance(end.__context__, KeyboardInterrupt):
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+        raise KeyboardInterrupt from None

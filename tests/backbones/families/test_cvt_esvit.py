@@ -9,8 +9,8 @@ from torch import nn
 
 from backbones.families.cvt_parts import convolved, images, stirred
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families.cvt_esvit import EsvitCvt
-from paucal.backbones.families.cvt_windows import (
+from paucal.backbones.families.cvt.cvt_esvit import EsvitCvt
+from paucal.backbones.families.cvt.windows import (
     WindowAttention,
     hidden_cells,
     join,
@@ -18,7 +18,7 @@ from paucal.backbones.families.cvt_windows import (
     window_of,
     window_offsets,
 )
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.weights.start import StartWeights, start_from
 
 SMALL = {"embed_dims": (8, 16, 24), "depths": (1, 1, 1), "num_heads": (1, 2, 3), "num_classes": 3}
 PADDINGS = ("published", "masked", "shrunk")

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones import BackboneSpec
-from paucal.backbones.families.dhvt_ablations import ABLATIONS, PLAIN, TINY, Ablation
-from paucal.backbones.families.dhvt_model import Dhvt
-from paucal.backbones.families.dhvt_parts import DhvtParts
+from paucal.backbones.families.dhvt.ablations import ABLATIONS, PLAIN, TINY, Ablation
+from paucal.backbones.families.dhvt.model import Dhvt
+from paucal.backbones.families.dhvt.parts import DhvtParts
 
 FULL, SMALL, VIT = 6_008_650, 23_425_450, 5_380_132
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 
 SWIN7, SWIN14 = "esvit_swin_tiny_patch4_window7_224", "esvit_swin_tiny_patch4_window14_224"

@@ -6,8 +6,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.families.lvvit_model import LvVit, checkpoint_filter_fn
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.families.lvvit.model import LvVit, checkpoint_filter_fn
+from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 
 SIZES = [  # name, pixels, parameters, multiply-adds in G

@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 
 # Parameters: all, trainable; 10^9 multiplications at 224 pixels. Those of depth 24 and of t_19 follow from the others.

@@ -8,8 +8,8 @@ from torch.nn import functional
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones import fit_to_image_size
 from paucal.backbones.attention_maps import attention_layers
-from paucal.backbones.families.t2t_model import checkpoint_filter_fn, sinusoid
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.families.t2t.model import checkpoint_filter_fn, sinusoid
+from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.training.groups import parameter_groups
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2, "token_dim": 16, "img_size": (32, 48), "num_classes": 5}

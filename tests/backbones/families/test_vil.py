@@ -9,10 +9,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention
-from paucal.backbones.families.vil_layers import resize_positions
-from paucal.backbones.families.vil_model import VisionLongformer
-from paucal.backbones.families.vil_sparse import SparseAttention
+from paucal.backbones.families.vil.attention import AttentionSettings, FullAttention
+from paucal.backbones.families.vil.layers import resize_positions
+from paucal.backbones.families.vil.model import VisionLongformer
+from paucal.backbones.families.vil.sparse import SparseAttention
 from paucal.backbones.features import FeatureBackbone
 from paucal.types import FeatureRequest
 

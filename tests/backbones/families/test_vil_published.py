@@ -5,9 +5,9 @@ import timm
 import torch
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.families.vil_attention import FullAttention
-from paucal.backbones.families.vil_model import checkpoint_filter_fn
-from paucal.backbones.starting import StartWeights, start_from
+from paucal.backbones.families.vil.attention import FullAttention
+from paucal.backbones.families.vil.model import checkpoint_filter_fn
+from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 
 RECORD = recorded.load("esvit_vil_tiny")

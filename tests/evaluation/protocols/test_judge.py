@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
-from paucal.data.named_table import NAMED
-from paucal.data.stores import ArrayStore
+from paucal.data.named.table import NAMED
+from paucal.data.sources.stores import ArrayStore
 from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.intervals import Score
 from paucal.evaluation.protocols import judge as module
@@ -64,6 +65,19 @@ def test_judge__every_protocol_scores_the_test_images_above_chance():
     assert ("knn", "k = 10") not in headlines
 
 
+def test_judge__without_validation_images_chooses_by_folds_of_the_training_images():
+    images = shades(each=(30, 0, 12))
+    data = judged_data(images, with_parts(images, 0, 0.0, None))
+    assert data.counts() == {"train": 90, "val": 0, "test": 36}
+    outcomes = judge(subject(), data, ["linear", "logistic", "knn"], OPTIONS)
+    linear, logistic = (outcome for outcome in outcomes if outcome.line.protocol in ("linear", "logistic"))
+    for outcome in (linear, logistic):
+        assert "by 5-fold cross-validation of the training images, as none are kept for validation" in outcome.note
+        assert value_of(outcome.measure, 36) > 0.6
+    with_val = judge(subject(), data_of(shades()), ["logistic"], OPTIONS)
+    assert "cross-validation" not in with_val[0].note
+
+
 def test_judge__test_images_choose_nothing(monkeypatch):
     data = data_of(shades())
     chosen = {}
@@ -78,12 +92,12 @@ def test_judge__test_images_choose_nothing(monkeypatch):
     assert "lambda" in chosen["same"][1]
 
 
-def test_judge__validation_images_train_knn_and_logistic_regression_but_not_the_probe(monkeypatch):
+def test_judge__validation_images_choose_and_then_train(monkeypatch):
     seen = {}
 
     def note(name, function):
         def run(*arguments, **keywords):
-            seen[name] = arguments
+            seen.setdefault(name, []).append(arguments[0])
             return function(*arguments, **keywords)
 
         return run
@@ -91,8 +105,48 @@ def test_judge__validation_images_train_knn_and_logistic_regression_but_not_the_
     monkeypatch.setattr(module, "knn_scores", note("knn", module.knn_scores))
     monkeypatch.setattr(module, "cached_batches", note("linear", module.cached_batches))
     judge(subject(), data_of(shades()), ["knn", "linear"], OPTIONS)
-    assert len(seen["knn"][0]) == 90 + 24
-    assert len(seen["linear"][0]) == 90
+    assert [len(features) for features in seen["knn"]] == [90 + 24]
+    assert [len(features) for features in seen["linear"]] == [90, 90 + 24]
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_judge__the_probe_is_trained_again_with_the_validation_images(augment, monkeypatch):
+    data, seen = data_of(shades((9, 4, 5))), []
+    original = module.fit_probe
+
+    def note(train, both, *others):
+        seen.extend(sum(len(labels) for _, labels in batches(0)) for batches in (train, both))
+        return original(train, both, *others)
+
+    monkeypatch.setattr(module, "fit_probe", note)
+    (found,) = judge(subject(), data, ["linear"], replace(OPTIONS, augment=augment))
+    assert seen == [27, 27 + 12]
+    assert found.n_images == 15
+
+
+def test_judge__holds_the_features_once(monkeypatch):
+    """Train, val, test and the pool are views of the tensor that was extracted."""
+    extracted, seen = [], {}
+
+    def note(name):
+        function = getattr(module, name)
+
+        def run(*arguments, **keywords):
+            found = function(*arguments, **keywords)
+            tensors = [value for value in pytree.tree_leaves((arguments, keywords)) if isinstance(value, torch.Tensor)]
+            seen[name] = {t.untyped_storage().data_ptr() for t in tensors if t.is_floating_point() and t.ndim == 2}
+            if name == "extract":
+                extracted.extend(value.untyped_storage().data_ptr() for value in found.values())
+            return found
+
+        monkeypatch.setattr(module, name, run)
+
+    readers = ("knn_scores", "cached_batches", "fit_selected", "few_label_curve")
+    for name in ("extract", *readers):
+        note(name)
+    judge(subject(), data_of(shades()), ["knn", "linear", "logistic", "few-labels"], OPTIONS)
+    assert len(extracted) == 2
+    assert all(seen[name] and seen[name] <= set(extracted) for name in readers)
 
 
 def test_judge__augmented_probe_sees_views_that_change(monkeypatch):
@@ -113,6 +167,32 @@ def test_metrics__are_those_of_table_9_by_name():
     assert value_of(found.measure, found.n_images) > 0.9
     with pytest.raises(UserError, match="--metric roc_auc does not suit toy, whose 3 classes"):
         data_of(shades(), "roc_auc")
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "score"), [("hateful_memes", 2, "ROC-AUC"), ("pets", 3, "mean per class"), ("toy", 3, "")]
+)
+def test_metrics__that_are_due_are_shown_and_accuracy_only_stored(name, classes, score):
+    every = ["knn", "linear", "logistic", "few-labels"]
+    found = judge(subject(), data_of(shades((9, 4, 5), classes, name)), every, OPTIONS)
+    lines = [one.line for one in found]
+    shown = {
+        protocol: {line.score for line in lines if line.headline and line.protocol == protocol} for protocol in every
+    }
+    if score:
+        assert shown == {protocol: {score} for protocol in every}
+        assert {line.score for line in lines if not line.headline} >= {"top-1", "accuracy"}
+    else:
+        assert all(scores in ({"top-1"}, {"accuracy"}) for scores in shown.values())
+
+
+def test_metrics__of_few_labels_are_the_mean_over_draws():
+    data = data_of(shades((9, 4, 5), 2, "hateful_memes"))
+    found = judge(subject(), data, ["few-labels"], OPTIONS)
+    auc = next(one for one in found if one.line.score == "ROC-AUC")
+    assert len(auc.measure.measures) == 5
+    assert value_of(auc.measure, 10) == pytest.approx(np.mean([value_of(one, 10) for one in auc.measure.measures]))
+    assert "5 draws" in auc.note
 
 
 def test_table9__has_the_papers_eighteen_sets():

@@ -57,7 +57,8 @@ def test_batches__show_every_image_once_in_an_order_of_the_epoch():
 def test_probe__keeps_the_best_rate_and_survives_one_that_diverges():
     train, val = blobs(), blobs(seed=1)
     settings = ProbeSettings(rates=(1e-6, 0.1, math.inf), epochs=10, batch=32)
-    found = fit_probe(cached_batches(*train, settings), val, 3, settings)
+    alone = cached_batches(*train, settings)
+    found = fit_probe(alone, alone, val, 3, settings)
     assert found.rate == 0.1
     assert math.isnan(found.scores[math.inf])
     assert found.scores[0.1] > 0.8 > found.scores[1e-6]
@@ -65,11 +66,26 @@ def test_probe__keeps_the_best_rate_and_survives_one_that_diverges():
     assert float((predicted == val[1]).double().mean()) == pytest.approx(found.scores[0.1])
 
 
+def test_probe__is_trained_again_with_the_best_rate_on_both_parts():
+    train, val = blobs(), blobs(60, seed=1)
+    settings = ProbeSettings(rates=(1e-6, 0.1), epochs=4, batch=32, seed=2)
+    both = cached_batches(torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]]), settings)
+    told = []
+    found = fit_probe(
+        cached_batches(*train, settings), both, val, 3, settings, "accuracy", lambda done, total: told.append(done)
+    )
+    layer = one_by_one(0.1, torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]]), settings)
+    assert found.rate == 0.1
+    torch.testing.assert_close(found.classifier.weight, layer.weight.data, rtol=1e-4, atol=1e-6)
+    assert told == list(range(1, 9))
+
+
 def test_probe__refuses_missing_validation_images_other_models_and_broken_features():
     train, val = blobs(), blobs(seed=1)
     settings = ProbeSettings(epochs=1)
+    alone = cached_batches(*train, settings)
     with pytest.raises(UserError, match="no validation images to choose the learning rate with"):
-        fit_probe(cached_batches(*train, settings), (val[0][:0], val[1][:0]), 3, settings)
+        fit_probe(alone, alone, (val[0][:0], val[1][:0]), 3, settings)
     val[0][0] = torch.nan
     with pytest.raises(UserError, match="the features of 1 of 90 validation images are not finite"):
-        fit_probe(cached_batches(*train, settings), val, 3, settings)
+        fit_probe(alone, alone, val, 3, settings)

@@ -58,9 +58,42 @@ def test_table__names_the_data_in_a_column_only_where_there_are_several_and_cuts
 def test_remarks__count_and_say_what_was_chosen():
     lines = remarks([*rows_of("one"), *rows_of("two")])
     assert "logistic, mean of 2 data sets: mine 80.0, random weights 50.0" in lines
-    said = "mine against random weights: 4 wins, 0 ties, 0 losses; of 4 wins and 0 losses the interval leaves out 0"
-    assert said in lines
+    leaves = "the interval of the difference leaves out 0"
+    assert f"mine against random weights: 4 wins, 0 ties, 0 losses; {leaves} in 4 of 4 wins" in lines
     assert "one, logistic, accuracy: mine: lambda 0.1; random weights: lambda 10" in lines
+
+
+def against(first, second):
+    """The sentence on two models, from pairs of (hits, hits) of the first and the second over 40 images."""
+    made = {
+        name: [
+            Outcome(Line("knn", f"k = {number}", "top-1"), Mean(np.arange(40) < hits), 40)
+            for number, hits in enumerate(scores)
+        ]
+        for name, scores in (("a", first), ("b", second))
+    }
+    return remarks(compare("toy", made, Resampling(draws=200)))[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ((20, 20), (20, 20), "0 wins, 2 ties, 0 losses"),
+        ((30, 20), (20, 20), "1 win, 1 tie, 0 losses; the interval of the difference leaves out 0 in 1 of 1 win"),
+        (
+            (30, 21, 20),
+            (20, 20, 21),
+            "2 wins, 0 ties, 1 loss; the interval of the difference leaves out 0 in 1 of 2 wins and in 0 of 1 loss",
+        ),
+        (
+            (5, 19),
+            (20, 20),
+            "0 wins, 0 ties, 2 losses; the interval of the difference leaves out 0 in 1 of 2 losses",
+        ),
+    ],
+)
+def test_remarks__claim_clear_wins_only_of_the_wins_there_are(first, second, said):
+    assert against(first, second) == f"a against b: {said}"
 
 
 def test_remarks__say_once_what_models_and_scores_have_in_common():

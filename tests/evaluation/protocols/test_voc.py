@@ -8,10 +8,10 @@ from evaluation.protocols.test_judge import OPTIONS, subject
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judge import judge
 from paucal.evaluation.protocols.metrics import value_of
-from paucal.recipes.frozen import FrozenSettings
-from paucal.recipes.frozen_data import DataSettings, open_data
-from paucal.recipes.voice import Quiet
 from paucal.types import UserError
+from paucal.verbs.judging.frozen import FrozenSettings
+from paucal.verbs.judging.frozen_data import DataSettings, open_data
+from paucal.verbs.run.voice import Quiet
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from paucal.types import UserError
 
+HELD = 1 << 22  # values looked at together, so that no second copy of all features is made
+
 
 @dataclass(frozen=True)
 class LinearClassifier:
@@ -26,7 +28,9 @@ class LinearClassifier:
 
     def scores(self, features: Tensor) -> Tensor:
         """Return (N, K) scores of (N, D) features, in the classifier's precision and on its device."""
-        return features.to(self.weight) @ self.weight.T + self.bias
+        # The device first: MPS has no float64 to convert to before the way to the CPU.
+        own = (part.to(self.weight.device).to(self.weight.dtype) for part in pieces(features))
+        return torch.cat([part @ self.weight.T + self.bias for part in own])
 
 
 def require_classes(labels: Tensor, what: str = "the training images") -> None:
@@ -40,13 +44,28 @@ def require_classes(labels: Tensor, what: str = "the training images") -> None:
         raise UserError(f"{what} have {len(found)} classes, and a classifier needs at least two: add images of others.")
 
 
+def rows_at_once(dim: int) -> int:
+    """Return how many rows of so many channels make a piece of features."""
+    return max(1, HELD // max(1, dim))
+
+
+def pieces(features: Tensor) -> tuple[Tensor, ...]:
+    """Return (N, D) features as views of a few rows each."""
+    return features.split(rows_at_once(features.shape[1]))
+
+
+def count_broken(features: Tensor) -> int:
+    """Return how many rows of (N, D) features hold a value that is no finite number."""
+    return sum(int((~torch.isfinite(part).all(1)).sum()) for part in pieces(features))
+
+
 def require_finite(features: Tensor, what: str) -> None:
     """Refuse features that are no numbers.
 
     Raises:
         UserError: some are not finite.
     """
-    broken = int((~torch.isfinite(features).all(1)).sum())
+    broken = count_broken(features)
     if broken:
         raise UserError(
             f"the features of {broken} of {len(features)} {what} are not finite numbers: the weights are damaged, or "

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.backbones.features import FeatureBackbone
+from paucal.evaluation.protocols.double import in_double
 from paucal.types import Batch, UserError
 
 TOP = 10  # pairs scored per image, the most similar ones
@@ -90,7 +91,8 @@ def match_cells(first: Tensor, second: Tensor, positions: Tensor, image_size: Si
     scored = seen.gather(1, chosen)
     across = (cells % columns - true_column).gather(1, chosen) * (image_size[1] / columns)
     down = (cells // columns - true_row).gather(1, chosen) * (image_size[0] / rows)
-    distance = torch.hypot(across.double(), down.double())
+    distance = torch.hypot(in_double(across), in_double(down))
+    scored = scored.to(distance.device)
     count = scored.sum(1)
     return Matches(
         cells,
@@ -128,16 +130,16 @@ def correspond(
     accuracy, distance, done = [], [], 0
     with torch.inference_mode():
         for batch in loader:
-            batch = batch.to(device)
             if batch.geometry is None or len(batch.views) != 2:
                 raise ValueError("expected two views with their geometry")
-            first, second = (backbone(view).grids[-1].float() for view in batch.views)
+            first, second = (backbone(view).grids[-1].float() for view in batch.to(device).views)
             if not bool(torch.isfinite(first).all() & torch.isfinite(second).all()):
                 raise UserError("the features are not finite numbers: the weights are damaged; check the model.")
+            # On the CPU, where torch solves two equations at a time on every machine.
             positions = true_positions(batch.geometry[0], batch.geometry[1], (first.shape[2], first.shape[3]))
             size = (batch.views[1].shape[2], batch.views[1].shape[3])
-            found = match_cells(first, second, positions, size, top)
-            accuracy.append(found.accuracy.double().cpu())
+            found = match_cells(first, second, positions.to(first.device), size, top)
+            accuracy.append(in_double(found.accuracy).cpu())
             distance.append(found.distance.cpu())
             done += len(batch)
             if progress is not None:

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from paucal.data.augment import Augmentation
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.randomness import derive_seed
-from paucal.data.transforms import TrainTransform
+from paucal.data.views.augment import Augmentation
+from paucal.data.views.transforms import TrainTransform
 from paucal.evaluation.protocols.classifier import require_finite
 from paucal.evaluation.protocols.feature_cache import FeatureCache, feature_key, images_fingerprint
 from paucal.evaluation.protocols.feature_reader import FeatureKind, FeatureReader
@@ -62,20 +62,22 @@ def extract(
         progress: called with (images done, N).
 
     Returns:
-        (N, D) on the CPU, in the dtype of the cache also when they were computed just now.
+        (N, D) on the CPU in the order of `indices`, in the dtype of the cache also when they were computed just now;
+        the cache knows them in any order.
 
     Raises:
         UserError: a feature is no finite number.
     """
-    data = images_fingerprint(images, indices) if extraction.cache.folder is not None else ""
+    order = np.argsort(indices, kind="stable")
+    data = images_fingerprint(images, indices[order]) if extraction.cache.folder is not None else ""
     keys = {kind: feature_key(subject.fingerprint, data, str(kind), extraction.dtype) for kind in kinds} if data else {}
-    found = {kind: extraction.cache.read(key, len(indices)) for kind, key in keys.items()}
+    found = {kind: extraction.cache.read(key, order) for kind, key in keys.items()}
     missing = [kind for kind in dict.fromkeys(kinds) if found.get(kind) is None]
     for kind, features in zip(missing, _compute(subject, images, indices, missing, extraction, progress), strict=True):
         require_finite(features, "images")
         found[kind] = features
         if data:
-            extraction.cache.write(keys[kind], features)
+            extraction.cache.write(keys[kind], features, order)
     return {kind: features for kind, features in found.items() if features is not None}
 
 
@@ -133,20 +135,27 @@ def _compute(
     if not kinds:
         return []
     transform = subject.preprocessing.transform()
-    loader = make_eval_loader(images, indices, transform, extraction.batch_size, extraction.workers)
+    on_gpu = subject.device.type == "cuda"
+    loader = make_eval_loader(images, indices, transform, extraction.batch_size, extraction.workers, pin_memory=on_gpu)
     reader = FeatureReader(subject.backbone, kinds)
-    columns: list[list[Tensor]] = [[] for _ in kinds]
+    columns: list[Tensor] = []
     done = 0
     try:
         with torch.inference_mode():
             for batch in loader:
-                found = reader(batch.views[0].to(subject.device, non_blocking=True))
+                found = reader(batch.to(subject.device, non_blocking=True).views[0])
+                columns = columns or [_room(len(indices), features, extraction.dtype) for features in found]
                 for column, features in zip(columns, found, strict=True):
-                    column.append(features.to(extraction.dtype).cpu())
+                    column[done : done + len(batch)] = features
                 done += len(batch)
                 if progress is not None:
                     progress(done, len(indices))
     finally:
         reader.close()
-    # Tensors made in inference mode may not be used where gradients are; copies may.
-    return [torch.cat(column).clone() for column in columns]
+    return columns
+
+
+def _room(rows: int, features: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an empty tensor for so many rows of features, of use where gradients are as well."""
+    with torch.inference_mode(mode=False):
+        return torch.empty(rows, features.shape[1], dtype=dtype)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -12,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.data.stores import EncodedStore
-from paucal.runs import write_atomically
+from paucal.data.sources.stores import EncodedStore
+from paucal.evaluation.protocols.classifier import count_broken, rows_at_once
 from paucal.types import UserError
 
-FORMAT = "1"  # of the files; a change in what features are needs another
-_ENTRY = "features"
+FORMAT = "2"  # of the files; a change in what features are needs another
+_ENTRY, _RANKS = "features", "ranks"
 
 
 def default_folder() -> Path:
@@ -66,8 +67,12 @@ class FeatureCache:
         """Return the file of a key."""
         return None if self.folder is None else self.folder / f"{key}.safetensors"
 
-    def read(self, key: str, rows: int) -> Tensor | None:
-        """Return stored (rows, D) features, or None where there are none or the file is damaged or holds no numbers.
+    def read(self, key: str, order: NDArray[np.int64]) -> Tensor | None:
+        """Return stored (N, D) features, or None where there are none or the file is damaged or holds no numbers.
+
+        Args:
+            key: of the features.
+            order: (N,) rows wanted for the images in ascending order of their positions.
 
         Raises:
             UserError: the file under that name holds other features: of another model, or of other images.
@@ -78,20 +83,46 @@ class FeatureCache:
         try:
             with safe_open(path, framework="pt") as file:
                 stored = (file.metadata() or {}).get("key")
-                features = file.get_tensor(_ENTRY)
+                ranks, features = file.get_tensor(_RANKS), file.get_slice(_ENTRY)
+                shape = tuple(features.get_shape())
+                if stored != key or len(shape) != 2 or shape[0] != len(order) or not _is_order(ranks, len(order)):
+                    raise UserError(
+                        f"{str(path)!r} holds features of another model or of other images than its name says: "
+                        "remove it."
+                    )
+                return _in_order(features, torch.from_numpy(order)[ranks], shape[1])
         except (SafetensorError, OSError):
             return None
-        if stored != key or features.ndim != 2 or len(features) != rows:
-            raise UserError(
-                f"{str(path)!r} holds features of another model or of other images than its name says: remove it."
-            )
-        return features if torch.isfinite(features).all() else None
 
-    def write(self, key: str, features: Tensor) -> None:
-        """Store (N, D) features."""
+    def write(self, key: str, features: Tensor, order: NDArray[np.int64]) -> None:
+        """Store (N, D) features; arguments as for `read`."""
         path = self.path(key)
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = safetensors.torch.save({_ENTRY: features.contiguous()}, metadata={"key": key})
-        write_atomically(path, lambda file: file.write(content))
+        ranks = torch.from_numpy(np.argsort(order, kind="stable"))
+        content = {_ENTRY: features.contiguous(), _RANKS: ranks}
+        # By name: for an open file everything is copied first. A crash of the machine may leave half a file behind,
+        # which `read` takes for none.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            safetensors.torch.save_file(content, temporary, metadata={"key": key})
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _is_order(ranks: Tensor, count: int) -> bool:
+    return ranks.dtype == torch.int64 and torch.equal(ranks.sort().values, torch.arange(count))
+
+
+def _in_order(stored: Any, rows: Tensor, dim: int) -> Tensor | None:
+    """Return what a file holds, each of its rows put where `rows` says; None where a value is no finite number."""
+    features, step = None, rows_at_once(dim)
+    for start in range(0, len(rows), step):
+        part = stored[start : start + step]
+        if count_broken(part):
+            return None
+        features = part.new_empty(len(rows), dim) if features is None else features
+        features[rows[start : start + step]] = part
+    return features

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.forward_hooks import Taps, tap_output
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import model_name
-from paucal.backbones.taps import Taps, tap_output
 from paucal.types import FeatureRequest, UserError
 
 LAST_BLOCKS = 4  # of the published linear probe

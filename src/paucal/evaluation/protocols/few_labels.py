@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import require_finite, require_same_width
+from paucal.evaluation.protocols.classifier import pieces, require_finite, require_same_width
+from paucal.evaluation.protocols.double import in_double
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_logistic
 from paucal.evaluation.protocols.metrics import hits
 
@@ -25,10 +26,12 @@ class Few:
     Attributes:
         per_class: labels of each class; a class with fewer gives all it has.
         hits: (repeats, N) of the test images.
+        margins: (repeats, N) score of the second class above the first, where there are two; else empty.
     """
 
     per_class: int
     hits: NDArray[np.float64]
+    margins: NDArray[np.float64]
 
     @property
     def accuracies(self) -> NDArray[np.float64]:
@@ -87,22 +90,22 @@ def few_label_curve(
     numbers = [n for n in per_class if n <= most] or [most]
     curve = []
     for number in numbers:
-        rows = []
+        rows, margins = [], []
         for repeat in range(repeats):
             chosen = draw_few(train[1], number, derive_seed(seed, repeat)).to(train[0].device)
-            rows.append(_hits(train, chosen, test, n_classes, solver))
+            scores = _scores(train, chosen, test[0], n_classes, solver)
+            rows.append(hits(scores, test[1].cpu()))
+            margins += [(scores[:, 1] - scores[:, 0]).numpy()] if n_classes == 2 else []
             if progress is not None:
                 progress(len(curve) * repeats + repeat + 1, len(numbers) * repeats)
-        curve.append(Few(number, np.stack(rows)))
+        curve.append(Few(number, np.stack(rows), np.array(margins)))
     return curve
 
 
-def _hits(
-    train: tuple[Tensor, Tensor], chosen: Tensor, test: tuple[Tensor, Tensor], n_classes: int, solver: Solver
-) -> NDArray[np.float64]:
-    features, labels = train[0][chosen].double(), train[1][chosen.to(train[1].device)]
+def _scores(train: tuple[Tensor, Tensor], chosen: Tensor, test: Tensor, n_classes: int, solver: Solver) -> Tensor:
+    features, labels = in_double(train[0][chosen]), train[1][chosen.to(train[1].device)]
     centre = features.mean(0)
     scale = (features - centre).square().mean().sqrt().clamp(min=1e-12)
     classifier = fit_logistic((features - centre) / scale, labels, n_classes, STRENGTH, solver)
-    scores = classifier.scores((test[0].double() - centre) / scale)
-    return hits(scores.cpu(), test[1].cpu())
+    scores = [classifier.scores((in_double(part) - centre) / scale) for part in pieces(test)]
+    return torch.cat(scores).cpu()

@@ -7,19 +7,38 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.evaluation.protocols.correspondence import TOP, correspond
+from paucal.evaluation.protocols.cross_validation import FOLDS, fit_by_folds, fit_probe_by_folds
 from paucal.evaluation.protocols.extraction import Advance, Extraction, augmented_batches, extract
 from paucal.evaluation.protocols.feature_reader import POOLED, FeatureKind, probe_kind
-from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, few_label_curve
-from paucal.evaluation.protocols.judged_data import PARTS, JudgedData
+from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, Few, few_label_curve
+from paucal.evaluation.protocols.judged_data import PARTS, POOL, JudgedData
 from paucal.evaluation.protocols.knn import HEADLINE, NEIGHBOURS, clamped, knn_scores
-from paucal.evaluation.protocols.linear_probe import PUBLISHED, ProbeSettings, cached_batches, fit_probe, for_images
+from paucal.evaluation.protocols.linear_probe import (
+    PUBLISHED,
+    Batches,
+    ProbeSettings,
+    cached_batches,
+    fit_probe,
+    for_images,
+)
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_selected
-from paucal.evaluation.protocols.metrics import TITLES, Mean, Measure, hits, measure_of
+from paucal.evaluation.protocols.metrics import (
+    TITLES,
+    Average,
+    Mean,
+    MeanPerClass,
+    Measure,
+    RocAuc,
+    hits,
+    measure_of,
+    value_of,
+)
 from paucal.evaluation.protocols.subjects import Subject
 from paucal.evaluation.protocols.views import Change, second_view
 from paucal.types import UserError
@@ -102,7 +121,8 @@ def judge(
     """Judge a backbone on a data set.
 
     Validation images choose lambda (logistic regression) and the learning rate (linear probe). Afterwards they are
-    training images for k-NN and logistic regression. Test images choose nothing.
+    training images like the others. Where there are none, cross-validation within the training images
+    chooses. Test images choose nothing.
 
     Args:
         subject: the backbone.
@@ -146,26 +166,25 @@ def judge(
 
 
 def _parts(features: Tensor, data: JudgedData) -> dict[str, Rows]:
-    """Return features and labels of every part, and of training and validation images together."""
-    rows = {part: torch.from_numpy(np.searchsorted(data.used, data.parts[part])) for part in PARTS}
-    parts = {part: (features[rows[part]], data.labels[torch.from_numpy(data.parts[part])]) for part in PARTS}
-    pool = torch.cat([parts["train"][0], parts["val"][0]]), torch.cat([parts["train"][1], parts["val"][1]])
-    return {**parts, "pool": pool}
+    """Return features and labels of every part and of the pool; none of them is a copy."""
+    labels = data.labels[torch.from_numpy(data.used)]
+    return {part: (features[data.rows(part)], labels[data.rows(part)]) for part in (*PARTS, POOL)}
 
 
 def _knn(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> list[Outcome]:
-    (pool, labels), (test, truth) = parts["pool"], parts["test"]
+    (pool, labels), (test, truth) = parts[POOL], parts["test"]
     votes = knn_scores(pool, labels, test, data.n_classes, options.neighbours)
     asked = clamped(options.neighbours, len(pool))
     headline = min(asked, key=lambda k: abs(k - HEADLINE))
+    plain = data.metric == "accuracy"  # where another metric is due, accuracy is stored and not shown
     outcomes = []
     for k, scores in votes.items():
-        line = Line("knn", f"k = {k}", "top-1", headline=k == headline)
+        line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
         outcomes.append(Outcome(line, Mean(hits(scores, truth)), len(truth)))
         if data.n_classes > 5:
-            line = Line("knn", f"k = {k}", "top-5", headline=k == headline)
+            line = Line("knn", f"k = {k}", "top-5", headline=plain and k == headline)
             outcomes.append(Outcome(line, Mean(hits(scores, truth, 5)), len(truth)))
-    if data.metric == "mean_per_class":
+    if not plain:
         line = Line("knn", f"k = {headline}", TITLES[data.metric])
         outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
     return outcomes
@@ -179,43 +198,78 @@ def _linear(
     options: JudgeOptions,
     advance: Advance,
 ) -> list[Outcome]:
-    features, labels = parts["train"]
-    schedule = for_images(options.probe, len(labels))
-    batches = cached_batches(features, labels, schedule)
-    if options.augment:
-        rows = data.parts["train"], labels
-        batches = augmented_batches(subject, data.images, rows, kind, schedule, options.extraction)
+    schedule = for_images(options.probe, len(parts["train"][1]))
+
+    def batches(part: str) -> Batches:
+        features, labels = parts[part]
+        if not options.augment:
+            return cached_batches(features, labels, schedule)
+        rows = data.positions(part), labels
+        return augmented_batches(subject, data.images, rows, kind, schedule, options.extraction)
+
     val = parts["val"][0].float(), parts["val"][1]
-    found = fit_probe(batches, val, data.n_classes, schedule, data.metric, advance)
+    if len(val[1]):
+        found = fit_probe(batches("train"), batches(POOL), val, data.n_classes, schedule, data.metric, advance)
+    else:
+        found = fit_probe_by_folds(parts["train"], batches("train"), data.n_classes, schedule, data.metric, advance)
     test, truth = parts["test"]
     scores = found.classifier.scores(test).cpu()
     views = "augmented views" if options.augment else "plain images"
-    note = f"rate {found.rate:g} per 256 images; {kind}; {views}"
+    note = f"rate {found.rate:g} per 256 images{_chosen(parts)}; {kind}; {views}"
     return [Outcome(Line("linear", "", TITLES[data.metric]), measure_of(data.metric, scores, truth), len(truth), note)]
 
 
 def _logistic(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> list[Outcome]:
-    found = fit_selected(parts["train"], parts["val"], data.n_classes, data.metric, options.solver)
+    if len(parts["val"][1]):
+        found = fit_selected(
+            parts["train"], parts["val"], data.n_classes, data.metric, options.solver, both=parts[POOL]
+        )
+    else:
+        found = fit_by_folds(parts["train"], data.n_classes, data.metric, options.solver)
     test, truth = parts["test"]
     scores = found.classifier.scores(test).cpu()
     stopped = "" if found.classifier.converged else ", stopped at the limit of iterations"
-    note = f"lambda {found.search.strength:.2g} after {found.fits} fits{stopped}"
+    note = f"lambda {found.search.strength:.2g} after {found.fits} fits{_chosen(parts)}{stopped}"
     return [
         Outcome(Line("logistic", "", TITLES[data.metric]), measure_of(data.metric, scores, truth), len(truth), note)
     ]
 
 
+def _chosen(parts: dict[str, Rows]) -> str:
+    """Return how a value was chosen, where that is not the usual way."""
+    if len(parts["val"][1]):
+        return ""
+    return f" by {FOLDS}-fold cross-validation of the training images, as none are kept for validation"
+
+
 def _few(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions, advance: Advance) -> list[Outcome]:
     curve = few_label_curve(
-        parts["pool"], parts["test"], data.n_classes, PER_CLASS, REPEATS, options.seed, options.solver, advance
+        parts[POOL], parts["test"], data.n_classes, PER_CLASS, REPEATS, options.seed, options.solver, advance
     )
     outcomes = []
     for few in curve:
-        spread = 100 * few.accuracies.std(ddof=1) if len(few.accuracies) > 1 else 0.0
-        note = f"{len(few.accuracies)} draws, standard deviation {spread:.1f}"
-        line = Line("few-labels", f"{few.per_class} per class", "accuracy")
-        outcomes.append(Outcome(line, Mean(few.hits.mean(0)), few.hits.shape[1], note))
+        setting, n_images = f"{few.per_class} per class", few.hits.shape[1]
+        plain = data.metric == "accuracy"
+        line = Line("few-labels", setting, "accuracy", headline=plain)
+        outcomes.append(Outcome(line, Mean(few.hits.mean(0)), n_images, _spread(few.accuracies)))
+        if not plain:
+            due = _due(few, data, parts["test"][1])
+            values = np.array([value_of(measure, n_images) for measure in due])
+            line = Line("few-labels", setting, TITLES[data.metric])
+            outcomes.append(Outcome(line, Average(due), n_images, _spread(values)))
     return outcomes
+
+
+def _due(few: Few, data: JudgedData, truth: Tensor) -> list[Measure]:
+    """Return the data set's own metric of every draw."""
+    if data.metric == "roc_auc":
+        return [RocAuc(torch.from_numpy(margins), truth) for margins in few.margins]
+    return [MeanPerClass(row, truth.numpy(), data.n_classes) for row in few.hits]
+
+
+def _spread(scores: NDArray[np.float64]) -> str:
+    deviation = 100 * scores.std(ddof=1) if len(scores) > 1 else 0.0
+    return f"{len(scores)} draws, standard deviation {deviation:.1f}"
 
 
 def _correspondence(subject: Subject, data: JudgedData, options: JudgeOptions, advance: Advance) -> list[Outcome]:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
-from paucal.data.splits import Split, make_split
+from paucal.data.splits.split import Split, make_split
 from paucal.evaluation.protocols.classifier import require_classes
 from paucal.evaluation.protocols.datasets import metric_of
 from paucal.evaluation.protocols.metrics import MetricName
 from paucal.types import UserError
 
 PARTS = ("train", "val", "test")
+POOL = "pool"  # training and validation images together
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,18 @@ class JudgedData:
 
     @property
     def used(self) -> NDArray[np.int64]:
-        """Positions of all images of the parts, ascending."""
-        return np.sort(np.concatenate([self.parts[part] for part in PARTS]))
+        """Positions of all images of the parts, part by part, so that each of them and the pool are slices of it."""
+        return np.concatenate([self.parts[part] for part in PARTS])
+
+    def rows(self, part: str) -> slice:
+        """Return where the images of a part, or of the pool, are in `used`."""
+        train, val, test = (len(self.parts[name]) for name in PARTS)
+        pool, whole = train + val, train + val + test
+        return slice(*{"train": (0, train), "val": (train, pool), "test": (pool, whole), POOL: (0, pool)}[part])
+
+    def positions(self, part: str) -> NDArray[np.int64]:
+        """Return the positions of the images of a part, or of the pool."""
+        return self.used[self.rows(part)]
 
     def counts(self) -> dict[str, int]:
         """Return the number of images per part."""

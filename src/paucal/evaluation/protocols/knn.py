@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paucal.evaluation.protocols.double import in_double
+
 TEMPERATURE = 0.07
 NEIGHBOURS = (10, 20, 100, 200)
 HEADLINE = 20  # "usually works best", the published program says; never chosen by the test images
@@ -47,8 +49,9 @@ def knn_scores(
         raise ValueError(f"expected training images and k >= 1, got {len(train)} and {list(neighbours)}")
     used = clamped(neighbours, len(train))
     similarity, index = nearest(train, test, max(used))
-    votes = (similarity.double() / temperature).exp()
-    classes = labels.to(index.device)[index]
+    votes = (in_double(similarity) / temperature).exp()
+    index = index.to(votes.device)
+    classes = labels.to(votes.device)[index]
     empty = votes.new_zeros(len(test), n_classes)
     return {k: empty.scatter_add(1, classes[:, :k], votes[:, :k]).cpu() for k in used}
 

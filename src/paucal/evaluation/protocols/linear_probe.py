@@ -2,8 +2,8 @@
 
 The published program trains one rate per run (momentum 0.9, no weight decay, 100 epochs, cosine per epoch to 0, rate
 times batch / 256, weights from N(0, 0.01)) and reports the best epoch on the images it reports on. Here every rate of
-a grid is trained on the same batches at once, the best at the last epoch is chosen on validation images, and the test
-images are seen once.
+a grid is trained on the same batches at once, the best at the last epoch is chosen on validation images, a layer of
+that rate is trained on training and validation images together, and the test images are seen once.
 """
 
 import math
@@ -64,7 +64,7 @@ class Probed:
     """The outcome.
 
     Attributes:
-        classifier: of the best rate.
+        classifier: of the best rate, trained on training and validation images.
         rate: the best one, per 256 images.
         scores: validation score of every rate.
     """
@@ -76,12 +76,13 @@ class Probed:
 
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings) -> Batches:
     """Return shuffled batches of features that were extracted once."""
+    labels = labels.to(features.device)
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
         for rows in torch.randperm(len(features), generator=generator).split(settings.batch):
             rows = rows.to(features.device)
-            yield features[rows].float(), labels.to(features.device)[rows]
+            yield features[rows].float(), labels[rows]
 
     return epoch_of
 
@@ -122,14 +123,24 @@ def train_probes(
 
 
 def fit_probe(
-    batches: Batches,
+    train: Batches,
+    both: Batches,
     val: tuple[Tensor, Tensor],
     n_classes: int,
     settings: ProbeSettings,
     metric: MetricName = "accuracy",
     progress: Callable[[int, int], None] | None = None,
 ) -> Probed:
-    """Train all rates and keep the one with the highest validation score, the lower of equal ones.
+    """Train all rates, choose the one with the highest validation score, then train it on both parts together.
+
+    Args:
+        train: from the number of an epoch to features and labels of the training images.
+        both: the same of training and validation images.
+        val: (N, D) features and (N,) labels of the validation images.
+        n_classes: K.
+        settings: the schedule, the same for both trainings.
+        metric: what is highest at the best rate; of equal ones the lower rate wins.
+        progress: called after every epoch with (done, all).
 
     Raises:
         UserError: there are no validation images, or features that are no finite numbers.
@@ -137,12 +148,30 @@ def fit_probe(
     if not len(val[0]):
         raise UserError("there are no validation images to choose the learning rate with: give --val-fraction 0.1.")
     require_finite(val[0], "validation images")
-    weights, biases = train_probes(batches, val[0].shape[1], n_classes, settings, progress)
-    probes = [LinearClassifier(*pair) for pair in zip(weights, biases, strict=True)]
-    require_same_width(weights[0], val[0])
-    values = [_score(probe, val, metric) for probe in probes]
-    best = best_of(values)
-    return Probed(probes[best], settings.rates[best], dict(zip(settings.rates, values, strict=True)))
+    trained = _trained(train, val[0].shape[1], n_classes, settings, progress, 0)
+    require_same_width(trained[0].weight, val[0])
+    values = [_score(probe, val, metric) for probe in trained]
+    best = settings.rates[best_of(values)]
+    (last,) = _trained(both, val[0].shape[1], n_classes, replace(settings, rates=(best,)), progress, settings.epochs)
+    return Probed(last, best, dict(zip(settings.rates, values, strict=True)))
+
+
+def _trained(
+    batches: Batches,
+    dim: int,
+    n_classes: int,
+    settings: ProbeSettings,
+    progress: Callable[[int, int], None] | None,
+    before: int,
+) -> list[LinearClassifier]:
+    """Return a classifier per rate; progress counts on from the epochs of the training before."""
+
+    def advance(done: int, total: int) -> None:
+        if progress is not None:
+            progress(before + done, 2 * total)
+
+    weights, biases = train_probes(batches, dim, n_classes, settings, advance)
+    return [LinearClassifier(*pair) for pair in zip(weights, biases, strict=True)]
 
 
 class _State:

@@ -22,6 +22,7 @@ from paucal.evaluation.protocols.classifier import (
     require_finite,
     require_same_width,
 )
+from paucal.evaluation.protocols.double import in_double
 from paucal.evaluation.protocols.lambda_search import Searched, search_strength
 from paucal.evaluation.protocols.logistic_torch import fit_independent, fit_softmax
 from paucal.evaluation.protocols.metrics import MetricName, measure_of, value_of
@@ -102,6 +103,7 @@ def fit_selected(
     metric: MetricName = "accuracy",
     solver: Solver = DEFAULT,
     search: Callable[[Callable[[float], float]], Searched] = search_strength,
+    both: tuple[Tensor, Tensor] | None = None,
 ) -> Selected:
     """Choose lambda on the validation images, then fit to both parts together; test images are never seen.
 
@@ -112,6 +114,7 @@ def fit_selected(
         metric: what is highest at the best lambda.
         solver: backend and when to stop.
         search: how lambda is found.
+        both: the rows of `train` and then of `val`, where they lie in one tensor already, which saves a copy.
 
     Raises:
         UserError: no validation images, features of different models or no finite numbers, or a single class.
@@ -126,7 +129,8 @@ def fit_selected(
         return value_of(measure_of(metric, scores.cpu(), val[1].cpu()), len(val[0]))
 
     found = search(score)
-    both = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
+    if both is None:
+        both = torch.cat([train[0], val[0]]), torch.cat([train[1], val[1]])
     return Selected(fit_logistic(*both, n_classes, found.strength, solver), found, len(found.scores) + 1)
 
 
@@ -142,7 +146,7 @@ def _by_sklearn(features: Tensor, labels: Tensor, strength: float, limit: int, t
     with warnings.catch_warnings():
         # Hardly penalised fits of separable classes have no minimum nearby; the limit is the paper's.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(features.double().cpu().numpy(), labels.cpu().numpy())
+        model.fit(in_double(features).cpu().numpy(), labels.cpu().numpy())
     iterations = int(np.max(model.n_iter_))
     return torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_), iterations, iterations < limit
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paucal.evaluation.protocols.double import in_double
+
 HISTORY = 10  # pairs of differences that L-BFGS keeps, as in SciPy
 _STALLED = 1e-16  # a smaller change of the mean loss is rounding
 
@@ -20,7 +22,7 @@ def fit_softmax(
 
     Args:
         features: (N, D).
-        labels: (N,), every class in [0, K) present.
+        labels: (N,), every class in [0, K) present; on any device.
         strength: lambda.
         max_iterations: of L-BFGS.
         tolerance: on the largest entry of the gradient of the mean loss.
@@ -29,9 +31,11 @@ def fit_softmax(
         (K, D) weights and (K,) biases in float64, the number of iterations, and whether the tolerance was reached.
     """
     n_classes = int(labels.max()) + 1
+    features = in_double(features)
+    labels = labels.to(features.device)
     if n_classes > 2:
         return _minimise(features, n_classes, strength, lambda z: F.cross_entropy(z, labels), max_iterations, tolerance)
-    targets = labels.to(features.device)[:, None].double()
+    targets = labels[:, None].to(features)
     weight, bias, iterations, converged = _minimise(
         features, 1, strength, lambda z: F.binary_cross_entropy_with_logits(z, targets), max_iterations, tolerance
     )
@@ -53,8 +57,9 @@ def fit_independent(
     Returns:
         As `fit_softmax`.
     """
+    features = in_double(features)
     labels = labels.to(features.device)
-    targets, known = (labels > 0).double(), (labels >= 0).double()
+    targets, known = (labels > 0).to(features), (labels >= 0).to(features)
 
     def loss(logits: Tensor) -> Tensor:
         return (F.binary_cross_entropy_with_logits(logits, targets, reduction="none") * known).sum() / len(labels)
@@ -63,14 +68,13 @@ def fit_independent(
 
 
 def _minimise(
-    features: Tensor,
+    inputs: Tensor,
     outputs: int,
     strength: float,
     loss: Callable[[Tensor], Tensor],
     max_iterations: int,
     tolerance: float,
 ) -> tuple[Tensor, Tensor, int, bool]:
-    inputs = features.double()
     weight = inputs.new_zeros(outputs, inputs.shape[1], requires_grad=True)
     bias = inputs.new_zeros(outputs, requires_grad=True)
     optimizer = torch.optim.LBFGS(

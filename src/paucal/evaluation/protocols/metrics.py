@@ -4,7 +4,7 @@ A measure is a function of weights: how often each test image counts. All ones g
 bootstrap draw that of the resampled set. Two models judged with the same weights are compared pair by pair.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -80,6 +80,17 @@ class Mean:
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
         return weights @ self.values / weights.sum(1)
+
+
+class Average:
+    """The mean of several measures of the same images."""
+
+    def __init__(self, measures: Sequence[Measure]) -> None:
+        self.measures = tuple(measures)
+
+    def __call__(self, weights: Weights) -> NDArray[np.float64]:
+        """Return (D,) scores for (D, N) weights."""
+        return np.mean([measure(weights) for measure in self.measures], axis=0)
 
 
 class MeanPerClass:

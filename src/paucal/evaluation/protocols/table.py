@@ -72,12 +72,29 @@ def remarks(rows: Sequence[Row]) -> list[str]:
             lines.append(f"{protocol}, mean of {sets} data sets: {text}")
     names = list(rows[0].scores) if rows else []
     for other in names[1:]:
-        counts = tally(rows, other)
-        lines.append(
-            f"{names[0]} against {other}: {counts['win']} wins, {counts['tie']} ties, {counts['loss']} losses; of "
-            f"{counts['clear_wins']} wins and {counts['clear_losses']} losses the interval leaves out 0"
-        )
+        lines.append(f"{names[0]} against {other}: {_verdicts(tally(rows, other))}")
     return lines + _notes(rows)
+
+
+def _verdicts(counts: Mapping[str, int]) -> str:
+    """Return how often the first model wins, and in how much of that the interval of the difference agrees.
+
+    Example:
+        >>> _verdicts({"win": 3, "tie": 1, "loss": 1, "clear_wins": 2, "clear_losses": 0})
+        '3 wins, 1 tie, 1 loss; the interval of the difference leaves out 0 in 2 of 3 wins and in 0 of 1 loss'
+    """
+    wins, losses = _counted(counts["win"], "win", "wins"), _counted(counts["loss"], "loss", "losses")
+    text = f"{wins}, {_counted(counts['tie'], 'tie', 'ties')}, {losses}"
+    parts = [
+        f"in {counts[clear]} of {words}"
+        for name, clear, words in (("win", "clear_wins", wins), ("loss", "clear_losses", losses))
+        if counts[name]
+    ]
+    return f"{text}; the interval of the difference leaves out 0 {' and '.join(parts)}" if parts else text
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

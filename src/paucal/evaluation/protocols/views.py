@@ -7,8 +7,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from paucal.data.augment import RESAMPLING, Augmentation
-from paucal.data.transforms import EvalTransform, TrainTransform, ViewTransform, cover_size
+from paucal.data.views.augment import RESAMPLING, Augmentation
+from paucal.data.views.transforms import EvalTransform, TrainTransform, ViewTransform, cover_size
 
 Change = Literal["mirror", "crop"]
 # Brightness, contrast, saturation, hue: the published program's, as is the chance of it.

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from torchvision.datasets import VOCDetection
 
 from paucal.data.images import ImageSet
-from paucal.data.named import data_root
-from paucal.data.stores import FileStore
+from paucal.data.named.locations import data_root
+from paucal.data.sources.stores import FileStore
 from paucal.evaluation.protocols.judged_data import JudgedData
+from paucal.reading import read_text
 from paucal.types import UserError
 
 CLASSES = (
@@ -93,9 +94,8 @@ def open_voc(folder: Path) -> JudgedData:
 def _read(file: Path) -> dict[str, int]:
     """Return the label of every image of a list."""
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ValueError("too large")
-        pairs = [line.split() for line in file.read_text(encoding="ascii").splitlines() if line.strip()]
+        text = read_text(file, _MOST_BYTES, encoding="ascii")
+        pairs = [line.split() for line in text.splitlines() if line.strip()]
         labels = {name: _MEANING[label] for name, label in pairs}
     except (OSError, ValueError, KeyError) as problem:
         raise UserError(f"{file} is no list of VOC2007 ({problem}): unpack both archives again.") from problem

@@ -1,0 +1,168 @@
+"""What a call of `on_device.py` knows and keeps: pieces of parts, each stored as it ends."""
+
+import gc
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from measuring import surroundings
+
+Row = dict[str, Any]
+FAILED = "failed"
+
+
+class OutOfTime(Exception):
+    """A part could not be finished in this call; the next one goes on with it."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a call was asked for.
+
+    Attributes:
+        device: "cuda", "mps" or "cpu".
+        toy: whether everything is as small as it can be, to try the script itself.
+        data: folders that may hold the image sets, the first that does is taken.
+        work: where training runs lie between calls.
+        results: where results are stored and looked for.
+        copies: where changed results are copied as well; None for nowhere.
+        deadline: value of `time.monotonic()` at which the call ends.
+        minutes: the length of a whole call.
+    """
+
+    device: str
+    toy: bool
+    data: tuple[Path, ...]
+    work: Path
+    results: Path
+    copies: Path | None
+    deadline: float
+    minutes: float
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def backend(self) -> str:
+        """Of torch.compile: a toy traces only."""
+        return "eager" if self.toy else "inductor"
+
+    def source(self, name: str) -> Path | None:
+        """Return the folder of an image set in Parquet files; None where there is none."""
+        found = (folder / name for folder in self.data)
+        return next((folder for folder in found if (folder / "train.parquet").exists()), None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A measurement.
+
+    Attributes:
+        name: of the result.
+        title: what it tells.
+        minutes: that it took, or is guessed to take, on one large GPU.
+        parts: from a session to what is measured one by one, by name; a part may raise `OutOfTime`.
+        summary: of all parts.
+        sets: image sets it cannot do without.
+    """
+
+    name: str
+    title: str
+    minutes: float
+    parts: Callable[[Session], Mapping[str, Callable[[], Row]]]
+    summary: Callable[[Mapping[str, Row]], Row] = field(default=lambda parts: {})
+    sets: tuple[str, ...] = ()
+
+    def missing(self, session: Session) -> list[str]:
+        """Return the image sets that are not there."""
+        return [name for name in self.sets if session.source(name) is None]
+
+
+def path_of(piece: Piece, session: Session) -> Path:
+    """Return where a piece's result lies."""
+    return session.results / f"on_device_{session.device}_{piece.name}{'_toy' if session.toy else ''}.json"
+
+
+def stored_parts(piece: Piece, session: Session, retry: bool = False) -> dict[str, Row]:
+    """Return the parts that are done: those of this device, also those that failed unless they are to be retried."""
+    path = path_of(piece, session)
+    parts: dict[str, Row] = json.loads(path.read_text())["parts"] if path.exists() else {}
+    here = surroundings(session.device)["device"]
+    return {
+        name: row
+        for name, row in parts.items()
+        if row["surroundings"]["device"] == here and not (retry and FAILED in row)
+    }
+
+
+def waiting(piece: Piece, session: Session, retry: bool = False) -> list[str]:
+    """Return the names of the parts that are still to be measured."""
+    done = stored_parts(piece, session, retry)
+    return [name for name in piece.parts(session) if name not in done]
+
+
+def measure(piece: Piece, session: Session, retry: bool = False, say: Callable[[str], None] = print) -> bool:
+    """Measure what is waiting while time lasts, storing every part as it ends; return whether all is done.
+
+    A part that fails is stored with its reason, so that the others are measured all the same.
+    """
+    parts = piece.parts(session)
+    done = {name: row for name, row in stored_parts(piece, session, retry).items() if name in parts}
+    each = 60 * piece.minutes / max(len(parts), 1)
+    for name in [name for name in parts if name not in done]:
+        # A part longer than a call either goes on from where it was, or is begun with all the time there is.
+        if session.left < (0 if session.toy else min(each, 30 * session.minutes)):
+            return False
+        _tidy(session.device)
+        begin = time.monotonic()
+        try:
+            row = parts[name]()
+        except OutOfTime:
+            say(f"  {name}: goes on in the next call")
+            return False
+        except (Exception, SystemExit) as problem:
+            row = {FAILED: f"{type(problem).__name__}: {str(problem)[:500]}"}
+        took = round(time.monotonic() - begin, 1)
+        done[name] = {"surroundings": surroundings(session.device), **row, "wall_seconds": took}
+        store(piece, session, done, parts)
+        say(f"  {name}: {row.get(FAILED) or 'done'} in {took:.0f} s")
+    return True
+
+
+def _tidy(device: str) -> None:
+    """Give back the memory of the part before."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def store(piece: Piece, session: Session, done: Mapping[str, Row], names: Iterable[str]) -> None:
+    """Write a piece's result, whole or not at all."""
+    complete = all(name in done for name in names)
+    good = {name: row for name, row in done.items() if FAILED not in row}
+    result = {
+        "piece": piece.name,
+        "title": piece.title,
+        "toy": session.toy,
+        "complete": complete,
+        "summary": piece.summary(good) if complete and good else {},
+        "surroundings": surroundings(session.device),
+        "parts": done,
+    }
+    path = path_of(piece, session)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(result, indent=1, default=str) + "\n")
+    os.replace(draft, path)
+    if session.copies is not None:
+        session.copies.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, session.copies)

@@ -1,0 +1,97 @@
+"""What a model costs at an image size, found on the meta device, where nothing is computed or kept."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from paucal.backbones.empty_models import build_empty
+from paucal.backbones.layout import Size
+from paucal.backbones.probe import probe_images
+
+BYTES = 4  # of a float32
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Lower bounds of what one image costs.
+
+    Attributes:
+        parameters: of the model.
+        macs: multiply-adds of a forward pass, without those of attention.
+        kept: bytes that a forward pass keeps for the backward pass, in float32, without matrices of attention.
+        largest: bytes of the largest tensor among them.
+    """
+
+    parameters: int
+    macs: int
+    kept: int
+    largest: int
+
+
+def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cost | None:
+    """Return what an image costs a model; None where the model cannot be tried without computing.
+
+    Args:
+        name: of a timm model.
+        image_size: (height, width) in pixels.
+        arguments: complete constructor arguments for this size.
+
+    Example:
+        >>> cost = image_cost("resnet18", (224, 224), {})
+        >>> round(cost.parameters / 1e6, 1), round(cost.macs / 1e9, 1), round(cost.kept / 2**20)
+        (11.7, 1.8, 21)
+    """
+    return _cost(name, tuple(image_size), json.dumps(dict(arguments), sort_keys=True))
+
+
+@lru_cache(maxsize=16)
+def _cost(name: str, image_size: Size, arguments: str) -> Cost | None:
+    model = build_empty(name, json.loads(arguments)).train()
+    kept: dict[int, Tensor] = {}
+    counter = FlopCounterMode(display=False)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms want two
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(_keep(kept), lambda tensor: tensor), counter, _NoAttention():
+                model(images)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
+            return None
+    own = {_storage(parameter) for parameter in model.parameters()}
+    sizes = [tensor.untyped_storage().nbytes() // 2 for key, tensor in kept.items() if key not in own]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(parameters, counter.get_total_flops() // 4, sum(sizes), max(sizes, default=0))
+
+
+def _keep(kept: dict[int, Tensor]):
+    def keep(tensor: Tensor) -> Tensor:
+        kept[_storage(tensor)] = tensor
+        return tensor
+
+    return keep
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class _NoAttention(TorchFunctionMode):
+    """Leaves out the matrix of attention, which the meta device builds and most devices do not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.scaled_dot_product_attention:
+            query, key, value = (args[place] if len(args) > place else kwargs[n] for place, n in enumerate(_NAMES))
+            return query[..., :1] * key[..., :1, :1] * value.mean(-2, keepdim=True)
+        return func(*args, **(kwargs or {}))
+
+
+_NAMES = ("query", "key", "value")

@@ -1,0 +1,205 @@
+"""What timm expects of every model, written once for the families of this package.
+
+timm's own models each repeat this part (see `timm.models.vision_transformer`); the behaviour is theirs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from timm.layers.weight_init import trunc_normal_
+from timm.models import build_model_with_cfg
+from torch import Tensor, nn
+
+Indices = int | Sequence[int] | None
+ModelType = TypeVar("ModelType", bound=nn.Module)
+DEIT_CROP = 224 / 256  # of DeiT's program and those made from it
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", **changes: Any) -> dict[str, Any]:
+    """Return timm's description of a model without published weights on the hub, for `generate_default_cfgs`.
+
+    Args:
+        first_conv: dotted name of the layer that reads the image.
+        classifier: dotted names of the layers that give the logits.
+        changes: entries that differ, for instance `input_size=(3, 32, 32)` or `fixed_input_size=True` for models
+            that need `img_size` when they are built.
+    """
+    return {
+        "url": "",
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        **IMAGENET,
+        "first_conv": first_conv,
+        "classifier": classifier,
+        "license": "apache-2.0",
+        **changes,
+    }
+
+
+def build(
+    kind: type[ModelType],
+    name: str,
+    pretrained: bool,
+    settings: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    **extra: Any,
+) -> ModelType:
+    """Build a model of a variant's `settings`, which the user's `arguments` override, through timm's builder.
+
+    Args:
+        kind: the class of the model.
+        name: the registered name.
+        pretrained: as timm passes it.
+        settings: constructor arguments of the variant.
+        arguments: what the user gave.
+        extra: further arguments of timm's builder, such as `pretrained_filter_fn`.
+    """
+    feature_cfg = {"out_indices": tuple(range(4)), "feature_cls": "getter", **extra.pop("feature_cfg", {})}
+    return build_model_with_cfg(kind, name, pretrained, feature_cfg=feature_cfg, **extra, **{**settings, **arguments})
+
+
+def take_indices(count: int, indices: Indices) -> list[int]:
+    """Return which of `count` levels are asked for: all (None), the last n (a number), or those listed.
+
+    Raises:
+        ValueError: a level that does not exist.
+
+    Example:
+        >>> take_indices(4, None), take_indices(4, 2), take_indices(4, [0, -1])
+        ([0, 1, 2, 3], [2, 3], [0, 3])
+    """
+    if indices is None:
+        return list(range(count))
+    if isinstance(indices, int):
+        if not 0 < indices <= count:
+            raise ValueError(f"the last {indices} levels are asked for, of {count}: ask for 1 to {count}")
+        return list(range(count - indices, count))
+    wrong = [index for index in indices if not -count <= index < count]
+    if wrong:
+        raise ValueError(f"levels {wrong} are asked for, of {count}: ask for {-count} to {count - 1}")
+    return [index % count for index in indices]
+
+
+class Classifying(nn.Module):
+    """The classifier of a model: `head_drop`, then the linear layer `head`, on one pooled feature.
+
+    Attributes:
+        num_classes: outputs of the classifier; 0 for none.
+        in_chans: channels of the images.
+        num_features: channels of `forward_features`.
+        head_hidden_size: channels before the classifier.
+        global_pool: how tokens become one feature; "" for not at all.
+        grad_checkpointing: whether blocks are computed again in the backward pass to save memory.
+    """
+
+    pools: tuple[str, ...] = ("avg", "")  # of `global_pool`
+    norm: nn.Module
+    feature_info: list[dict[str, Any]]
+
+    def __init__(self, num_classes: int, in_chans: int, num_features: int, global_pool: str, drop_rate: float) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = num_features
+        self.global_pool = self._checked_pool(global_pool)
+        self.grad_checkpointing = False
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = new_classifier(num_features, num_classes)
+
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
+        """Return the last linear layer, an identity where there are no classes; all of them where there are several."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier by a fresh one on the same device, and the pooling where one is given."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = self._checked_pool(global_pool)
+        self.head = like(self, new_classifier(self.num_features, num_classes))
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute blocks again in the backward pass instead of keeping what they computed."""
+        self.grad_checkpointing = enable
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the features after the final norm, before any pooling."""
+        raise NotImplementedError
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Return one feature (B, C) of what `forward_features` gives."""
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return the logits of `forward_features`' output; the pooled feature with `pre_logits`."""
+        x = self.head_drop(self.pool(x) if self.global_pool else x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (B, num_classes) of images (B, in_chans, H, W)."""
+        return self.forward_head(self.forward_features(x))
+
+    def _checked_pool(self, global_pool: str) -> str:
+        if global_pool not in self.pools:
+            raise ValueError(
+                f"global_pool is {global_pool!r}; {type(self).__name__} has {', '.join(map(repr, self.pools))}"
+            )
+        return global_pool
+
+
+def new_classifier(features: int, classes: int) -> nn.Module:
+    """Return a linear layer with the papers' initialisation, or an identity for no classes."""
+    if classes < 1:
+        return nn.Identity()
+    layer = nn.Linear(features, classes)
+    init_linear(layer)
+    return layer
+
+
+def init_linear(module: nn.Module) -> None:
+    """Initialise a linear layer as all four papers do: truncated normal of 0.02, biases zero."""
+    if isinstance(module, nn.Linear):
+        init_table(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def init_table(table: Tensor) -> None:
+    """Draw tokens or positions as all four papers do: truncated normal of 0.02."""
+    if not table.is_meta:  # without values there is nothing to draw, and trying takes 15 ms
+        trunc_normal_(table, std=0.02)
+
+
+def like(model: nn.Module, new: nn.Module) -> nn.Module:
+    """Move a new part to a model's device, precision and mode."""
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    moved = new if weight is None else new.to(device=weight.device, dtype=weight.dtype)
+    return moved.train(model.training)
+
+
+def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return tokens (B, H * W, C), row by row, as a contiguous map (B, C, H, W)."""
+    batch, _, channels = tokens.shape
+    return tokens.transpose(1, 2).reshape(batch, channels, *grid).contiguous()
+
+
+def to_tokens(cells: Tensor) -> Tensor:
+    """Return a map (B, C, H, W) as tokens (B, H * W, C), row by row."""
+    return cells.flatten(2).transpose(1, 2)
+
+
+def square_side(cells: int) -> int:
+    """Return the side of a square grid.
+
+    Raises:
+        ValueError: the grid is not square.
+    """
+    side = math.isqrt(cells)
+    if side * side != cells:
+        raise ValueError(f"{cells} cells make no square grid")
+    return side

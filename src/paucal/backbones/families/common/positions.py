@@ -1,0 +1,69 @@
+"""Learned position tables of a grid of cells, for images of other sizes: the one place where they are resampled.
+
+Each family keeps to one filter, for checkpoints of square and of other grids, for `set_input_size` and for images of
+other sizes in a forward pass. All are bicubic:
+
+- the papers' families (`antialias_positions = False`: LV-ViT, DHVT, T2T-ViT, EsViT's transformers) without
+  antialiasing, as their published programs have it;
+- timm's own models, and ours that are timm's in other sizes, with it, which is timm's way. In timm that also changes
+  the kernel, so that tables differ where they are enlarged, too.
+"""
+
+import math
+from collections.abc import Mapping
+
+from timm.layers.pos_embed import resample_abs_pos_embed, resample_abs_pos_embed_nhwc
+from torch import Tensor, nn
+
+Size = tuple[int, int]
+
+
+def antialiases(model: nn.Module) -> bool:
+    """Return whether the position tables of a model's family are resampled with antialiasing."""
+    return bool(getattr(model, "antialias_positions", True))
+
+
+def resample_positions(table: Tensor, before: Size, after: Size, prefix: int = 1, antialias: bool = False) -> Tensor:
+    """Return a position table (1, P + H * W, C) for another grid, its first P entries untouched.
+
+    Args:
+        table: entries row by row, after those of prefix tokens.
+        before: (rows, columns) of the table.
+        after: (rows, columns) that are wanted.
+        prefix: P, entries that stand for no cell.
+        antialias: the family's choice, see `antialiases`.
+    """
+    return resample_abs_pos_embed(table, list(after), list(before), num_prefix_tokens=prefix, antialias=antialias)
+
+
+def resample_map(table: Tensor, after: Size, antialias: bool) -> Tensor:
+    """Return a map of positions (1, H, W, C) for another grid (rows, columns)."""
+    return resample_abs_pos_embed_nhwc(table, list(after), antialias=antialias)
+
+
+def with_fitting_positions(state: Mapping[str, Tensor], own: Tensor, grid: Size) -> dict[str, Tensor]:
+    """Return a state dict whose table "pos_embed", made for square images of another size, is resampled.
+
+    A table that fits already, or is none of a square grid with a class entry, is left alone.
+
+    Args:
+        state: tensors by name.
+        own: the model's table (1, 1 + H * W, C).
+        grid: its (rows, columns).
+    """
+    table = state.get("pos_embed")
+    if table is None or table.ndim != 3 or table.shape[1] < 2 or table.shape == own.shape:
+        return dict(state)
+    side = math.isqrt(table.shape[1] - 1)
+    if side * side != table.shape[1] - 1 or table.shape[2] != own.shape[2]:
+        return dict(state)
+    return {**state, "pos_embed": resample_positions(table, (side, side), grid)}
+
+
+def record_input_size(model: nn.Module, img_size: Size) -> None:
+    """Tell timm about a change of size, so that it saves with a model what would build it again."""
+    try:
+        from timm.models._input import update_model_input_size
+    except ImportError:  # older versions save only what the model was built with
+        return
+    update_model_input_size(model, img_size)

@@ -1,0 +1,134 @@
+"""The frame of a backbone of several stages with coarser and coarser grids: CvT, ViL."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.contract import Classifying, Indices, take_indices, to_map, to_tokens
+
+
+class StagedBackbone(Classifying):
+    """Stages one after the other, then `norm`; the mean of the cells or the class token is classified.
+
+    A stage takes a map (B, C, H, W) and returns its own map and the prefix tokens (B, P, C) that it worked with, or
+    None. Prefix tokens end with their stage; those of the last one reach the final norm.
+
+    Attributes:
+        num_prefix_tokens: prefix tokens of the last stage.
+        stages: the stages; within each, the parameters of the patch embedding are called `embed`, the blocks
+            `blocks`.
+    """
+
+    stages: nn.ModuleList
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        in_chans: int,
+        widths: tuple[int, ...],
+        reductions: tuple[int, ...],
+        global_pool: str = "avg",
+        drop_rate: float = 0.0,
+        num_prefix_tokens: int = 0,
+    ) -> None:
+        super().__init__(num_classes, in_chans, widths[-1], global_pool, drop_rate)
+        self.num_prefix_tokens = num_prefix_tokens
+        self.feature_info = [
+            {"num_chs": width, "reduction": reduction, "module": f"stages.{index}"}
+            for index, (width, reduction) in enumerate(zip(widths, reductions, strict=True))
+        ]
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the normed map (B, C, H, W) of the last stage, or tokens (B, P + H * W, C) if it has prefix tokens."""
+        prefix = None
+        for stage in self.stages:
+            x, prefix = stage(x)
+        return self._normed(x, prefix)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Return the class token, or the mean of the cells."""
+        if x.ndim == 4:
+            return x.mean((2, 3))
+        return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: Indices = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: Literal["NCHW"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Return the map of each stage, as timm's staged models do.
+
+        Args:
+            x: images (B, in_chans, H, W).
+            indices: stages: all (None), the last n (a number), or those listed.
+            norm: apply the final norm to the last stage's map.
+            stop_early: compute no stage after the last that is asked for.
+            output_fmt: "NCHW" only.
+            intermediates_only: leave out the final features.
+
+        Returns:
+            (final features, list of (B, C, H, W)), or the list. The final features are normed where the last stage
+            was reached.
+
+        Raises:
+            ValueError: another output format.
+        """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt is {output_fmt!r}; maps come as 'NCHW'")
+        wanted, last = take_indices(len(self.stages), indices), len(self.feature_info) - 1
+        kept, prefix, index = {}, None, 0
+        for index, stage in enumerate(self.stages[: max(wanted) + 1] if stop_early else self.stages):
+            x, prefix = stage(x)
+            kept[index] = x
+        final = self._normed(x, prefix) if index == last else x
+        if norm and index == last:
+            kept[last] = (
+                final if final.ndim == 4 else to_map(final[:, self.num_prefix_tokens :], (x.shape[2], x.shape[3]))
+            )
+        maps = [kept[index].contiguous() for index in wanted]
+        return maps if intermediates_only else (final, maps)
+
+    def prune_intermediate_layers(
+        self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the stages after the last one asked for, on request the final norm and the classifier as well."""
+        wanted = take_indices(len(self.stages), indices)
+        self.stages = self.stages[: max(wanted) + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return wanted
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute blocks again in the backward pass instead of keeping what they computed."""
+        super().set_grad_checkpointing(enable)
+        for stage in self.stages:
+            stage.grad_checkpointing = enable  # type: ignore[assignment]
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return how parameters are grouped by depth, for layer-wise learning rates.
+
+        The patch embedding and the tokens of a later stage belong to the stage's first block, as in timm's ViT the
+        positions do to the stem.
+        """
+        if coarse:
+            blocks: list[Any] = [(r"^stages\.(\d+)", None), (r"^norm", (99999,))]
+        else:
+            blocks = [
+                (r"^stages\.(\d+)\.(?!blocks)", (0,)),
+                (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+                (r"^norm", (99999,)),
+            ]
+        return {"stem": r"^stages\.0\.(?!blocks)", "blocks": blocks}
+
+    def _normed(self, x: Tensor, prefix: Tensor | None) -> Tensor:
+        if prefix is None:
+            return to_map(self.norm(to_tokens(x)), (x.shape[2], x.shape[3]))
+        return self.norm(torch.cat((prefix, to_tokens(x)), 1))

@@ -1,0 +1,125 @@
+"""The frame of a transformer of equal blocks on one grid of tokens: DHVT, LV-ViT, T2T-ViT."""
+
+from typing import Any, Literal
+
+from timm.models import checkpoint
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.contract import Classifying, Indices, take_indices, to_map
+
+Grid = tuple[int, int]
+
+
+class TokenBackbone(Classifying):
+    """Tokens from `embed`, then `blocks`, then `norm`; the class token or the mean of the cells is classified.
+
+    A family gives `embed`, sets `blocks` (called with the tokens and their grid) and `norm`, and says where a
+    gradient checkpoint would not do.
+
+    Attributes:
+        embed_dim: channels of the tokens.
+        num_prefix_tokens: tokens before the cells.
+        reduction: pixels per cell, along each side.
+    """
+
+    pools = ("token", "avg", "")
+    blocks: nn.ModuleList
+    antialias_positions = False  # see `positions`
+    stem_names: tuple[str, ...] = ("cls_token", "pos_embed", "patch_embed")  # layer 0 of layer-wise decay
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        in_chans: int,
+        embed_dim: int,
+        depth: int,
+        reduction: int,
+        global_pool: str = "token",
+        drop_rate: float = 0.0,
+        num_prefix_tokens: int = 1,
+    ) -> None:
+        super().__init__(num_classes, in_chans, embed_dim, global_pool, drop_rate)
+        self.embed_dim = embed_dim
+        self.num_prefix_tokens = num_prefix_tokens
+        self.reduction = reduction
+        self.feature_info = [
+            {"num_chs": embed_dim, "reduction": reduction, "module": f"blocks.{index}"} for index in range(depth)
+        ]
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """Return the tokens (B, P + H * W, C) of images, with positions, and the (rows, columns) of their grid."""
+        raise NotImplementedError
+
+    def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        """Apply one block, within a gradient checkpoint where these are on."""
+        if self.grad_checkpointing and self.training:
+            return checkpoint(block, x, grid)
+        return block(x, grid)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the tokens (B, P + H * W, C) after the final norm."""
+        x, grid = self.embed(x)
+        for block in self.blocks:
+            x = self.run_block(block, x, grid)
+        return self.norm(x)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Return the class token, or the mean of the cells."""
+        return x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(1)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: Indices = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Return what blocks give, as timm's transformers do.
+
+        Args:
+            x: images (B, in_chans, H, W).
+            indices: blocks: all (None), the last n (a number), or those listed.
+            return_prefix_tokens: give (map, prefix tokens) pairs.
+            norm: apply the final norm to each.
+            stop_early: compute no block after the last that is asked for.
+            output_fmt: "NCHW" for maps (B, C, H, W), "NLC" for tokens (B, H * W, C).
+            intermediates_only: leave out the final features.
+
+        Returns:
+            (final features, list), or the list.
+        """
+        wanted = take_indices(len(self.blocks), indices)
+        x, grid = self.embed(x)
+        kept = {}
+        for index, block in enumerate(self.blocks[: max(wanted) + 1] if stop_early else self.blocks):
+            x = self.run_block(block, x, grid)
+            if index in wanted:
+                kept[index] = self.norm(x) if norm else x
+        first = self.num_prefix_tokens
+        maps: list[Any] = [kept[index][:, first:] for index in wanted]
+        if output_fmt == "NCHW":
+            maps = [to_map(tokens, grid) for tokens in maps]
+        if return_prefix_tokens:
+            maps = [(one, kept[index][:, :first]) for one, index in zip(maps, wanted, strict=True)]
+        return maps if intermediates_only else (self.norm(x), maps)
+
+    def prune_intermediate_layers(
+        self, indices: Indices = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks after the last one asked for, on request the final norm and the classifier as well."""
+        wanted = take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: max(wanted) + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return wanted
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return how parameters are grouped by depth, for layer-wise learning rates."""
+        stem = "|".join(self.stem_names)
+        return {"stem": rf"^(?:{stem})", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}

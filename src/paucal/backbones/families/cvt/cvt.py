@@ -1,0 +1,176 @@
+"""CvT, the convolutional vision transformer (Wu et al., ICCV 2021, arXiv 2103.15808), as its authors published it.
+
+Three stages; in each block queries, keys and values have a depthwise convolution and a batch norm of their own, the
+keys' and values' with stride 2. The class token lives in the last stage alone and bypasses the convolutions. Attention
+is scaled by the width of the stage to the power of -1/2, not by that of a head. There is no position embedding, so that
+images may have any size of 3 pixels or more, square or not.
+
+Differences from the published program:
+- A batch of one image gives logits (1, K); there, the batch axis is lost.
+- Feature maps, mean pooling and gradient checkpoints, as timm has them.
+
+Some parameters get no gradient from a plain loss on the class token, there and here, which is in their mathematics: the
+query convolution of the last block, as only its cells' queries pass through it. It learns with `global_pool="avg"` or
+where a loss reads the cells, such as dense relative localization. The gradient of `proj_k.bias`, and of the bias of the
+keys' batch norm in stages without class token, is zero up to rounding: softmax does not see what all keys share.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers.config import use_fused_attn
+from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.norm import LayerNormFp32
+from timm.layers.weight_init import trunc_normal_
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.attention import attend, join_heads
+from paucal.backbones.families.common.contract import DEIT_CROP, build, configuration, init_linear, to_tokens
+from paucal.backbones.families.cvt.frame import CvtBackbone, renamed, require_sound
+from paucal.backbones.families.cvt.layers import CvtBlock, DepthwiseNorm, Grid, QuickGelu, as_map
+
+
+class ConvAttention(nn.Module):
+    """Attention whose queries, keys and values each come from a convolutional projection (section 3.2 of the paper).
+
+    Args:
+        width: channels.
+        num_heads: heads.
+        num_prefix_tokens: tokens before the cells, which bypass the convolutions.
+        proj_drop: dropout of the output.
+        attn_drop: dropout of the weights.
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, num_prefix_tokens: int = 0, proj_drop: float = 0.0, attn_drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_prefix_tokens = num_prefix_tokens
+        self.scale = width**-0.5
+        self.fused_attn = bool(use_fused_attn())
+        self.conv_proj_q = DepthwiseNorm(width, stride=1)
+        self.conv_proj_k = DepthwiseNorm(width, stride=2)
+        self.conv_proj_v = DepthwiseNorm(width, stride=2)
+        self.proj_q = nn.Linear(width, width)
+        self.proj_k = nn.Linear(width, width)
+        self.proj_v = nn.Linear(width, width)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(width, width)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return tokens (B, P + H * W, C) of tokens whose cells lie on a grid (H, W)."""
+        prefix, cells = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
+        cells = as_map(cells.contiguous(), grid)  # once for the three convolutions
+        query = self._heads(self.proj_q, prefix, self.conv_proj_q(cells))
+        key = self._heads(self.proj_k, prefix, self.conv_proj_k(cells))
+        value = self._heads(self.proj_v, prefix, self.conv_proj_v(cells))
+        x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
+        return self.proj_drop(self.proj(join_heads(x)))
+
+    def _heads(self, proj: nn.Module, prefix: Tensor, cells: Tensor) -> Tensor:
+        tokens = to_tokens(cells)
+        tokens = torch.cat((prefix, tokens), 1) if self.num_prefix_tokens else tokens
+        return proj(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+
+class Cvt(CvtBackbone):
+    """A CvT; the defaults are those of CvT-13.
+
+    Args:
+        in_chans: channels of the images.
+        num_classes: outputs of the classifier; 0 for none.
+        global_pool: what the classifier reads: the class "token", the mean of the cells ("avg"), or "" for all tokens.
+        embed_dims: channels of each stage.
+        depths: blocks of each stage.
+        num_heads: heads of each stage.
+        mlp_ratio: hidden channels of each MLP over those of its stage.
+        drop_rate: dropout before the classifier.
+        proj_drop_rate: dropout after projections within the blocks.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: chance that a branch of the last block is skipped in training; linear from 0 at the first
+            block of the last stage, and 0 in the stages before, as published (there 0.1).
+
+    Raises:
+        ValueError: a value that makes no model.
+    """
+
+    pools = ("token", "avg", "")
+
+    def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
+        self,
+        *,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dims: Sequence[int] = (64, 192, 384),
+        depths: Sequence[int] = (1, 2, 10),
+        num_heads: Sequence[int] = (1, 3, 6),
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        require_sound(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
+        rates: list[float] = calculate_drop_path_rates(drop_path_rate, depths[-1])  # type: ignore[assignment]
+        last = len(depths) - 1
+        make_norm = partial(LayerNormFp32, eps=1e-5)
+
+        def make_block(stage: int, number: int) -> nn.Module:
+            width, prefix, rate = embed_dims[stage], int(stage == last), rates[number] if stage == last else 0.0
+            attn = ConvAttention(width, num_heads[stage], prefix, proj_drop_rate, attn_drop_rate)
+            return CvtBlock(width, attn, mlp_ratio, QuickGelu, make_norm, proj_drop_rate, rate)
+
+        super().__init__(
+            in_chans=in_chans,
+            embed_dims=embed_dims,
+            depths=depths,
+            stem_padding=2,
+            make_norm=make_norm,
+            make_block=make_block,
+            class_token=True,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+        self.norm = make_norm(embed_dims[-1])
+        self.apply(init_linear)
+        trunc_normal_(self.stages[-1].cls_token, std=0.02)  # type: ignore[arg-type]
+
+
+def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Convert the names of microsoft/CvT."""
+    return renamed(state, ((r"stage(\d+)\.patch_embed\.", r"stages.\1.embed."), (r"stage(\d+)\.", r"stages.\1.")))
+
+
+_CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP, license="mit")
+default_cfgs = generate_default_cfgs({"cvt_13": _CONFIG, "cvt_21": _CONFIG})
+
+
+def _create(name: str, pretrained: bool, settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> Cvt:
+    return build(
+        Cvt,
+        name,
+        pretrained,
+        {"drop_path_rate": 0.1, **settings},
+        arguments,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": 3},
+    )
+
+
+@register_model
+def cvt_13(pretrained: bool = False, **arguments: Any) -> Cvt:
+    """Build CvT-13: 20.0 million parameters, 4.57 GMACs at 224 pixels. Arguments of `Cvt` may be given."""
+    return _create("cvt_13", pretrained, {}, arguments)
+
+
+@register_model
+def cvt_21(pretrained: bool = False, **arguments: Any) -> Cvt:
+    """Build CvT-21: 31.6 million parameters, 7.18 GMACs at 224 pixels. Arguments of `Cvt` may be given."""
+    return _create("cvt_21", pretrained, {"depths": (1, 4, 16)}, arguments)

@@ -1,0 +1,200 @@
+"""The CvT that DrLoc's authors trained ("Efficient Training of Visual Transformers with Small Datasets", NeurIPS 2021).
+
+The official CvT was not public then. Theirs follows an independent program: no class token and no final norm, but the
+mean of the last map; one depthwise convolution for both keys and values; no bias in the projections of queries, keys
+and values; attention scaled by the head's width; exact GELU; a norm over the channels that divides by their standard
+deviation plus 1e-5; torch's own initialisation; no stochastic depth. Official weights do not fit.
+
+Differences from the published program:
+- The gradient of the norm at constant channels is (g - mean g) / 1e-5, as its mathematics says; there it is not a
+  number. Elsewhere both are equal.
+- `eps_in_root` takes the form that the independent program had from January 2022 on.
+- The norm's gains and shifts are one-dimensional, so that optimizers leave them out of weight decay; there they had
+  four dimensions and were decayed.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers.config import use_fused_attn
+from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.norm import LayerNormFp32
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.attention import attend, join_heads, split_heads
+from paucal.backbones.families.common.contract import DEIT_CROP, build, configuration, to_tokens
+from paucal.backbones.families.cvt.frame import CvtBackbone, renamed, require_sound
+from paucal.backbones.families.cvt.layers import CvtBlock, DepthwiseNorm, Grid, as_map
+
+EPS = 1e-5
+
+
+class DeviationNorm(nn.Module):
+    """(x - mean) / (std + 1e-5) over the channels, with a gain and a shift; computed in float32 or wider."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed tokens (B, N, C)."""
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        off = wide - wide.mean(-1, keepdim=True)
+        # The norm of a vector has gradient zero at zero, where the root of a variance has none.
+        deviation = torch.linalg.vector_norm(off, dim=-1, keepdim=True) * off.shape[-1] ** -0.5
+        # A product, since the gradient of a quotient of maps takes three more passes over them.
+        return torch.addcmul(self.bias, off * (deviation + EPS).reciprocal(), self.weight).to(x.dtype)
+
+
+class SharedConvAttention(nn.Module):
+    """Attention whose keys and values share a depthwise convolution of stride 2.
+
+    Args:
+        width: channels.
+        num_heads: heads.
+        proj_drop: dropout of the output.
+        attn_drop: dropout of the weights.
+    """
+
+    def __init__(self, width: int, num_heads: int, proj_drop: float = 0.0, attn_drop: float = 0.0) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = (width // num_heads) ** -0.5
+        self.fused_attn = bool(use_fused_attn())
+        self.conv_proj_q = DepthwiseNorm(width, stride=1)
+        self.conv_proj_kv = DepthwiseNorm(width, stride=2)
+        self.proj_q = nn.Linear(width, width, bias=False)
+        self.proj_kv = nn.Linear(width, 2 * width, bias=False)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(width, width)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return tokens (B, H * W, C) of tokens on a grid (H, W)."""
+        cells = as_map(x, grid)
+        (query,) = split_heads(self.proj_q(to_tokens(self.conv_proj_q(cells))), 1, self.num_heads)
+        key, value = split_heads(self.proj_kv(to_tokens(self.conv_proj_kv(cells))), 2, self.num_heads)
+        x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
+        return self.proj_drop(self.proj(join_heads(x)))
+
+
+class DrlocCvt(CvtBackbone):
+    """The CvT of DrLoc; the defaults are those of its CvT-13.
+
+    Args:
+        in_chans: channels of the images.
+        num_classes: outputs of the classifier; 0 for none.
+        global_pool: what the classifier reads: the mean of the cells ("avg"), or "" for the map.
+        embed_dims: channels of each stage.
+        depths: blocks of each stage.
+        num_heads: heads of each stage.
+        mlp_ratio: hidden channels of each MLP over those of its stage.
+        eps_in_root: put the 1e-5 of the norms inside the root, as a layer norm does.
+        drop_rate: dropout before the classifier.
+        proj_drop_rate: dropout after projections within the blocks.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: chance that a branch of the last block is skipped in training; linear from 0 at the first.
+            Published: 0.
+
+    Raises:
+        ValueError: a value that makes no model.
+    """
+
+    def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
+        self,
+        *,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dims: Sequence[int] = (64, 192, 384),
+        depths: Sequence[int] = (1, 2, 10),
+        num_heads: Sequence[int] = (1, 3, 6),
+        mlp_ratio: float = 4.0,
+        eps_in_root: bool = False,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        require_sound(embed_dims, depths, num_heads, mlp_ratio, drop_path_rate)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        make_norm = partial(LayerNormFp32, eps=EPS) if eps_in_root else DeviationNorm
+
+        def make_block(stage: int, number: int) -> nn.Module:
+            width = embed_dims[stage]
+            attn = SharedConvAttention(width, num_heads[stage], proj_drop_rate, attn_drop_rate)
+            return CvtBlock(width, attn, mlp_ratio, nn.GELU, make_norm, proj_drop_rate, rates[stage][number])
+
+        super().__init__(
+            in_chans=in_chans,
+            embed_dims=embed_dims,
+            depths=depths,
+            stem_padding=3,
+            make_norm=make_norm,
+            make_block=make_block,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+        self.norm = nn.Identity()
+        self._start_classifier()
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the classifier by a fresh one on the same device, and the pooling where one is given."""
+        super().reset_classifier(num_classes, global_pool)
+        self._start_classifier()
+
+    def _start_classifier(self) -> None:
+        if isinstance(self.head, nn.Linear):
+            self.head.reset_parameters()
+
+
+_EMBED = (
+    (r"layers\.(\d+)\.0\.", r"stages.\1.embed.proj."),
+    (r"layers\.(\d+)\.1\.g$", r"stages.\1.embed.norm.weight"),
+    (r"layers\.(\d+)\.1\.b$", r"stages.\1.embed.norm.bias"),
+)
+_BLOCK = {
+    r"0\.norm\.g$": "norm1.weight",
+    r"0\.norm\.b$": "norm1.bias",
+    r"0\.fn\.to_(q|kv)\.net\.0\.": r"attn.conv_proj_\3.conv.",
+    r"0\.fn\.to_(q|kv)\.net\.1\.": r"attn.conv_proj_\3.bn.",
+    r"0\.fn\.to_(q|kv)\.net\.2\.": r"attn.proj_\3.",
+    r"0\.fn\.to_out\.0\.": "attn.proj.",
+    r"1\.norm\.g$": "norm2.weight",
+    r"1\.norm\.b$": "norm2.bias",
+    r"1\.fn\.net\.0\.": "mlp.fc1.",
+    r"1\.fn\.net\.3\.": "mlp.fc2.",
+}
+_RULES = (
+    *_EMBED,
+    *((rf"layers\.(\d+)\.2\.layers\.(\d+)\.{end}", rf"stages.\1.blocks.\2.{ours}") for end, ours in _BLOCK.items()),
+)
+
+
+def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Convert the names of VTs-Drloc; the tensors of its localization head keep theirs, which the model has not."""
+    return renamed(state, _RULES)
+
+
+default_cfgs = generate_default_cfgs(
+    {"drloc_cvt_13": configuration("stages.0.embed.proj", crop_pct=DEIT_CROP, license="mit")}
+)
+
+
+@register_model
+def drloc_cvt_13(pretrained: bool = False, **arguments: Any) -> DrlocCvt:
+    """Build DrLoc's CvT-13: 19.9 million parameters, 4.54 GMACs at 224 pixels. Arguments of `DrlocCvt` may be given."""
+    return build(
+        DrlocCvt,
+        "drloc_cvt_13",
+        pretrained,
+        {},
+        arguments,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": 3},
+    )

@@ -1,0 +1,227 @@
+"""DHVT, the dynamic hybrid vision transformer (Lu et al., NeurIPS 2022, arXiv 2210.05958).
+
+A ViT that trains from scratch on few images: patches are embedded by overlapping convolutions, attention is joined by
+tokens that stand for its heads, and the feed-forward mixes neighbours by convolutions. It has no table of positions:
+the zeros around the convolutions tell where a cell is. Every part can be taken away (`DhvtParts`).
+
+Tensor names are those of the published program, which has published no weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from timm.layers.drop import DropPath, calculate_drop_path_rates
+from timm.layers.patch_embed import PatchEmbed
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.contract import init_linear, init_table, to_tokens
+from paucal.backbones.families.common.positions import (
+    Size,
+    record_input_size,
+    resample_positions,
+    with_fitting_positions,
+)
+from paucal.backbones.families.common.recompute import recompute
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone
+from paucal.backbones.families.dhvt.feed_forward import Daff, PlainFeedForward
+from paucal.backbones.families.dhvt.layers import HeadInteractedAttention, Sope
+from paucal.backbones.families.dhvt.parts import DhvtParts
+
+EPS = 1e-6  # of the norms of the blocks and of the last one
+
+
+class DhvtBlock(nn.Module):
+    """Attention and feed-forward, each behind a norm and beside a shortcut."""
+
+    def __init__(self, dim: int, attn: HeadInteractedAttention, mlp: Daff | PlainFeedForward, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=EPS)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=EPS)
+        self.mlp = mlp
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return tokens (B, 1 + H * W, C) of tokens on a grid (H, W)."""
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x), grid))
+
+
+class Dhvt(TokenBackbone):
+    """Overlapping patch embedding, then blocks of head-interacted attention and dynamic aggregation feed-forward.
+
+    Images may have any size, square or not (the original's are square): a side of s pixels gives ceil(s / patch)
+    cells. Plain patches (`sope=False`) need multiples of the patch, a table of positions (`abs_pos=True`) images of
+    `img_size`, unless `dynamic_img_size` resamples it.
+
+    With `global_pool="avg"` nothing reads the class token at the end, and the gate of the last block gets no
+    gradient.
+
+    Args:
+        img_size: side, or (height, width), in pixels.
+        patch_size: pixels per cell: 2, 4, 8 or 16 with SOPE.
+        in_chans: channels of the images.
+        num_classes: outputs of the classifier; 0 for none.
+        global_pool: "token", "avg" or "".
+        embed_dim: channels of the tokens.
+        depth: blocks.
+        num_heads: attention heads.
+        mlp_ratio: hidden channels of the feed-forward per channel of the tokens.
+        qkv_bias: whether the joint projection of the attention has a bias.
+        drop_rate: dropout before the classifier.
+        proj_drop_rate: dropout of the outputs of attention and feed-forward.
+        attn_drop_rate: dropout of the attention weights.
+        drop_path_rate: chance that a branch of the last block is skipped in training; linear from 0 at the first. The
+            published program trains every model with 0.1.
+        dynamic_img_size: resample the table of positions to the grid of each batch.
+        parts: the options of `DhvtParts`.
+
+    Raises:
+        ValueError: sizes that do not fit together, or an option without such a value.
+        TypeError: an option that does not exist.
+    """
+
+    def __init__(  # noqa: PLR0913 (timm's models take plain arguments)
+        self,
+        *,
+        img_size: int | Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 3,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        dynamic_img_size: bool = False,
+        **parts: Any,
+    ) -> None:
+        super().__init__(
+            num_classes=num_classes,
+            in_chans=in_chans,
+            embed_dim=embed_dim,
+            depth=depth,
+            reduction=patch_size,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}; give a number that divides embed_dim, {embed_dim}")
+        chosen = DhvtParts(**parts)
+        self.dynamic_img_size = dynamic_img_size
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.patch_embed = _patches(_pair(img_size), patch_size, in_chans, embed_dim, chosen)
+        cells = self.patch_embed.grid_size[0] * self.patch_embed.grid_size[1]  # type: ignore[index]
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + cells, embed_dim)) if chosen.abs_pos else None
+        rates: list[float] = calculate_drop_path_rates(drop_path_rate, depth)  # type: ignore[assignment]
+        feed_forward, hidden = Daff if chosen.daff else PlainFeedForward, int(embed_dim * mlp_ratio)
+        attention = (embed_dim, num_heads, qkv_bias, chosen.head_tokens, attn_drop_rate, proj_drop_rate)
+        self.blocks = nn.ModuleList(
+            DhvtBlock(
+                embed_dim,
+                HeadInteractedAttention(*attention),
+                feed_forward(embed_dim, hidden, chosen, proj_drop_rate),
+                rate,
+            )
+            for rate in rates
+        )
+        self.norm = nn.LayerNorm(embed_dim, eps=EPS)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Initialise as the published program: linear layers and tokens truncated normal, convolutions torch's."""
+        self.apply(init_linear)
+        for table in (self.cls_token, self.pos_embed):
+            if table is not None:
+                init_table(table)
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """Return the tokens (B, 1 + H * W, C) of images, the class token first, and their grid."""
+        self._require_whole_patches((x.shape[2], x.shape[3]))
+        x = self.patch_embed(x)
+        grid = (x.shape[2], x.shape[3])
+        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), to_tokens(x)), 1)
+        return (x if self.pos_embed is None else x + self._positions(self.pos_embed, grid)), grid
+
+    def run_block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        """Apply one block, within a gradient checkpoint where these are on."""
+        return recompute(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
+
+    def set_input_size(self, img_size: int | Size) -> None:
+        """Prepare for another image size: only a table of positions is bound to one, and is resampled.
+
+        Args:
+            img_size: side, or (height, width), in pixels.
+        """
+        size, before = _pair(img_size), self.patch_embed.grid_size
+        self._require_whole_patches(size)
+        self.patch_embed.set_input_size(size)
+        if self.pos_embed is not None:
+            table = resample_positions(self.pos_embed.detach(), before, self.patch_embed.grid_size)
+            self.pos_embed = nn.Parameter(table.clone(), requires_grad=self.pos_embed.requires_grad)
+        record_input_size(self, size)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the full names of the class token, the positions of cells and of heads, and the affines.
+
+        The published program decays the positions of heads and the affines, whose scale of 1 it thus pulls to 0.
+        """
+        ends = ("cls_token", "pos_embed", "affine.alpha", "affine.beta")
+        return {name for name, _ in self.named_parameters() if name.endswith(ends)}
+
+    def _require_whole_patches(self, size: Size) -> None:
+        if isinstance(self.patch_embed, PatchEmbed):
+            _require_multiples(size, self.reduction)
+
+    def _positions(self, table: Tensor, grid: Grid) -> Tensor:
+        own = self.patch_embed.grid_size
+        if grid == own:
+            return table
+        if not self.dynamic_img_size:
+            raise ValueError(
+                f"the table of positions is for {own} cells and the images have {grid}: give img_size, call "
+                "set_input_size, or give dynamic_img_size=True"
+            )
+        return resample_positions(table, own, grid)
+
+
+def _patches(size: Size, patch: int, in_chans: int, embed_dim: int, parts: DhvtParts) -> Sope | PatchEmbed:
+    if parts.sope:
+        return Sope(size, patch, in_chans, embed_dim, parts)
+    _require_multiples(size, patch)
+    return PatchEmbed(size, patch, in_chans, embed_dim, flatten=False, strict_img_size=False)
+
+
+def _require_multiples(size: Size, patch: int) -> None:
+    if size[0] % patch or size[1] % patch:
+        raise ValueError(f"images of {size[0]}x{size[1]} pixels make no whole patches of {patch}: give multiples of it")
+
+
+def _pair(img_size: int | Sequence[int]) -> Size:
+    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
+        raise ValueError(f"img_size is {img_size!r}; give a side, or (height, width), in whole pixels")
+    return sides[0], sides[1]
+
+
+def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return a state dict that fits a model of another image size or of other input channels.
+
+    A table of positions is resampled; the affine before the convolutions takes the mean of the channels. (timm's
+    functions fit the first convolution.) Everything else keeps its name and shape.
+    """
+    fitted: dict[str, Any] = dict(state)
+    channels, own = getattr(model, "in_chans", None), getattr(model, "pos_embed", None)
+    for name in ("patch_embed.pre_affine.alpha", "patch_embed.pre_affine.beta"):
+        value = fitted.get(name)
+        if isinstance(value, Tensor) and value.ndim == 4 and channels and value.shape[1] != channels:
+            fitted[name] = value.mean(1, keepdim=True).repeat(1, channels, 1, 1)
+    if own is None or not isinstance(fitted.get("pos_embed"), Tensor):
+        return fitted
+    return with_fitting_positions(fitted, own, model.patch_embed.grid_size)  # type: ignore[union-attr]

@@ -1,0 +1,235 @@
+"""The model of LV-ViT: a vision transformer that predicts the class of every token beside that of the image.
+
+"All Tokens Matter: Token Labeling for Training Better Vision Transformers" (Jiang et al., NeurIPS 2021). Names of the
+state dict are those of the published programs, whose checkpoints load as they are; the position table is resampled.
+
+Differences from the published program:
+- `forward` gives the same logits in training as in evaluation, class logits plus half of the largest token logits, so
+  that plain classification trains what will be used, and both classifiers get gradients. There, training gives a
+  triple. What token labeling needs comes from `forward_dense`.
+- The half can be changed and the auxiliary classifier left out, for models that were fine-tuned without labels of
+  tokens: there, evaluation adds what an untrained classifier says.
+- `reset_classifier` replaces both classifiers.
+- MixToken's box is given by the caller instead of drawn from a global generator.
+- Images need not be square.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.weight_init import trunc_normal_
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.contract import init_linear, like, new_classifier, to_tokens
+from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone
+from paucal.backbones.families.lvvit.layers import LvVitBlock
+from paucal.backbones.families.lvvit.mixtoken import Box, exchange_box
+from paucal.backbones.families.lvvit.stems import LvVitStem, Size
+
+
+class LvVit(TokenBackbone):
+    """An LV-ViT; the defaults are those of LV-ViT-S.
+
+    Args:
+        img_size: side of the images, or (height, width), in pixels: the size of the position table.
+        patch_size: pixels per cell, along each side.
+        in_chans: channels of the images.
+        num_classes: outputs of each classifier; 0 for none.
+        global_pool: what the classifier reads: the class "token", the mean of the cells ("avg"), or "" for all tokens.
+        embed_dim: channels of the tokens.
+        depth: blocks.
+        num_heads: heads of each attention.
+        mlp_ratio: hidden channels of each MLP over `embed_dim`.
+        qkv_bias: whether queries, keys and values have a bias.
+        skip_lam: what residual branches are divided by (table 4 of the supplement).
+        stem: patch embedding, a key of `lvvit_stems.STEMS` (table 3 of the supplement).
+        stem_width: channels between the convolutions of the stem.
+        aux_head: whether a second classifier reads every cell. Leave it out where it will not be trained.
+        aux_weight: how much of the largest logits over the cells is added to the class logits; the published models
+            have 0.5. With 0 plain classification gives `aux_head` no gradient; it learns through `forward_dense`
+            alone.
+        dynamic_img_size: resample the position table to the size of the images in every forward pass, instead of
+            refusing other sizes.
+        drop_rate: dropout before the classifiers.
+        proj_drop_rate: dropout after projections within the blocks.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: chance that a residual branch of the last block is skipped in training; linear from 0 at the
+            first. The published models were trained with 0.1 (T, S), 0.2 (M) and 0.3 (L).
+
+    Raises:
+        ValueError: a value that makes no model.
+    """
+
+    def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
+        self,
+        *,
+        img_size: int | Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dim: int = 384,
+        depth: int = 16,
+        num_heads: int = 6,
+        mlp_ratio: float = 3.0,
+        qkv_bias: bool = False,
+        skip_lam: float = 2.0,
+        stem: str = "4_conv",
+        stem_width: int = 64,
+        aux_head: bool = True,
+        aux_weight: float = 0.5,
+        dynamic_img_size: bool = False,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        _require_sound(embed_dim, depth, num_heads, mlp_ratio, skip_lam, aux_weight)
+        super().__init__(
+            num_classes=num_classes,
+            in_chans=in_chans,
+            embed_dim=embed_dim,
+            depth=depth,
+            reduction=patch_size,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+        self.aux_weight = aux_weight
+        self.dynamic_img_size = dynamic_img_size
+        self.patch_embed = LvVitStem(img_size, patch_size, in_chans, embed_dim, stem, stem_width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + self.patch_embed.num_patches, embed_dim))
+        rates: list[float] = calculate_drop_path_rates(drop_path_rate, depth)  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(
+            LvVitBlock(embed_dim, num_heads, mlp_ratio, qkv_bias, skip_lam, proj_drop_rate, attn_drop_rate, rate)
+            for rate in rates
+        )
+        self.norm = nn.LayerNorm(embed_dim)
+        self.aux_head = new_classifier(embed_dim, num_classes) if aux_head else None
+        self.blocks.apply(init_linear)
+        trunc_normal_(self.cls_token, std=0.02)
+        trunc_normal_(self.pos_embed, std=0.02)
+
+    def embed(self, x: Tensor, mix_box: Box | None = None) -> tuple[Tensor, Grid]:
+        """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid.
+
+        The box of `mix_box` changes places between partners before positions are added.
+        """
+        cells = self.patch_embed(x)
+        if mix_box is not None:
+            cells = exchange_box(cells, mix_box)
+        grid = (cells.shape[2], cells.shape[3])
+        tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), to_tokens(cells)), 1)
+        return tokens + self._positions(grid), grid
+
+    def forward_features(self, x: Tensor, mix_box: Box | None = None) -> Tensor:
+        """Return the tokens (B, 1 + H * W, C) after the final norm.
+
+        Args:
+            x: images (B, in_chans, H, W).
+            mix_box: MixToken: (top, left, bottom, right) in cells, a part of the grid that each image and its partner
+                in the flipped batch exchange; see `mixtoken.exchange_box`. The tokens stay exchanged:
+                `mixtoken.exchange_tokens` puts what is computed from them back.
+        """
+        x, grid = self.embed(x, mix_box)
+        for block in self.blocks:
+            x = self.run_block(block, x, grid)
+        return self.norm(x)
+
+    def forward_dense(self, x: Tensor, mix_box: Box | None = None) -> tuple[Tensor, Tensor]:
+        """Return class logits (B, K) and token logits (B, H * W, K), which are what token labeling trains.
+
+        Args:
+            x: images (B, in_chans, H, W).
+            mix_box: as in `forward_features`; the token logits stay exchanged.
+
+        Raises:
+            ValueError: the model has no auxiliary classifier.
+        """
+        return self.dense_logits(self.forward_features(x, mix_box))
+
+    def dense_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class logits (B, K) and token logits (B, H * W, K) of `forward_features`' output.
+
+        Raises:
+            ValueError: the model has no auxiliary classifier.
+        """
+        if self.aux_head is None or self.num_classes < 1:
+            raise ValueError(
+                "the model has no classifier of tokens: build it with aux_head=True and num_classes above 0"
+            )
+        return super().forward_head(x), self._token_logits(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return class logits + `aux_weight` * largest token logits over the cells, (B, K), in training as well.
+
+        With `pre_logits` it is the pooled feature, and without pooling the class logits of every token.
+        """
+        logits = super().forward_head(x, pre_logits)
+        if pre_logits or self.aux_head is None or not (self.num_classes and self.aux_weight and self.global_pool):
+            return logits
+        # `max` keeps the places for the backward pass, where `amax` would keep all token logits.
+        return logits + self.aux_weight * self._token_logits(x).max(1).values
+
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
+        """Return the last linear layers: the class's and the tokens', or the class's where it is alone."""
+        return self.head if self.aux_head is None else (self.head, self.aux_head)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace both classifiers by fresh ones, and the pooling where one is given."""
+        super().reset_classifier(num_classes, global_pool)
+        if self.aux_head is not None:
+            self.aux_head = like(self, new_classifier(self.num_features, num_classes))
+
+    def set_input_size(self, img_size: int | Size) -> None:
+        """Resample the position table in place for images of another size, in pixels.
+
+        Raises:
+            ValueError: the size is not a multiple of the patches.
+        """
+        before = self.patch_embed.grid_size
+        self.patch_embed.set_input_size(img_size)
+        table = resample_positions(self.pos_embed.detach(), before, self.patch_embed.grid_size)
+        if table.shape != self.pos_embed.shape or before != self.patch_embed.grid_size:
+            self.pos_embed = nn.Parameter(table.clone(), requires_grad=self.pos_embed.requires_grad)
+        record_input_size(self, self.patch_embed.img_size)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters that are not pulled to zero."""
+        return {"pos_embed", "cls_token"}
+
+    def _token_logits(self, x: Tensor) -> Tensor:
+        assert self.aux_head is not None
+        return self.aux_head(self.head_drop(x[:, self.num_prefix_tokens :]))
+
+    def _positions(self, grid: Grid) -> Tensor:
+        own = self.patch_embed.grid_size
+        if grid == own:
+            return self.pos_embed
+        if not self.dynamic_img_size:
+            height, width = self.patch_embed.img_size
+            raise ValueError(
+                f"the images make {grid[0]}x{grid[1]} cells and the model is built for {own[0]}x{own[1]} ({height}x"
+                f"{width} pixels): call set_input_size, or build it with img_size or dynamic_img_size"
+            )
+        return resample_positions(self.pos_embed, own, grid)
+
+
+def checkpoint_filter_fn(state: Mapping[str, Tensor], model: LvVit) -> dict[str, Tensor]:
+    """Resample the position table of a checkpoint made for square images of another size."""
+    return with_fitting_positions(state, model.pos_embed, model.patch_embed.grid_size)
+
+
+def _require_sound(
+    embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, skip_lam: float, aux_weight: float
+) -> None:
+    if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+        raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
+    if depth < 1 or int(embed_dim * mlp_ratio) < 1:
+        raise ValueError(f"depth is {depth} and mlp_ratio {mlp_ratio}; both must give at least 1 layer and channel")
+    if not skip_lam > 0:
+        raise ValueError(f"skip_lam is {skip_lam}; the divisor of residual branches must be above 0")
+    if not 0 <= aux_weight < float("inf"):
+        raise ValueError(f"aux_weight is {aux_weight}; give a finite weight from 0, as published 0.5")

@@ -1,0 +1,233 @@
+"""The model of T2T-ViT: a narrow and deep transformer on tokens of overlapping windows.
+
+"Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet" (Yuan et al., ICCV 2021). Names of the
+state dict are those of the published program and of the one of DrLoc, which has the same model: both load as they are.
+
+Differences from the published program:
+- Images need not be square, and the grid is counted instead of taken for a sixteenth of the image.
+- Drop-path and the dropouts of the token layers are arguments.
+- The performer runs in float32 under autocast, and cannot overflow; see `performer.linear_attention`.
+- Attention in the blocks is scaled by the root of a head's channels. The published entry functions change that to the
+  root of all channels when they are asked for pretrained weights, which its evaluation does not do: `qk_scale` does.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.weight_init import trunc_normal_
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.contract import init_linear
+from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone
+from paucal.backbones.families.lvvit.layers import LvVitBlock
+from paucal.backbones.families.t2t.layers import FIRST
+from paucal.backbones.families.t2t.stem import Size, TokensToToken
+
+_READS_PIXELS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
+
+
+class T2tVit(TokenBackbone):
+    """A T2T-ViT; the defaults are those of T2T-ViT-14.
+
+    Positions are a fixed table of sines and cosines over the tokens in a row, the class token first. It is computed
+    for the size that a model is built for; a model that is trained keeps its meaning at another size, so there the
+    table is interpolated on the grid (`set_input_size`, `dynamic_img_size`, and checkpoints of other sizes).
+
+    Args:
+        img_size: side of the images, or (height, width), in pixels: the size of the position table.
+        patch_size: pixels per cell, along each side, a multiple of 4 up to 28; see `TokensToToken`.
+        in_chans: channels of the images.
+        num_classes: outputs of the classifier; 0 for none.
+        global_pool: what the classifier reads: the class "token", the mean of the cells ("avg"), or "" for all tokens.
+        tokens_type: attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
+        token_dim: channels in the token layers.
+        kernel_ratio: random features of the performer over `token_dim`, at most 1.
+        token_drop_rate: dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in
+            the transformer.
+        embed_dim: channels of the tokens.
+        depth: blocks.
+        num_heads: heads of each attention in the blocks.
+        mlp_ratio: hidden channels of each MLP over `embed_dim`.
+        qkv_bias: whether queries, keys and values of the blocks have a bias.
+        qk_scale: of their products; None for the inverse root of a head's channels.
+        dynamic_img_size: interpolate the position table to the size of the images in every forward pass, instead of
+            refusing other sizes.
+        drop_rate: dropout before the classifier.
+        pos_drop_rate: dropout of the tokens with their positions.
+        proj_drop_rate: dropout after projections within the blocks.
+        attn_drop_rate: dropout of attention weights within the blocks.
+        drop_path_rate: chance that a residual branch of the last block is skipped in training; linear from 0 at the
+            first. The published models were trained with 0.1, those of DrLoc with 0.
+
+    Attributes:
+        pos_embed: (1, 1 + H * W, C), fixed and stored.
+
+    Raises:
+        ValueError: a value that makes no model.
+    """
+
+    stem_names = ("cls_token", "pos_embed", "tokens_to_token")
+
+    def __init__(  # noqa: PLR0913 (timm's models take plain arguments)
+        self,
+        *,
+        img_size: int | Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        tokens_type: str = "performer",
+        token_dim: int = 64,
+        kernel_ratio: float = 0.5,
+        token_drop_rate: float | None = None,
+        embed_dim: int = 384,
+        depth: int = 14,
+        num_heads: int = 6,
+        mlp_ratio: float = 3.0,
+        qkv_bias: bool = False,
+        qk_scale: float | None = None,
+        dynamic_img_size: bool = False,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        _require_sound(embed_dim, depth, num_heads, mlp_ratio)
+        super().__init__(
+            num_classes=num_classes,
+            in_chans=in_chans,
+            embed_dim=embed_dim,
+            depth=depth,
+            reduction=patch_size,
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+        )
+        self.dynamic_img_size = dynamic_img_size
+        self.tokens_to_token = TokensToToken(
+            img_size, patch_size, in_chans, embed_dim, tokens_type, token_dim, kernel_ratio, token_drop_rate
+        )
+        rows, columns = self.tokens_to_token.grid_size
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.pos_embed = nn.Parameter(sinusoid(1 + rows * columns, embed_dim), requires_grad=False)
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        rates: list[float] = calculate_drop_path_rates(drop_path_rate, depth)  # type: ignore[assignment]
+        self.blocks = nn.ModuleList(
+            LvVitBlock(  # that of T2T-ViT, where its divisor is 1
+                embed_dim,
+                num_heads,
+                mlp_ratio,
+                qkv_bias,
+                skip_lam=1.0,
+                proj_drop=proj_drop_rate,
+                attn_drop=attn_drop_rate,
+                drop_path=rate,
+            )
+            for rate in rates
+        )
+        for block in self.blocks if qk_scale is not None else ():
+            block.attn.scale = float(qk_scale)  # type: ignore[union-attr]
+        self.norm = nn.LayerNorm(embed_dim)
+        self.apply(init_linear)
+        trunc_normal_(self.cls_token, std=0.02)
+
+    @property
+    def patch_embed(self) -> TokensToToken:
+        """The stem, under the name by which timm's models have it."""
+        return self.tokens_to_token
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """Return the tokens (B, 1 + H * W, C) of images, with positions, and the (rows, columns) of their grid.
+
+        Raises:
+            ValueError: the images have another size than the model is built for, and it may not follow them.
+        """
+        self._require_size(x.shape[2], x.shape[3])
+        cells, grid = self.tokens_to_token(x)
+        positions, own = self.pos_embed, self.tokens_to_token.grid_size
+        if grid != own:
+            positions = resample_positions(positions, own, grid)
+        tokens = torch.cat((self.cls_token.expand(cells.shape[0], -1, -1), cells), 1)
+        return self.pos_drop(tokens + positions), grid
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute blocks and token layers again in the backward pass instead of keeping what they computed."""
+        super().set_grad_checkpointing(enable)
+        self.tokens_to_token.grad_checkpointing = enable
+
+    def set_input_size(self, img_size: int | Size) -> None:
+        """Interpolate the position table in place for images of another size, in pixels.
+
+        Raises:
+            ValueError: the images are too small.
+        """
+        stem = self.tokens_to_token
+        before = stem.grid_size
+        stem.set_input_size(img_size, stem.patch_size[0])
+        if stem.grid_size != before:
+            table = resample_positions(self.pos_embed.detach(), before, stem.grid_size)
+            self.pos_embed = nn.Parameter(table, requires_grad=False)
+        record_input_size(self, stem.img_size)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters that are not pulled to zero."""
+        return {"cls_token"}
+
+    def _require_size(self, height: int, width: int) -> None:
+        own = self.tokens_to_token.img_size
+        if (height, width) != own and not self.dynamic_img_size:
+            raise ValueError(
+                f"the images have {height}x{width} pixels and the model is built for {own[0]}x{own[1]}: call "
+                "set_input_size, or build it with img_size or dynamic_img_size"
+            )
+
+
+def sinusoid(count: int, channels: int) -> Tensor:
+    """Return the fixed positions (1, count, channels) of tokens in a row.
+
+    Entry j of position p is the sine, for odd j the cosine, of p / 10000^(2 * floor(j / 2) / channels).
+    """
+    place = torch.arange(count, dtype=torch.float64).unsqueeze(1)
+    entry = torch.arange(channels)
+    angle = place / 10000 ** (2 * (entry // 2).double() / channels)
+    return torch.where(entry % 2 == 0, angle.sin(), angle.cos()).float().unsqueeze(0)
+
+
+def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str, Tensor]:
+    """Interpolate the position table of a checkpoint for square images of another size, and adapt input channels.
+
+    As timm does it for convolutions, weights of the channels are summed up for gray images and repeated for more
+    channels. The layer norm before them gets the mean over the channels: gray images give what they gave with equal
+    channels, where the norm treated the channels alike.
+    """
+    stem = model.tokens_to_token
+    fitted = with_fitting_positions(state, model.pos_embed, stem.grid_size)
+    for name, own in stem.attention1.named_parameters(prefix="tokens_to_token.attention1"):
+        value = fitted.get(name)
+        if value is not None and value.shape != own.shape and name.endswith(_READS_PIXELS):
+            fitted[name] = _with_channels(value, own, model.in_chans)
+            if name.endswith("attn.qkv.weight") and fitted[name] is not value:
+                # Products are scaled by the root of the inputs, which is another one now: the queries make up for it.
+                fitted[name][: len(own) // 3] *= (own.shape[1] / value.shape[1]) ** 0.5
+    return fitted
+
+
+def _with_channels(value: Tensor, own: Tensor, channels: int) -> Tensor:
+    """Return new weights (..., C * 7 * 7) of the first layer for other channels; what is no such thing is left."""
+    count, rest = divmod(value.shape[-1], FIRST**2) if value.ndim else (0, 1)
+    if rest or not count or value.ndim != own.ndim or value.shape[:-1] != own.shape[:-1]:
+        return value
+    split = value.unflatten(-1, (count, FIRST, FIRST))
+    if value.ndim == 1:
+        return split.mean(0).repeat(channels, 1, 1).flatten()
+    return adapt_input_conv(channels, split, base_chans=count).flatten(1).clone()
+
+
+def _require_sound(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> None:
+    if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+        raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
+    if depth < 1 or int(embed_dim * mlp_ratio) < 1:
+        raise ValueError(f"depth is {depth} and mlp_ratio {mlp_ratio}; both must give at least 1 layer and channel")

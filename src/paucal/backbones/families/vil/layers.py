@@ -1,0 +1,188 @@
+"""The stages of Vision Longformer: patch embedding with global tokens, then blocks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from timm.layers.drop import DropPath
+from timm.layers.mlp import Mlp
+from timm.layers.weight_init import trunc_normal_
+from timm.models import checkpoint
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paucal.backbones.families.common.contract import to_map, to_tokens
+from paucal.backbones.families.vil.attention import AttentionSettings, FullAttention
+from paucal.backbones.families.vil.chunks import Grid, Mode
+from paucal.backbones.families.vil.sparse import SparseAttention
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What is the same in all stages; as in `VisionLongformer`."""
+
+    window_size: int
+    mode: Mode
+    bias_resize: str
+    share_projections: bool
+    mlp_ratio: float
+    pos_drop: float
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """One stage.
+
+    Attributes:
+        grid: (rows, columns) at the image size the model is built for.
+        in_chans: channels of its input.
+        patch: side of the patches of its input.
+        sparse: whether attention is sparse rather than full.
+        attention: settings of its attention, the number of channels among them.
+        shared: what is the same in all stages.
+    """
+
+    grid: Grid
+    in_chans: int
+    patch: int
+    sparse: bool
+    attention: AttentionSettings
+    shared: Shared
+
+
+class GlobalPatchEmbedding(nn.Module):
+    """A convolution over patches, a norm, global tokens in front, and absolute positions where there are any.
+
+    An absolute position is half of a row's entry and half of a column's. On another grid each table is resized
+    bicubically along its one axis.
+    """
+
+    cls_token: nn.Parameter | None
+    cls_pos_embed: nn.Parameter | None
+    x_pos_embed: nn.Parameter | None
+    y_pos_embed: nn.Parameter | None
+
+    def __init__(self, settings: StageSettings) -> None:
+        super().__init__()
+        width, count = settings.attention.width, settings.attention.global_tokens
+        absolute = not settings.attention.relative
+        self.proj = nn.Conv2d(settings.in_chans, width, settings.patch, settings.patch)
+        self.norm = nn.LayerNorm(width, EPS)
+        self.cls_token = _tokens(count > 0, count, width)
+        self.cls_pos_embed = _tokens(absolute and count > 0, count, width)
+        self.x_pos_embed = _tokens(absolute, settings.grid[0], width // 2)  # rows are x in the published program
+        self.y_pos_embed = _tokens(absolute, settings.grid[1], width // 2)
+        self.pos_drop = nn.Dropout(settings.shared.pos_drop)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Grid]:
+        """Return tokens (B, g + H * W, C) of a map, and (H, W)."""
+        x = self.proj(x)
+        grid = (x.shape[2], x.shape[3])
+        x = self.norm(to_tokens(x))
+        if self.x_pos_embed is not None and self.y_pos_embed is not None:
+            rows, columns = resize_positions(self.x_pos_embed, grid[0]), resize_positions(self.y_pos_embed, grid[1])
+            x = x + torch.cat(
+                (rows.unsqueeze(2).expand(-1, -1, grid[1], -1), columns.unsqueeze(1).expand(-1, grid[0], -1, -1)), 3
+            ).flatten(1, 2)
+        if self.cls_token is not None:
+            first = self.cls_token if self.cls_pos_embed is None else self.cls_token + self.cls_pos_embed
+            x = torch.cat((first.expand(x.shape[0], -1, -1).to(x), x), 1)
+        return self.pos_drop(x), grid
+
+
+class VilBlock(nn.Module):
+    """Attention and a perceptron, each after a norm and beside a skip connection."""
+
+    def __init__(self, settings: StageSettings, drop_path: float) -> None:
+        super().__init__()
+        width = settings.attention.width
+        self.norm1 = nn.LayerNorm(width, EPS)
+        self.attn = _attention(settings)
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm2 = nn.LayerNorm(width, EPS)
+        self.mlp = Mlp(width, int(width * settings.shared.mlp_ratio), drop=settings.attention.proj_drop)
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return tokens (B, g + H * W, C); `grid` is (H, W)."""
+        x = x + self.drop_path1(self.attn(self.norm1(x), grid))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class VilStage(nn.Module):
+    """A patch embedding with global tokens of its own, and blocks."""
+
+    def __init__(self, settings: StageSettings, drop_path: Sequence[float], last: bool) -> None:
+        super().__init__()
+        self.global_tokens = settings.attention.global_tokens
+        self.grad_checkpointing = False
+        self.embed = GlobalPatchEmbedding(settings)
+        self.blocks = nn.ModuleList(VilBlock(settings, rate) for rate in drop_path)
+        if not last:
+            # Global tokens end with their stage, so that what only their last values depend on never learns.
+            self.blocks[-1].attn.freeze_global()  # type: ignore[operator, union-attr]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the map (B, C, H, W) and the global tokens (B, g, C), or None."""
+        x, grid = self.embed(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, grid) if self.grad_checkpointing and self.training else block(x, grid)
+        first = self.global_tokens
+        return to_map(x[:, first:], grid), x[:, :first] if first else None
+
+
+def resize_positions(table: Tensor, length: int) -> Tensor:
+    """Return positions (1, L, C) along one axis for another length.
+
+    Example:
+        >>> resize_positions(torch.arange(4.0).reshape(1, 4, 1), 4).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0]
+    """
+    if table.shape[1] == length:
+        return table
+    column = table.float().transpose(1, 2).unsqueeze(3)
+    resized = functional.interpolate(column, size=(length, 1), mode="bicubic")
+    return resized.squeeze(3).transpose(1, 2).to(table)
+
+
+def require_multiple(size: Sequence[int], reduction: int) -> None:
+    """Check that an image is cut into whole cells.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if size[0] % reduction or size[1] % reduction:
+        near = [max(1, round(side / reduction)) * reduction for side in size]
+        raise ValueError(
+            f"images of {size[0]}x{size[1]} pixels do not divide into cells of {reduction} pixels; "
+            f"use {near[0]}x{near[1]}"
+        )
+
+
+def stage_grids(size: Grid, patches: Sequence[int]) -> list[Grid]:
+    """Return (rows, columns) of every stage for images of a size.
+
+    Example:
+        >>> stage_grids((224, 96), (4, 2, 2, 2))
+        [(56, 24), (28, 12), (14, 6), (7, 3)]
+    """
+    reductions = [math.prod(patches[: stage + 1]) for stage in range(len(patches))]
+    return [(size[0] // reduction, size[1] // reduction) for reduction in reductions]
+
+
+def _attention(settings: StageSettings) -> nn.Module:
+    shared = settings.shared
+    if not settings.sparse:
+        return FullAttention(settings.attention, settings.grid, shared.bias_resize)
+    return SparseAttention(settings.attention, shared.window_size, shared.mode, shared.share_projections)
+
+
+def _tokens(wanted: bool, count: int, width: int) -> nn.Parameter | None:
+    if not wanted:
+        return None
+    tokens = nn.Parameter(torch.empty(1, count, width))
+    trunc_normal_(tokens, std=0.02)
+    return tokens

@@ -1,0 +1,238 @@
+"""Vision Longformer: stages of sparse and of full attention with global tokens (Zhang et al. 2021)."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.layers.drop import calculate_drop_path_rates
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.contract import init_linear
+from paucal.backbones.families.common.positions import record_input_size
+from paucal.backbones.families.common.staged import StagedBackbone
+from paucal.backbones.families.vil.attention import AttentionSettings, FullAttention
+from paucal.backbones.families.vil.checkpoints import checkpoint_filter_fn as checkpoint_filter_fn
+from paucal.backbones.families.vil.chunks import MODES
+from paucal.backbones.families.vil.layers import (
+    EPS,
+    GlobalPatchEmbedding,
+    Shared,
+    StageSettings,
+    VilStage,
+    require_multiple,
+    resize_positions,
+    stage_grids,
+)
+from paucal.backbones.families.vil.sparse import SparseAttention
+
+POSITIONS = ("relative", "absolute")
+BIAS_RESIZES = ("lookup", "picture")
+_NOT_DECAYED = ("cls_token", "pos_embed", "relative_position_bias", "relative_position_bias_table")
+
+
+class VisionLongformer(StagedBackbone):
+    """A backbone in stages whose first ones attend sparsely; the mean of the last cells is classified.
+
+    Each stage begins with global tokens of its own, which end with it; those of the last stage, where it has any, can
+    be classified instead of the mean (`global_pool="token"`). What only the last values of dropped global tokens depend
+    on never learns and is frozen: in the last block of every stage but the last, the bias between global tokens, and
+    their own projections with `share_projections=False`.
+
+    It takes images of any size whose sides are multiples of the reduction (32 pixels). Sparse attention is the same at
+    any size; full attention looks its biases up in the table of `img_size`, and `set_input_size` changes that table.
+
+    Args:
+        img_size: (height, width) in pixels, or one side, that tables of positions are made for.
+        in_chans: channels of the images.
+        num_classes: outputs of the classifier; 0 for none.
+        global_pool: "avg" or "token", or "" for not at all.
+        patch_sizes: side of the patches that each stage begins with.
+        embed_dims: channels of each stage.
+        depths: blocks of each stage.
+        num_heads: heads of each stage.
+        sparse: whether attention is sparse, for each stage.
+        global_tokens: global tokens of each stage.
+        window_size: side w of the chunks of sparse attention, in cells.
+        mode: which cells a cell sees in sparse attention: "blocks" (its chunk of w x w and the 8 around), "exact" (the
+            (2 w + 1)^2 around it), "cyclic" (as blocks, on a grid that closes on itself) or "own" (its chunk alone).
+        random_neighbour: in training, one of the 8 chunks around, drawn for each layer and call, instead of all.
+        positions: "relative" or "absolute".
+        bias_resize: how full attention finds its biases at other sizes, "lookup" or "picture"; see `FullAttention`.
+        share_projections: whether global tokens use the projections of the cells in sparse attention.
+        mlp_ratio: hidden width of the perceptrons, by the channels.
+        qkv_bias: whether queries, keys and values have biases.
+        drop_rate: dropout before the classifier.
+        pos_drop_rate: dropout after the positions.
+        proj_drop_rate: dropout after projections and in the perceptrons.
+        attn_drop_rate: dropout of attention weights.
+        drop_path_rate: of the last block; the rate grows linearly from 0.
+
+    Raises:
+        ValueError: arguments that do not fit together.
+    """
+
+    pools = ("avg", "token", "")
+
+    def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
+        self,
+        img_size: int | Sequence[int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        patch_sizes: Sequence[int] = (4, 2, 2, 2),
+        embed_dims: Sequence[int] = (48, 96, 192, 384),
+        depths: Sequence[int] = (1, 1, 9, 1),
+        num_heads: Sequence[int] = (1, 3, 3, 6),
+        sparse: Sequence[bool] = (True, True, False, False),
+        global_tokens: Sequence[int] = (1, 1, 1, 0),
+        window_size: int = 7,
+        mode: str = "blocks",
+        random_neighbour: bool = False,
+        positions: str = "relative",
+        bias_resize: str = "lookup",
+        share_projections: bool = True,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        columns = (patch_sizes, embed_dims, depths, num_heads, sparse, global_tokens)
+        _require_stages(columns, positions)
+        _require_choices(mode, positions, bias_resize, window_size)
+        self.reduction = math.prod(patch_sizes)
+        self.patch_sizes = tuple(patch_sizes)
+        size = _pair(img_size)
+        require_multiple(size, self.reduction)
+        super().__init__(
+            num_classes=num_classes,
+            in_chans=in_chans,
+            widths=tuple(embed_dims),
+            reductions=tuple(math.prod(patch_sizes[: stage + 1]) for stage in range(len(patch_sizes))),
+            global_pool=global_pool,
+            drop_rate=drop_rate,
+            num_prefix_tokens=global_tokens[-1],
+        )
+        self._checked_pool(global_pool)  # again, now that the prefix tokens are known
+        self.inner_prefix_tokens = tuple(sorted(set(global_tokens)))
+        shared = Shared(window_size, mode, bias_resize, share_projections, mlp_ratio, pos_drop_rate)  # type: ignore[arg-type]
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        rows = zip((in_chans, *embed_dims), stage_grids(size, patch_sizes), rates, *columns, strict=False)
+        self.stages = nn.ModuleList()
+        for stage, (chans, grid, rate, patch, width, _, heads, is_sparse, count) in enumerate(rows):
+            attention = AttentionSettings(
+                width, heads, count, positions == "relative", qkv_bias, attn_drop_rate, proj_drop_rate
+            )
+            settings = StageSettings(grid, chans, patch, bool(is_sparse), attention, shared)
+            self.stages.append(VilStage(settings, rate, last=stage == len(depths) - 1))
+        self.norm = nn.LayerNorm(embed_dims[-1], EPS)
+        self.stages.apply(init_linear)
+        self.set_random_neighbour(random_neighbour)
+
+    def set_random_neighbour(self, enabled: bool) -> None:
+        """Let every sparse attention see, in training, one of the 8 chunks around instead of all.
+
+        The paper trains so and switches back to all for the last quarter (or eighth) of the epochs. At evaluation all
+        are seen.
+
+        Raises:
+            ValueError: the mode "own" has no neighbours.
+        """
+        for module in self.modules():
+            if isinstance(module, SparseAttention):
+                if enabled and module.mode == "own":
+                    raise ValueError("random_neighbour is on with mode 'own', which sees no neighbours; use 'blocks'")
+                module.random_neighbour = enabled
+
+    @torch.no_grad()
+    def set_input_size(self, img_size: int | Sequence[int]) -> None:
+        """Resize the tables of full attention and of absolute positions for images of another size, in pixels.
+
+        Raises:
+            ValueError: a side is no multiple of the reduction.
+        """
+        size = _pair(img_size)
+        require_multiple(size, self.reduction)
+        for stage, grid in zip(self.stages, stage_grids(size, self.patch_sizes), strict=False):
+            for module in stage.modules():
+                if isinstance(module, FullAttention):
+                    _resize_table(module, grid)
+                if isinstance(module, GlobalPatchEmbedding) and module.x_pos_embed is not None:
+                    assert module.y_pos_embed is not None
+                    module.x_pos_embed = nn.Parameter(resize_positions(module.x_pos_embed, grid[0]))
+                    module.y_pos_embed = nn.Parameter(resize_positions(module.y_pos_embed, grid[1]))
+        record_input_size(self, size)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the normed map (B, C, H, W) of the last stage, or tokens (B, g + H * W, C) if it has global tokens.
+
+        Raises:
+            ValueError: a side is no multiple of the reduction.
+        """
+        require_multiple(x.shape[2:], self.reduction)
+        return super().forward_features(x)
+
+    def forward_intermediates(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
+        """As `StagedBackbone.forward_intermediates`; the size is checked as in `forward_features`."""
+        require_multiple(x.shape[2:], self.reduction)
+        return super().forward_intermediates(x, *arguments, **options)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of tokens, positions and biases between tokens."""
+        return {name for name, _ in self.named_parameters() if name.endswith(_NOT_DECAYED)}
+
+    def _checked_pool(self, global_pool: str) -> str:
+        if global_pool == "token" and getattr(self, "num_prefix_tokens", 1) == 0:
+            raise ValueError("global_pool is 'token', but the last stage has no global tokens; use 'avg'")
+        return super()._checked_pool(global_pool)
+
+
+def _resize_table(attention: FullAttention, grid: tuple[int, int]) -> None:
+    table = attention.local_relative_position_bias_table
+    if table is not None and grid != attention.window_size:
+        shape = ((2 * grid[0] - 1) * (2 * grid[1] - 1), attention.num_heads)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # timm searches in tensors that are not contiguous
+            resized = resize_rel_pos_bias_table(table, grid, shape, attention.window_size)
+        attention.local_relative_position_bias_table = nn.Parameter(resized)
+    attention.window_size = grid
+
+
+def _require_stages(columns: Sequence[Sequence[Any]], positions: str) -> None:
+    names = ("patch_sizes", "embed_dims", "depths", "num_heads", "sparse", "global_tokens")
+    stages = dict(zip(names, columns, strict=True))
+    if len({len(values) for values in columns}) != 1 or not columns[0]:
+        listed = ", ".join(f"{name} {len(values)}" for name, values in stages.items())
+        raise ValueError(f"every stage needs one value of each, but there are {listed}; give equally many")
+    for name in names[:4]:
+        if min(stages[name]) < 1:
+            raise ValueError(f"{name} is {tuple(stages[name])}; every stage needs at least 1")
+    if min(stages["global_tokens"]) < 0:
+        raise ValueError(f"global_tokens is {tuple(stages['global_tokens'])}; give 0 or more for each stage")
+    for width, heads in zip(stages["embed_dims"], stages["num_heads"], strict=True):
+        if width % heads:
+            raise ValueError(f"{width} channels do not divide into {heads} heads; choose embed_dims that do")
+        if positions == "absolute" and width % 2:
+            raise ValueError(f"{width} channels do not halve, as absolute positions need; choose even embed_dims")
+
+
+def _require_choices(mode: str, positions: str, bias_resize: str, window_size: int) -> None:
+    choices = {
+        "mode": (mode, MODES),
+        "positions": (positions, POSITIONS),
+        "bias_resize": (bias_resize, BIAS_RESIZES),
+    }
+    for name, (given, known) in choices.items():
+        if given not in known:
+            raise ValueError(f"{name} is {given!r}; choose one of {', '.join(map(repr, known))}")
+    if window_size < 1:
+        raise ValueError(f"window_size is {window_size}; give the side of a chunk in cells, 1 or more")
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

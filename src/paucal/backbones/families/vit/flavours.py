@@ -1,0 +1,194 @@
+"""Vision transformers that timm has, in the flavours of the papers' programs.
+
+- `drloc_vit_base_patch16_224`: ViT-B/16 as the DrLoc experiments build it (Liu et al. 2021, "Efficient Training of
+  Visual Transformers with Small Datasets"): no bias in the projection to queries, keys and values, norms with
+  1e-5, dropout of 0.1.
+- `esvit_deit_*`, `esvit_vit_*`: the monolithic transformers of EsViT (Li et al. 2022), and of DINO before it: the
+  position embedding is resized to the grid of every image, without the smoothing that timm applies on shrinking.
+
+DrLoc's Swin-T is timm's `swin_tiny_patch4_window7_224`, and ResNet-50 of both is timm's `resnet50`.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers.weight_init import trunc_normal_
+from timm.models import generate_default_cfgs, register_model
+from timm.models import vision_transformer as timm_vit
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.contract import DEIT_CROP, build, configuration
+from paucal.backbones.families.common.positions import resample_positions, with_fitting_positions
+
+
+class DrlocViT(VisionTransformer):
+    """timm's vision transformer with the initialisation of DrLoc's program on request.
+
+    Args:
+        published_init: draw class token and positions from a unit normal and the layers as torch does by default;
+            else timm's initialisation.
+        norm_eps: of all norms.
+        arguments: those of timm's `VisionTransformer`.
+    """
+
+    def __init__(self, *, published_init: bool = False, norm_eps: float = 1e-5, **arguments: Any) -> None:
+        if published_init:
+            arguments = {**arguments, "weight_init": "reset"}
+        super().__init__(**{"norm_layer": partial(nn.LayerNorm, eps=norm_eps), **arguments})
+        if published_init:
+            for parameter in (self.cls_token, self.pos_embed):
+                if parameter is not None:
+                    nn.init.normal_(parameter)
+
+
+class EsvitViT(VisionTransformer):
+    """timm's vision transformer for any multiple of its patch, with positions resized as in DINO and EsViT.
+
+    Bicubic, without antialiasing. The originals resize by one factor, the square root of the ratio of the numbers of
+    cells, and so take square images only; here each side has its own, which is the same for squares.
+
+    Args:
+        norm_eps: of all norms.
+        dynamic_img_size: whether images may differ in size from `img_size`.
+        arguments: those of timm's `VisionTransformer`, without `no_embed_class`.
+
+    Raises:
+        ValueError: `no_embed_class`.
+    """
+
+    antialias_positions = False  # see `positions`
+
+    def __init__(self, *, norm_eps: float = 1e-6, dynamic_img_size: bool = True, **arguments: Any) -> None:
+        if arguments.get("no_embed_class"):
+            raise ValueError("no_embed_class is set; EsvitViT has a position for the class token: leave it out")
+        norm_layer = partial(nn.LayerNorm, eps=norm_eps)
+        super().__init__(**{"norm_layer": norm_layer, **arguments}, dynamic_img_size=dynamic_img_size)
+
+    def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
+        """Initialise as timm does, and the class token as the originals do, like the positions."""
+        super().init_weights(mode, needs_reset)
+        if self.cls_token is not None:
+            trunc_normal_(self.cls_token, std=0.02)
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        """As timm's, with positions resized as in a forward pass."""
+        before: Any = self.patch_embed.grid_size
+        positions = self.pos_embed
+        super().set_input_size(img_size, patch_size)
+        after: Any = self.patch_embed.grid_size
+        if positions is not None and before != after:
+            table = resample_positions(positions.detach(), before, after, self.num_prefix_tokens)
+            self.pos_embed = nn.Parameter(table.clone(), requires_grad=positions.requires_grad)
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        if not self.dynamic_img_size or self.pos_embed is None:
+            return super()._pos_embed(x)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        grid: Any = self.patch_embed.grid_size
+        positions = resample_positions(self.pos_embed, grid, (x.shape[1], x.shape[2]), self.num_prefix_tokens)
+        return self.pos_drop(torch.cat([*prefix, x.flatten(1, 2)], dim=1) + positions)
+
+
+_LUCIDRAINS = {
+    r"pos_embedding$": "pos_embed",
+    r"to_patch_embedding\.1\.": "patch_embed.proj.",
+    r"transformer\.layers\.(\d+)\.0\.norm\.": r"blocks.\1.norm1.",
+    r"transformer\.layers\.(\d+)\.0\.fn\.to_qkv\.": r"blocks.\1.attn.qkv.",
+    r"transformer\.layers\.(\d+)\.0\.fn\.to_out\.0\.": r"blocks.\1.attn.proj.",
+    r"transformer\.layers\.(\d+)\.1\.norm\.": r"blocks.\1.norm2.",
+    r"transformer\.layers\.(\d+)\.1\.fn\.net\.0\.": r"blocks.\1.mlp.fc1.",
+    r"transformer\.layers\.(\d+)\.1\.fn\.net\.3\.": r"blocks.\1.mlp.fc2.",
+    r"mlp_head\.0\.": "norm.",
+    r"mlp_head\.1\.": "head.",
+}
+
+
+def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Convert DrLoc's ViT (lucidrains' vit-pytorch) to timm's names, then fit the sizes as timm does.
+
+    Its patches are flattened row by row, pixel by pixel, channels last, and go through a linear layer: the same as a
+    convolution with its weight reordered.
+    """
+    state = dict(state)
+    if _is_lucidrains(state):
+        state = {_timm_name(name): value for name, value in state.items()}
+        state["patch_embed.proj.weight"] = _as_kernel(state["patch_embed.proj.weight"], getattr(model, "in_chans", 3))
+    if isinstance(model, EsvitViT) and model.pos_embed is not None:  # before timm does it in its own way
+        grid: Any = model.patch_embed.grid_size
+        state = with_fitting_positions(state, model.pos_embed, grid)
+    return timm_vit.checkpoint_filter_fn(state, model)  # type: ignore[arg-type]
+
+
+def _is_lucidrains(state: Mapping[str, Tensor]) -> bool:
+    positions, projection = state.get("pos_embedding"), state.get("to_patch_embedding.1.weight")
+    return positions is not None and positions.ndim == 3 and projection is not None and projection.ndim == 2
+
+
+def _timm_name(name: str) -> str:
+    for pattern, replacement in _LUCIDRAINS.items():
+        new, found = re.subn("^" + pattern, replacement, name)
+        if found:
+            return new
+    return name
+
+
+def _as_kernel(weight: Tensor, channels: int) -> Tensor:
+    """Return a linear weight (D, p * p * C) as a kernel (D, C, p, p); one that is no such thing as it is."""
+    for count in (channels, 3):
+        side = math.isqrt(weight.shape[1] // count)
+        if side * side * count == weight.shape[1]:
+            return weight.view(-1, side, side, count).permute(0, 3, 1, 2).contiguous()
+    return weight
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        name: configuration("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP, license="mit")
+        for name in (
+            "drloc_vit_base_patch16_224",
+            "esvit_deit_tiny_patch16_224",
+            "esvit_deit_small_patch16_224",
+            "esvit_vit_base_patch16_224",
+        )
+    }
+)
+
+
+def _vit(
+    kind: type[VisionTransformer], name: str, pretrained: bool, arguments: Mapping[str, Any], **settings: Any
+) -> Any:
+    extra = {"pretrained_filter_fn": checkpoint_filter_fn, "feature_cfg": {"out_indices": 3}}
+    return build(kind, name, pretrained, {"depth": 12, "patch_size": 16, **settings}, arguments, **extra)
+
+
+@register_model
+def drloc_vit_base_patch16_224(pretrained: bool = False, **arguments: Any) -> DrlocViT:
+    """Build ViT-B/16 as in DrLoc's program (86.5 M parameters)."""
+    settings = {"embed_dim": 768, "num_heads": 12, "qkv_bias": False, "proj_drop_rate": 0.1}
+    return _vit(DrlocViT, "drloc_vit_base_patch16_224", pretrained, arguments, **settings)
+
+
+@register_model
+def esvit_deit_tiny_patch16_224(pretrained: bool = False, **arguments: Any) -> EsvitViT:
+    """Build DeiT-T as in EsViT's program (5.7 M parameters)."""
+    settings = {"embed_dim": 192, "num_heads": 3, "drop_path_rate": 0.1}
+    return _vit(EsvitViT, "esvit_deit_tiny_patch16_224", pretrained, arguments, **settings)
+
+
+@register_model
+def esvit_deit_small_patch16_224(pretrained: bool = False, **arguments: Any) -> EsvitViT:
+    """Build DeiT-S as in EsViT's program (22.1 M parameters)."""
+    settings = {"embed_dim": 384, "num_heads": 6, "drop_path_rate": 0.1}
+    return _vit(EsvitViT, "esvit_deit_small_patch16_224", pretrained, arguments, **settings)
+
+
+@register_model
+def esvit_vit_base_patch16_224(pretrained: bool = False, **arguments: Any) -> EsvitViT:
+    """Build ViT-B/16 as in EsViT's program (86.6 M parameters)."""
+    settings = {"embed_dim": 768, "num_heads": 12, "drop_path_rate": 0.1}
+    return _vit(EsvitViT, "esvit_vit_base_patch16_224", pretrained, arguments, **settings)

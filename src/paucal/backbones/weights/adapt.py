@@ -1,0 +1,206 @@
+"""Make the tensors of one model fit another of its kind: other image size, patches, windows or input channels.
+
+timm's own conversion of the model's family is used where there is one (`checkpoint_filter_fn`), which also renames
+the tensors of the papers' checkpoints; what it leaves unfitting is resampled here with timm's functions, positions as
+their family has it (`families.positions`).
+"""
+
+import math
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import timm
+from timm.layers.patch_embed import resample_patch_embed
+from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.positions import antialiases, resample_map, resample_positions
+from paucal.backbones.layout import Size
+
+_POSITIONS = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
+_TABLE = "relative_position_bias_table"
+_MOST_PREFIX = 8  # tokens before the cells: class, distillation and register tokens
+# Computed from the sizes when a model is built, so that a file's own are of no use.
+_COMPUTED = ("relative_position_index", "attn_mask", "relative_coords_table", "attention_bias_idxs")
+
+
+@dataclass
+class Fitted:
+    """The tensors of a file, sorted by what a model can do with them.
+
+    Attributes:
+        state: those of the model's names and shapes.
+        changes: of these, what was done to make them fit.
+        misfits: those of the model's names and other shapes.
+        unused: names that the model does not have.
+    """
+
+    state: dict[str, Tensor] = field(default_factory=dict)
+    changes: dict[str, str] = field(default_factory=dict)
+    misfits: dict[str, Tensor] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+
+
+def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None = None) -> Fitted:
+    """Fit a state dict to a timm model; neither is changed.
+
+    Args:
+        model: what the tensors are for.
+        state: tensors by name.
+        grid: (rows, columns) of the source's position embedding; None where unknown, then it is taken for square.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # timm's table resampling indexes in an outdated way
+        return _fit(model, state, grid)
+
+
+def _fit(model: nn.Module, state: Mapping[str, Tensor], grid: Size | None) -> Fitted:
+    own = model.state_dict()
+    given = {name: value for name, value in state.items() if not name.endswith(_COMPUTED)}
+    # timm's conversions take an old grid for square; where it is known to be otherwise, they must not see it.
+    aside = {name: given.pop(name) for name in list(given) if grid is not None and _POSITIONS.search(name)}
+    converted = {**_convert(model, given), **aside}
+    fitted = Fitted()
+    fitted.unused += _dropped(given, converted)
+    for name, value in converted.items():
+        if name not in own:
+            fitted.unused.append(name)
+            continue
+        result = value if _same(value, own[name], grid, name) else _resample(model, name, value, own[name], grid)
+        if result.shape != own[name].shape or result.is_floating_point() != own[name].is_floating_point():
+            fitted.misfits[name] = value
+            continue
+        fitted.state[name] = result
+        before = state.get(name, value)
+        if result is not before:
+            fitted.changes[name] = _describe(name, before, result)
+    return fitted
+
+
+def position_grid(model: nn.Module) -> Size | None:
+    """Return (rows, columns) of the cells that a model's position embedding stands for, where timm says so."""
+    grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    return (int(grid[0]), int(grid[1])) if grid is not None else None
+
+
+def _convert(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    convert = _converter(model)
+    if convert is None:
+        return state
+    try:
+        converted = convert(dict(state), model)
+    except Exception:  # not a checkpoint of this family; comparing the names will say so
+        return state
+    return {name: value for name, value in converted.items() if isinstance(value, Tensor)}
+
+
+def _converter(model: nn.Module) -> Callable[[dict, nn.Module], dict] | None:
+    """Return timm's conversion of the model's family: from the file of its variant, or of its class."""
+    name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or ""
+    files = [timm.model_entrypoint(name).__module__] if timm.is_model(name) else []
+    files += [kind.__module__ for kind in type(model).__mro__]
+    found = (getattr(sys.modules.get(file), "checkpoint_filter_fn", None) for file in files)
+    return next((function for function in found if function is not None), None)
+
+
+def _dropped(given: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> list[str]:
+    """Return what a conversion has left out; nothing where it has made new tensors of old ones."""
+    kept = {id(value) for value in converted.values()}
+    old = {id(value) for value in given.values()}
+    if any(name not in given and id(value) not in old for name, value in converted.items()):
+        return []
+    return [name for name, value in given.items() if name not in converted and id(value) not in kept]
+
+
+def _same(value: Tensor, own: Tensor, grid: Size | None, name: str) -> bool:
+    return value.shape == own.shape and not (grid is not None and _POSITIONS.search(name))
+
+
+def _resample(model: nn.Module, name: str, value: Tensor, own: Tensor, grid: Size | None) -> Tensor:
+    try:
+        if _POSITIONS.search(name):
+            return _positions(model, value, own, grid)
+        if name.endswith(_TABLE):
+            module: Any = model.get_submodule(name.rpartition(".")[0])
+            return resize_rel_pos_bias_table(value, module.window_size, tuple(own.shape))  # type: ignore[arg-type]
+        if value.ndim == own.ndim == 4 and name.endswith(".weight"):
+            return _input_channels(model, name, _kernel(model, name, value, own), own)
+    except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        pass  # of another kind; the shapes say so
+    return value
+
+
+def _positions(model: nn.Module, value: Tensor, own: Tensor, grid: Size | None) -> Tensor:
+    if value.ndim == own.ndim == 4:
+        return _map_of_positions(value, own, grid, antialiases(model))
+    if value.ndim != 3 or own.ndim != 3 or value.shape[-1] != own.shape[-1]:
+        return value
+    new = position_grid(model) or _square(own.shape[1])
+    prefix = own.shape[1] - new[0] * new[1]
+    old = grid if grid is not None else _square(value.shape[1] - prefix)
+    if not 0 <= prefix <= _MOST_PREFIX or old[0] * old[1] + prefix != value.shape[1]:
+        return value
+    return resample_positions(value, old, new, prefix, antialiases(model))
+
+
+def _map_of_positions(value: Tensor, own: Tensor, grid: Size | None, antialias: bool) -> Tensor:
+    """Resample (1, H, W, C) or (1, C, H, W); NesT's (1, blocks, cells, C) is neither and is left."""
+    last = value.shape[-1] == own.shape[-1]
+    old, new = (value, own) if last else (value.permute(0, 2, 3, 1), own.permute(0, 2, 3, 1))
+    if old.shape[-1] != new.shape[-1] or tuple(old.shape[1:3]) != (grid or (old.shape[1], old.shape[1])):
+        return value
+    cells = resample_map(old, (new.shape[1], new.shape[2]), antialias)
+    return cells if last else cells.permute(0, 3, 1, 2).contiguous()
+
+
+def _square(cells: int) -> Size:
+    side = math.isqrt(max(cells, 0))
+    return side, side
+
+
+def _kernel(model: nn.Module, name: str, value: Tensor, own: Tensor) -> Tensor:
+    """Resample the kernel of a patch projection, which has no overlap; other kernels are left."""
+    module = model.get_submodule(name.removesuffix(".weight"))
+    patches = isinstance(module, nn.Conv2d) and module.kernel_size == module.stride
+    if not patches or value.shape[2:] == own.shape[2:]:
+        return value
+    return resample_patch_embed(value, [own.shape[2], own.shape[3]])
+
+
+def _input_channels(model: nn.Module, name: str, value: Tensor, own: Tensor) -> Tensor:
+    first: Any = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
+    names = (first,) if isinstance(first, str) else tuple(first)
+    if name.removesuffix(".weight") not in names or value.shape[1] == own.shape[1]:
+        return value
+    if own.shape[1] != getattr(model, "in_chans", own.shape[1]):
+        return value  # the first layer reads something other than pixels
+    return adapt_input_conv(own.shape[1], value, base_chans=value.shape[1])
+
+
+def _describe(name: str, before: Tensor, after: Tensor) -> str:
+    if _POSITIONS.search(name):
+        return f"resampled from {_cells(before)} to {_cells(after)} positions"
+    if name.endswith(_TABLE):
+        return f"resampled from {before.shape[0]} to {after.shape[0]} offsets"
+    if before.ndim == after.ndim == 4 and before.shape[0] == after.shape[0]:
+        parts = []
+        if before.shape[2:] != after.shape[2:]:
+            parts.append(f"kernel resampled from {_times(before.shape[2:])} to {_times(after.shape[2:])}")
+        if before.shape[1] != after.shape[1]:
+            parts.append(f"input channels from {before.shape[1]} to {after.shape[1]}")
+        if parts:
+            return " and ".join(parts)
+    return "converted by timm"
+
+
+def _cells(positions: Tensor) -> str:
+    return str(positions.shape[1]) if positions.ndim == 3 else _times(positions.shape[1:])
+
+
+def _times(sizes: Any) -> str:
+    return "x".join(map(str, sizes))

@@ -1,0 +1,66 @@
+"""Fetching weights that timm publishes: one short look at whether they can be had, and no noise.
+
+Without a network the hub's client would try for most of a minute and report every attempt.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError
+
+SECONDS = 5.0  # to wait for an answer of the hub
+_FILES = ("model.safetensors", "pytorch_model.bin")  # what timm looks for, in this order
+_LOGGERS = ("huggingface_hub", "timm", "httpx", "httpx2", "urllib3", "filelock")
+
+
+def require_reachable(config: Any) -> None:
+    """Ask the hub once for published weights; nothing where they are in its cache or lie elsewhere.
+
+    Args:
+        config: timm's description of the weights (`timm.get_pretrained_cfg`).
+
+    Raises:
+        ConnectionError: they are neither in the cache nor can the hub be reached; the message is a clause.
+    """
+    if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None):
+        return
+    name, _, revision = str(config.hf_hub_id).partition("@")
+    files = [config.hf_hub_filename] if getattr(config, "hf_hub_filename", None) else _FILES
+    if any(_is_cached(name, file, revision or None) for file in files):
+        return
+    if constants.is_offline_mode():
+        raise ConnectionError("they are not in the cache, and HF_HUB_OFFLINE forbids to fetch them")
+    url = huggingface_hub.hf_hub_url(name, files[0], revision=revision or None)
+    try:
+        with hushed():
+            huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
+    except (EntryNotFoundError, GatedRepoError):
+        return  # the hub has answered; what it has is found out by fetching
+    except Exception as problem:  # whatever the client's layers below raise
+        raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {_reason(problem)}") from problem
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep quiet what fetches weights reports to logs; failures are raised and said once."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _is_cached(name: str, file: str, revision: str | None) -> bool:
+    return isinstance(huggingface_hub.try_to_load_from_cache(name, file, revision=revision), str)
+
+
+def _reason(problem: Exception) -> str:
+    return (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")

@@ -1,0 +1,111 @@
+"""What became of the tensors of a file, told truthfully and short."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SHOWN = 3  # names in a line
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What was loaded from where.
+
+    Attributes:
+        source: where the weights come from, for people.
+        part: where in the file they lay; empty where they were all of it.
+        share: of the elements of the model's parameters outside the classifier, how many were loaded (0 to 1).
+        classifier: what became of it, for people.
+        loaded: tensors taken as they are.
+        adapted: tensors changed to fit, and how.
+        fresh: tensors of the model that kept the values it was built with.
+        unused: tensors of the file that the model has no place for.
+        program: what wrote the file, where the names of its tensors say so.
+        method: tensors of the file that belong to that program's training method, such as projection heads.
+        input: how images were prepared for the weights, by the names of `inputs.ImageInput`.
+    """
+
+    source: str
+    part: str
+    share: float
+    classifier: str
+    loaded: tuple[str, ...] = ()
+    adapted: Mapping[str, str] = field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    program: str = ""
+    method: tuple[str, ...] = ()
+    input: Mapping[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Return sentences for people: how much was loaded, then only what is not as one would expect."""
+        found = [f"written by {self.program}"] if self.program else []
+        where = "; ".join([*found, *([self.part] if self.part else [])])
+        part = f" ({where})" if where else ""
+        taken = len(self.loaded) + len(self.adapted)
+        lines = [
+            f"starts from {self.source}{part}: {taken} tensors loaded, {percent(self.share)} of the parameters below "
+            f"the classifier; classifier: {self.classifier}"
+        ]
+        for change in dict.fromkeys(self.adapted.values()):
+            names = [name for name, what in self.adapted.items() if what == change]
+            lines.append(f"adapted: {some(names)}: {change}")
+        misfits = set(self.fresh) & set(self.unused)
+        for names, what in (
+            ([name for name in self.fresh if name in misfits], "of another shape in the start, left at fresh values"),
+            ([name for name in self.fresh if name not in misfits], "not in the start, left at fresh values"),
+            ([name for name in self.unused if name not in misfits], "in the start and of no use here"),
+        ):
+            lines += [f"{what}: {some(names)}"] if names else []
+        lines += [f"left out, as part of the training method: {some(self.method)}"] if self.method else []
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def short(self) -> dict[str, Any]:
+        """Return the outcome without the names, for `summary.json`."""
+        return {name: getattr(self, name) for name in ("source", "program", "part", "share", "classifier")}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, for `init.json`."""
+        return {
+            **vars(self),
+            "loaded": list(self.loaded),
+            "adapted": dict(self.adapted),
+            "fresh": list(self.fresh),
+            "unused": list(self.unused),
+            "method": list(self.method),
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> "LoadReport":
+        """Read what `to_dict` gave.
+
+        Raises:
+            TypeError: the values are not those of a report.
+        """
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+        return cls(**values)
+
+
+def some(names: Iterable[str]) -> str:
+    """Return a few names and the number of the others.
+
+    Example:
+        >>> some(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
+    listed = list(names)
+    more = len(listed) - SHOWN
+    return ", ".join(listed) if more <= 1 else f"{', '.join(listed[:SHOWN])} and {more} more"
+
+
+def percent(share: float) -> str:
+    """Return a share in words that never round a part up to the whole.
+
+    Example:
+        >>> percent(1.0), percent(0.99996), percent(0.5)
+        ('100 %', '99.9 %', '50.0 %')
+    """
+    return "100 %" if share == 1 else f"{int(share * 1000) / 10:.1f} %"

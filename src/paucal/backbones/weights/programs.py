@@ -1,0 +1,128 @@
+"""The programs whose published checkpoints can be loaded, and how their files are told apart.
+
+A file says nothing about where it comes from, but the names of its tensors do. Knowing the program tells which
+tensors belong to its training method and not to the backbone, which of our models the weights fit, and that a
+tensor of another shape is a mistake rather than a choice.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import timm
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and its checkpoints.
+
+    Attributes:
+        name: of its repository.
+        signs: patterns; each must be found in the name of some tensor.
+        models: patterns of the names, in timm, of the models its weights may be of, the likelier first.
+        method: pattern of the tensors of its training method: projection heads, localization heads.
+        rename: from its names to ours, where no conversion of the model's family knows them.
+        own_crops: whether it tests its variants with other crops than 224 pixels of 256; the configurations of its
+            models have them.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    models: tuple[str, ...]
+    method: str = r"(?!)"
+    rename: Callable[[State], State] = dict
+    own_crops: bool = False
+
+    def made(self, names: Collection[str]) -> bool:
+        """Tell whether the names of a file's tensors are this program's."""
+        return all(any(re.search(sign, name) for name in names) for sign in self.signs)
+
+    def without_method(self, state: Mapping[str, Tensor]) -> tuple[State, list[str]]:
+        """Return the tensors of the backbone, and the names of those of the training method."""
+        left = [name for name in state if re.search(self.method, name)]
+        return {name: value for name, value in state.items() if name not in set(left)}, left
+
+
+_SEQUENTIAL_RESNET = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
+
+
+def name_resnet(state: Mapping[str, Tensor]) -> State:
+    """Return a ResNet's tensors under torchvision's names, which timm shares, from the positions in a sequence.
+
+    VTs-Drloc keeps torchvision's ResNet as a list of its children (`model.4.0.conv1`); other states are unchanged.
+    """
+    if not any(name.startswith("model.4.0.conv1") for name in state):
+        return dict(state)
+    return {
+        re.sub(r"^model\.(\d)\.", lambda found: f"{_SEQUENTIAL_RESNET.get(found[1], found[0][:-1])}.", name): value
+        for name, value in state.items()
+    }
+
+
+_SELF_SUPERVISED_HEADS = r"^(head|head_dense|projection_head)\.(mlp|last_layer)\b"
+_DRLOC, _DRLOC_HEAD = "yhlleo/VTs-Drloc", r"^drloc\."
+_ESVIT, SWIN = "microsoft/esvit", "microsoft/Swin-Transformer"
+
+# The first whose signs are all there is meant.
+PROGRAMS: tuple[Program, ...] = (
+    Program(_DRLOC, (r"^layers\.\d\.2\.layers\.\d+\.0\.fn\.to_kv",), ("drloc_cvt_13",), _DRLOC_HEAD),
+    Program(_DRLOC, (r"^to_patch_embedding\.1\.weight$", r"^transformer\.layers\."), ("drloc_vit_*",), _DRLOC_HEAD),
+    Program(_DRLOC, (r"^model\.4\.0\.conv1\.weight$",), ("resnet50", "resnet*"), _DRLOC_HEAD, name_resnet),
+    Program(
+        _DRLOC,
+        (r"^drloc\.\d",),
+        ("swin_tiny_patch4_window7_224", "t2t_vit_14", "swin_*_patch4_window*", "t2t_vit_*"),
+        _DRLOC_HEAD,
+    ),
+    Program(_ESVIT, (r"^head_dense\.",), ("esvit_*", "resnet50"), _SELF_SUPERVISED_HEADS),
+    Program(_ESVIT, (r"^stage0\.1\.layers\.0\.0\.fn\.qkv\.dw\.",), ("esvit_cvt_*",), _SELF_SUPERVISED_HEADS),
+    Program(
+        _ESVIT,
+        (r"^layer1\.0\.cls_token$", r"^layer4\.4\.norm\.weight$"),
+        ("esvit_vil_*",),
+        _SELF_SUPERVISED_HEADS,
+    ),
+    Program(
+        "facebookresearch/dino or microsoft/esvit",
+        (r"^head\.last_layer\.",),
+        ("esvit_*", "deit_*_patch16_224", "vit_*_patch16_224", "resnet50"),
+        _SELF_SUPERVISED_HEADS,
+    ),
+    Program(
+        "zihangJiang/TokenLabeling",
+        (r"^patch_embed\.conv1\.weight$", r"^patch_embed\.bn1\."),
+        ("lvvit_*",),
+        own_crops=True,
+    ),
+    Program("ArieSeirack/DHVT", (r"^blocks\.0\.attn\.ht_proj\.",), ("dhvt_*",)),
+    Program("yitu-opensource/T2T-ViT", (r"^tokens_to_token\.attention1\.",), ("t2t_vit_*",), own_crops=True),
+    Program("microsoft/CvT", (r"^stage2\.cls_token$", r"\.attn\.conv_proj_q\."), ("cvt_*",)),
+    Program("microsoft/vision-longformer", (r"^layer1\.0\.proj\.weight$",), ("vil_*",)),
+    Program(
+        SWIN,
+        (r"^layers\.0\.downsample\.reduction\.", r"^layers\.0\.blocks\.0\.attn\.relative_position_bias_table$"),
+        ("swin_*_patch4_window*", "esvit_swin_*"),
+    ),
+)
+
+
+def recognise(names: Collection[str]) -> Program | None:
+    """Return the program that wrote a file, by the names of its tensors; None where no program is known for them.
+
+    Example:
+        >>> recognise({"tokens_to_token.attention1.kqv.weight"}).name
+        'yitu-opensource/T2T-ViT'
+        >>> recognise({"conv1.weight", "fc.bias"})
+    """
+    return next((program for program in PROGRAMS if program.made(names)), None)
+
+
+def models_of(program: Program) -> list[str]:
+    """Return the registered models that a program's weights may be of, the likelier first."""
+    names = timm.list_models()
+    found = [name for pattern in program.models for name in fnmatch.filter(names, pattern)]
+    return list(dict.fromkeys(found))

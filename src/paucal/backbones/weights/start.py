@@ -1,0 +1,261 @@
+"""Start a model from weights that were trained elsewhere, and say what was taken."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.empty_models import build_empty
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.layers import classifier_modules, within
+from paucal.backbones.layout import Size
+from paucal.backbones.probe import model_name
+from paucal.backbones.weights.adapt import Fitted, fit_to_model
+from paucal.backbones.weights.classifier_rows import keep_classifier
+from paucal.backbones.weights.load_report import LoadReport, percent
+from paucal.backbones.weights.programs import Program, models_of, recognise
+from paucal.backbones.weights.unwrap import Candidate, candidates
+from paucal.types import UserError
+
+# Below this share of the parameters, most of the "pre-trained" model would be random without anybody noticing.
+MIN_SHARE = 0.5
+COMPLETE = 0.999
+Head = Literal["auto", "keep", "fresh"]
+
+
+@dataclass(frozen=True)
+class StartWeights:
+    """Weights from elsewhere, and what is known about them.
+
+    Attributes:
+        tree: tensors by name, or mappings of them (checkpoints wrap their weights in "state_dict", "teacher", ...).
+        source: where they come from, for people.
+        model: timm name of their model; None where unknown.
+        classes: names of their classifier's outputs; None where unknown.
+        grid: (rows, columns) of their position embedding; None where unknown, then it is taken for square.
+    """
+
+    tree: Mapping[str, Any]
+    source: str
+    model: str | None = None
+    classes: tuple[str, ...] | None = None
+    grid: Size | None = None
+
+
+def start_from(
+    model: nn.Module, weights: StartWeights, classes: Sequence[str] | None = None, head: Head = "auto"
+) -> LoadReport:
+    """Load weights into a model in place, adapted where their sizes differ.
+
+    Position embeddings, relative-position tables, patch kernels and the first layer's input channels are resampled
+    with timm's functions. The classifier is kept where the source has all of the model's classes, found by name, or
+    the same number of unnamed ones; else it stays fresh. (The published DrLoc program skips every tensor with "head"
+    in its name and checks no shapes.)
+
+    Args:
+        model: a timm model, or the `FeatureBackbone` around one, built with fresh weights.
+        weights: what to load.
+        classes: names of the model's outputs, where known.
+        head: "keep" insists on the classifier, "fresh" discards it.
+
+    Returns:
+        What was loaded, adapted, left and of no use.
+
+    Raises:
+        UserError: under half of the parameters below the classifier match, a value is not finite, or the classifier
+            cannot be kept as asked.
+
+    Example:
+        >>> import timm
+        >>> source, target = timm.create_model("resnet18", num_classes=9), timm.create_model("resnet18", num_classes=4)
+        >>> report = start_from(target, StartWeights({"model": source.state_dict()}, "an example"))
+        >>> report.share, report.classifier
+        (1.0, 'fresh, as the start has 9 classes and this run 4')
+    """
+    model = model.model if isinstance(model, FeatureBackbone) else model
+    best = _best_fit(model, weights)
+    fitted = best.fitted
+    if best.share < MIN_SHARE:
+        raise UserError(_too_little(model, weights, best))
+    of_classifier = classifier_modules(model)
+    _require_shapes(model, weights.source, best, of_classifier)
+    from_classifier = _taken_out(fitted, of_classifier)
+    own = model.state_dict()
+    shapes = {name: value.shape for name, value in own.items() if within(name, of_classifier)}
+    kept, verdict = keep_classifier(from_classifier, shapes, weights.classes, classes, head)  # type: ignore[arg-type]
+    state = {**fitted.state, **kept}
+    _require_finite(state, weights.source)
+    model.load_state_dict(state, strict=False)
+    return LoadReport(
+        weights.source,
+        best.part,
+        best.share,
+        verdict,
+        loaded=tuple(name for name in state if name not in fitted.changes),
+        adapted={name: what for name, what in fitted.changes.items() if name in state},
+        fresh=tuple(name for name in own if name not in state and name not in shapes and not _is_count(name)),
+        unused=tuple([*fitted.unused, *fitted.misfits]),
+        program=best.program.name if best.program else "",
+        method=tuple(best.method),
+    )
+
+
+def suggest_model(tree: Mapping[str, Any]) -> str | None:
+    """Return the registered model that a published checkpoint's weights are of; None where nothing tells.
+
+    The program is known by the names of its tensors, the variant by their shapes.
+    """
+    for candidate in candidates(tree, ()):
+        program = recognise(candidate.state)
+        fits: dict[str, int] = {}
+        for name in models_of(program) if program is not None else ():
+            fit = _fit_part(build_empty(name, {}), candidate, None)
+            if fit.share < COMPLETE:
+                continue
+            # A smaller variant takes its part of a larger one's tensors and leaves the rest.
+            fits[name] = len(fit.fitted.changes) + len(fit.fitted.unused)
+            if not fits[name]:
+                break
+        if fits:
+            return min(fits, key=fits.__getitem__)
+    return None
+
+
+def pick_network(tree: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
+    """Return the part of a checkpoint that is stored under a name, such as "teacher" or "student".
+
+    Raises:
+        UserError: there is none.
+    """
+    part = tree.get(name)
+    if not isinstance(part, Mapping):
+        there = ", ".join(key for key, value in tree.items() if isinstance(value, Mapping))
+        raise UserError(f"--init-network: {source} holds no {name!r}; it holds {there or 'one network, unnamed'}.")
+    return {name: part}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a part of a file fits a model.
+
+    Attributes:
+        part: where in the file it lies.
+        fitted: its tensors, sorted by what the model can do with them.
+        share: of the elements of the model's parameters outside the classifier, how many it gives.
+        program: what wrote it, where its names say so.
+        method: names of tensors that belong to that program's training method.
+    """
+
+    part: str = ""
+    fitted: Fitted = field(default_factory=Fitted)
+    share: float = 0.0
+    program: Program | None = None
+    method: Sequence[str] = ()
+
+
+def _best_fit(model: nn.Module, weights: StartWeights) -> Fit:
+    best = Fit()
+    for candidate in candidates(weights.tree, model.state_dict().keys()):
+        fit = _fit_part(model, candidate, weights.grid)
+        if fit.share > best.share or (not best.share and len(fit.fitted.misfits) > len(best.fitted.misfits)):
+            best = fit
+        if fit.share >= COMPLETE:
+            break
+    return best
+
+
+def _fit_part(model: nn.Module, part: Candidate, grid: Size | None) -> Fit:
+    program, state, method = recognise(part.state), part.state, []
+    if program is not None:
+        state, method = program.without_method(state)
+        state = program.rename(state)
+    fitted = fit_to_model(model, state, grid)
+    return Fit(part.part, fitted, _share(model, fitted), program, method)
+
+
+def _share(model: nn.Module, fitted: Fitted) -> float:
+    outside = classifier_modules(model)
+    sizes = {name: p.numel() for name, p in model.named_parameters() if not within(name, outside)}
+    return sum(size for name, size in sizes.items() if name in fitted.state) / max(sum(sizes.values()), 1)
+
+
+def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
+    name, own, fitted = model_name(model), model.state_dict(), best.fitted
+    found = f"{len(fitted.state)} of the {len(own)} tensors of {name} in the right shape"
+    told = weights.model is not None and weights.model != name
+    if told:
+        reason = f"it holds a {weights.model}, so choose --model {weights.model}"
+    elif fitted.misfits:
+        misfit, value = next(iter(fitted.misfits.items()))
+        there, here = _told_apart(value, own[misfit])
+        reason = (
+            f"{misfit!r}, for one, is {there} there and {here} here, so choose the --model and "
+            "--model-args that the weights were made with"
+        )
+        if value.shape == own[misfit].shape:
+            reason = f"{misfit!r}, for one, is of {there} there and of {here} here: convert the weights to floats"
+    else:
+        theirs = next(iter(_names(weights.tree)), "nothing")
+        reason = (
+            f"its tensors have names such as {theirs!r}, the model's such as {next(iter(own))!r}; choose the --model "
+            "that the weights were made with"
+        )
+    return f"--init: {weights.source} has only {found} ({percent(best.share)} of the parameters): {reason}."
+
+
+def _taken_out(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:
+    """Take the classifier's tensors out of what fits and what does not, and return them."""
+    names = [name for name in (*fitted.state, *fitted.misfits) if within(name, of_classifier)]
+    return {name: (fitted.state if name in fitted.state else fitted.misfits).pop(name) for name in names}
+
+
+def _require_shapes(model: nn.Module, source: str, best: Fit, of_classifier: Sequence[str]) -> None:
+    """Refuse a published checkpoint that fits in part: it is of another variant, which nobody wants by half."""
+    wrong = [name for name in best.fitted.misfits if not within(name, of_classifier)]
+    if best.program is None or not wrong:
+        return
+    theirs, own = best.fitted.misfits[wrong[0]], model.state_dict()[wrong[0]]
+    there, here = _told_apart(theirs, own)
+    what, advice = ("shapes", "choose the --model and --model-args that they were made with")
+    if theirs.shape == own.shape:
+        what, advice = ("types", "convert the weights to floats")
+    raise UserError(
+        f"--init: {source} holds weights as {best.program.name} writes them, but {len(wrong)} of its tensors have "
+        f"other {what} than in {model_name(model)}: {wrong[0]!r}, for one, is {there} there and {here} "
+        f"here; {advice}."
+    )
+
+
+def _names(tree: Mapping[str, Any]) -> list[str]:
+    """Return the names in the largest mapping of a file."""
+    inner = [_names(value) for value in tree.values() if isinstance(value, Mapping)]
+    return max([[name for name, value in tree.items() if isinstance(value, Tensor)], *inner], key=len)
+
+
+def _told_apart(theirs: Tensor, own: Tensor) -> tuple[str, str]:
+    """Return what differs between two tensors as text: their shapes, or else their types."""
+    if theirs.shape != own.shape:
+        return _times(theirs), _times(own)
+    return _type(theirs), _type(own)
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _times(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
+def _require_finite(state: Mapping[str, Tensor], source: str) -> None:
+    for name, value in state.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise UserError(
+                f"--init: {source} has values in {name!r} that are no finite numbers: choose another checkpoint."
+            )
+
+
+def _is_count(name: str) -> bool:
+    return name.endswith("num_batches_tracked")  # a counter that nothing reads

@@ -1,0 +1,196 @@
+"""Label maps as training reads them: one image at a time, in the set's own order of classes."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from paucal.data.images import ImageSet
+from paucal.data.maps.store import (
+    CLASSES,
+    DONE,
+    INDEX,
+    VALUES,
+    Covered,
+    MapFacts,
+    content_hash,
+    open_array,
+    read_index,
+    require_shapes,
+)
+from paucal.types import UserError
+
+Advance = Callable[[int, int], None]
+
+
+class LabelMaps:
+    """The finished maps of a folder, read one image at a time.
+
+    Raises:
+        UserError: there are none, they are unfinished, or the files do not fit each other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        index = read_index(folder)
+        self.folder = folder
+        try:
+            self.facts = MapFacts(
+                index["teacher"],
+                tuple(index["classes"]),
+                tuple(index["grid"]),
+                index["top"],
+                tuple(index["trained_on"]),
+                index.get("covered", "image"),
+            )
+            if self.facts.covered not in get_args(Covered):
+                raise KeyError(f"covered {self.facts.covered!r}")
+            for name in ("classes", "keys", "hashes", "trained_on"):
+                if not isinstance(index[name], list) or not all(type(one) is str for one in index[name]):
+                    raise TypeError(f"{name} are no list of names")
+            if len(index["keys"]) != len(index["hashes"]):
+                raise TypeError(f"{len(index['keys'])} keys and {len(index['hashes'])} hashes")
+            self._row = {key: row for row, key in enumerate(index["keys"])}
+            self._hashes = list(index["hashes"])
+        except (KeyError, TypeError) as problem:
+            raise UserError(f"{str(folder / INDEX)!r} describes no label maps ({problem}): make them anew.") from None
+        self._values, self._indices, done = (open_array(folder / name, "r") for name in (VALUES, CLASSES, DONE))
+        require_shapes(folder, len(self._hashes), self.facts, (self._values, self._indices, done))
+        if not done.all():
+            raise UserError(
+                f"the label maps in {str(folder)!r} are unfinished ({int(done.sum())} of {len(done)}): run the same "
+                "'paucal label' again, which goes on."
+            )
+
+    def __contains__(self, key: str) -> bool:
+        """Say whether the image of this key has a map."""
+        return key in self._row
+
+    def rows(self, images: ImageSet, positions: NDArray[np.int64], advance: Advance | None = None) -> "MapReader":
+        """Return a reader for some of a set's images, after a look at whether they are those of the maps.
+
+        Args:
+            images: the set.
+            positions: those of its images that will be read.
+            advance: called with (images looked at, images in all).
+
+        Raises:
+            UserError: an image has no map or has changed since, or the teacher does not know all of the set's classes.
+        """
+        order = _class_order(self.facts, images)
+        foreign = len(order) > len(images.classes)
+        rows = np.full(len(images), -1)
+        covered = np.ones((len(images), 2), dtype=np.float32)
+        for number, position in enumerate(positions):
+            key = images.keys[position]
+            row = self._row.get(key)
+            if row is None:
+                raise UserError(f"--labels: {str(self.folder)!r} has no map of {key!r}: it was made from other images.")
+            image = images.store.read(int(position))
+            if content_hash(image) != self._hashes[row]:
+                raise UserError(f"--labels: {key!r} has changed since its label map was made: run 'paucal label' anew.")
+            rows[position] = row
+            covered[position] = min(image.size) / np.array(image.size)
+            if advance is not None:
+                advance(number + 1, len(positions))
+        self._check_classes(rows[positions])
+        return MapReader(self.folder, rows, order, covered if self.facts.covered == "square" else None, foreign)
+
+    def _check_classes(self, rows: NDArray[np.int64]) -> None:
+        for begin in range(0, len(rows), 1024):
+            some = self._indices[rows[begin : begin + 1024]]
+            if some.min() < 0 or some.max() >= len(self.facts.classes):
+                raise UserError(
+                    f"the label maps in {str(self.folder)!r} name class {some.max()} of {len(self.facts.classes)}: "
+                    "they are damaged, make them anew."
+                )
+
+
+class MapReader:
+    """Reads maps by the position of the image in its set; picklable, so that loader workers can be spawned.
+
+    Args:
+        folder: of the maps.
+        rows: per position of the set, the row of its map or -1.
+        order: for each of the teacher's classes the set's number of it, or one beyond the set's classes, different for
+            each, where the set does not have it.
+        covered: per position, the shares of the image's width and height that its map covers; None for all of it.
+        foreign: whether the teacher has classes that the set does not have.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: NDArray[np.int64],
+        order: NDArray[np.int64],
+        covered: NDArray[np.float32] | None = None,
+        foreign: bool = False,
+    ) -> None:
+        self.folder, self.rows, self.order, self.covered, self.foreign = folder, rows, order, covered, foreign
+        self._arrays: tuple[NDArray, NDArray] | None = None
+
+    def __call__(self, position: int) -> dict[str, Tensor]:
+        """Return `values` (k, H, W) float16 and `indices` (k, H, W) int64 of an image.
+
+        Where maps cover a part of their images only, `covered` (2,) as well; where the teacher has more classes than
+        the set, `teacher_classes` (), their number.
+        """
+        if self._arrays is None:
+            self._arrays = open_array(self.folder / VALUES, "r"), open_array(self.folder / CLASSES, "r")
+        values, indices = self._arrays
+        row = self.rows[position]
+        found = {
+            "values": torch.from_numpy(np.array(values[row])),
+            "indices": torch.from_numpy(self.order[indices[row]]),
+        }
+        if self.covered is not None:
+            found["covered"] = torch.from_numpy(self.covered[position])
+        if self.foreign:
+            found["teacher_classes"] = torch.tensor(len(self.order))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_arrays": None}
+
+
+def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """List the classes of each map once, and say for each entry which of the list it is.
+
+    This runs where a batch is put together, on the CPU, so that the number U of classes needs no synchronisation.
+
+    Args:
+        indices: (B, k, H, W) int64 classes.
+
+    Returns:
+        classes (B, U) int64, rising, padded with -1, and slots (B, k, H, W) int64 into them.
+
+    Example:
+        >>> name_classes(torch.tensor([7, 3, 7]).reshape(1, 3, 1, 1))[0]
+        tensor([[3, 7]])
+    """
+    found = [torch.unique(one, return_inverse=True) for one in indices]
+    most = max(len(classes) for classes, _ in found)
+    padded = [functional.pad(classes, (0, most - len(classes)), value=-1) for classes, _ in found]
+    return torch.stack(padded), torch.stack([slots for _, slots in found])
+
+
+def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:
+    """Number the teacher's classes as the set does, by their names; those it does not have come after its own."""
+    ours, theirs = {name: number for number, name in enumerate(images.classes)}, Counter(facts.classes)
+    if unknown := [name for name in ours if name not in theirs]:
+        raise UserError(
+            f"--labels: the maps do not know {len(unknown)} of the {len(ours)} classes of {images.name} (such as "
+            f"{unknown[0]!r}): label with a teacher that knows all of these, or leave classes out with --classes."
+        )
+    if doubled := next((name for name in ours if theirs[name] > 1), None):
+        raise UserError(
+            f"--labels: the maps have {theirs[doubled]} classes called {doubled!r}: name the teacher's classes apart."
+        )
+    beyond = count(len(ours))
+    return np.array([ours[name] if name in ours else next(beyond) for name in facts.classes], dtype=np.int64)

@@ -1,0 +1,195 @@
+"""Folders of image files: class folders, class folders below train/val/test, or any nested folder."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.data.sources.stores import FileStore
+from paucal.types import UserError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
+PARTS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+_KINDS_SHOWN = 5
+_SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # left in archives by macOS, beside photos by Synology
+
+
+def open_folder(root: Path, labelled: bool = True) -> ImageSet:
+    """Open a folder of images.
+
+    Labelled, `root` holds class folders, or `train`, `val` (also `valid`, `validation`, `dev`) and `test`
+    (also `testing`) in any case with class folders inside. Images may be nested deeper below a class folder.
+    Classes are numbered in lexicographic order over the union of all parts, so a class that one part lacks
+    shifts no label. Unlabelled, every image below `root` counts, and its part is still known.
+
+    Raises:
+        UserError: no images, a part without class folders, an empty class folder, or folders beside the
+            parts.
+    """
+    passed_over: Counter[str] = Counter()
+    keys = find_images(root, passed_over)
+    notes = _passed_over(passed_over)
+    if not keys:
+        others = f"; {notes[0]}" if notes else ""
+        raise UserError(f"there are no images in {root} (expected files ending in {', '.join(IMAGE_SUFFIXES)}){others}")
+    tops = _subfolders(root)
+    if not labelled:
+        return _image_set(root, keys, [None] * len(keys), _parts_of(keys), notes)
+    loose = [key for key in keys if "/" not in key]
+    if loose and tops:
+        notes.append(f"{len(loose)} images beside the folders were left out ({loose[0]}, ...)")
+    keys = [key for key in keys if "/" in key]
+    if _has_parts(root, tops, keys):
+        return _open_parts(root, tops, keys, notes)
+    return _open_classes(root, tops, keys, notes)
+
+
+def find_images(root: Path, passed_over: Counter[str] | None = None) -> list[str]:
+    """Return the paths of all images below `root`, relative, with forward slashes, sorted.
+
+    Hidden files and folders are left out; links to folders are followed, but no folder is entered twice.
+
+    Args:
+        root: of the search.
+        passed_over: counts the files that are no images, by the ends of their names in small letters.
+    """
+    found, seen = [], set()
+    for folder, subfolders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        subfolders[:] = sorted(name for name in subfolders if not _ignored(name))
+        prefix = Path(folder).relative_to(root).as_posix()
+        shown = [name for name in files if not _ignored(name)]
+        images = [name for name in shown if name.lower().endswith(IMAGE_SUFFIXES)]
+        if passed_over is not None:
+            passed_over.update(os.path.splitext(name)[1].lower() for name in set(shown) - set(images))
+        found.extend(name if prefix == "." else f"{prefix}/{name}" for name in images)
+    return sorted(found)
+
+
+def _passed_over(counts: Counter[str]) -> list[str]:
+    """Return a note on files that are no images, the commonest kinds first; none where there are none.
+
+    Kinds that are equally common are sorted by name, those without one last: folders are walked in no fixed order.
+    """
+    if not counts:
+        return []
+    ranked = sorted(counts.items(), key=lambda kind: (-kind[1], not kind[0], kind[0]))
+    kinds = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ranked[:_KINDS_SHOWN]]
+    kinds += ["..."] if len(counts) > _KINDS_SHOWN else []
+    total = sum(counts.values())
+    files = "1 file was" if total == 1 else f"{total} files were"
+    return [f"{files} passed over, being of no known image format ({', '.join(kinds)})"]
+
+
+def _ignored(name: str) -> bool:
+    return name.startswith(".") or name in _SYSTEM_FOLDERS
+
+
+def _subfolders(root: Path) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not _ignored(entry.name))
+
+
+def _part_of(key: str) -> str:
+    folder, slash, _ = key.partition("/")
+    return PARTS.get(folder.lower(), "") if slash else ""
+
+
+def _parts_of(keys: list[str]) -> list[str]:
+    """Return the parts of images that may lie anywhere: those of part folders, unless these look like classes."""
+    parts = [_part_of(key) for key in keys]
+    others = any("/" in key and not part for key, part in zip(keys, parts, strict=True))
+    nested = any(key.count("/") >= 2 for key, part in zip(keys, parts, strict=True) if part)
+    return [""] * len(keys) if others and not nested else parts
+
+
+def _has_parts(root: Path, tops: list[str], keys: list[str]) -> bool:
+    """Tell parts from classes that happen to be called "train" or "test"."""
+    parts = [top for top in tops if top.lower() in PARTS]
+    filled = {key.split("/")[0] for key in keys}
+    others = [top for top in tops if top not in parts and top in filled]
+    if not parts:
+        return False
+    nested = any(key.count("/") >= 2 for key in keys if key.split("/")[0] in parts)
+    if others and nested:
+        raise UserError(
+            f"{root} has {_quoted(others)} with images beside {_quoted(parts)}; move them below one of those "
+            "folders or out of the way"
+        )
+    return not others
+
+
+def _open_parts(root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
+    parts = [top for top in tops if top.lower() in PARTS]
+    doubled = [part for part, n in Counter(PARTS[top.lower()] for top in parts).items() if n > 1]
+    if doubled:
+        raise UserError(f"{root} has more than one folder for {doubled[0]} ({_quoted(parts)}); keep one of them")
+    folders: list[str] = []
+    for top in parts:
+        inside = _subfolders(root / top)
+        if not inside:
+            raise UserError(
+                f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
+                "(images without labels are for paucal predict)"
+            )
+        folders.extend(inside)
+    flat = [key for key in keys if key.count("/") == 1]
+    if flat:
+        notes.append(f"{len(flat)} images outside of class folders were left out ({flat[0]}, ...)")
+    keys = [key for key in keys if key.count("/") >= 2]
+    names = [key.split("/")[1] for key in keys]
+    _refuse_empty_classes(root, folders, names)
+    return _image_set(root, keys, names, [_part_of(key) for key in keys], notes)
+
+
+def _open_classes(root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
+    if not tops:
+        raise UserError(
+            f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
+            "(images without labels are for paucal predict)"
+        )
+    names = [key.split("/")[0] for key in keys]
+    _refuse_empty_classes(root, tops, names)
+    return _image_set(root, keys, names, [""] * len(keys), notes)
+
+
+def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> None:
+    empty = sorted(set(folders) - set(names))
+    if empty:
+        raise UserError(f"class folder {_quoted(empty)} in {root} has no images; add some or remove the folder")
+
+
+def _image_set(
+    root: Path, keys: list[str], names: list[str] | list[None], declared: list[str], notes: list[str]
+) -> ImageSet:
+    classes = tuple(sorted({name for name in names if name is not None}))
+    position = {name: label for label, name in enumerate(classes)}
+    return ImageSet(
+        name=root.resolve().name,
+        location=str(root.resolve()),
+        classes=classes,
+        keys=keys,
+        labels=np.asarray([-1 if name is None else position[name] for name in names], dtype=np.int64),
+        declared=declared,
+        store=FileStore(root.resolve(), keys),
+        notes=tuple(notes),
+    )
+
+
+def _quoted(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

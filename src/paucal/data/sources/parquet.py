@@ -1,0 +1,237 @@
+"""Parquet files in the layout of Hugging Face data sets: images as bytes, classes in the metadata."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+from paucal.data.sources.folder import PARTS
+from paucal.data.sources.parquet_store import ParquetStore
+from paucal.reading import require_regular
+from paucal.types import UserError
+
+_PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.parquet", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where the images and labels are, and the class names if the schema has them."""
+
+    image: str
+    label: str | None
+    names: tuple[str, ...]
+
+
+def find_parquet(folder: Path) -> list[Path]:
+    """Return the Parquet files of a folder: in itself, in `data/`, or in its only subfolder that has some."""
+    here = sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
+    if here:
+        return here
+    below = sorted(path for path in folder.glob("*/*.parquet") if not path.parent.name.startswith("."))
+    return below if len({path.parent for path in below}) == 1 else []
+
+
+def open_parquet(root: Path, files: list[Path], labelled: bool = True, label_column: str | None = None) -> ImageSet:
+    """Open Parquet files as one set; the parts come from file names such as `train-00000-of-00002.parquet`.
+
+    One file alone declares no part: whoever names a single file wants all of it. Rows without a label (null
+    or -1, as in the hidden test labels of some sets) are left out of a labelled set, with a note.
+
+    Args:
+        root: folder that the keys are relative to.
+        files: the Parquet files.
+        labelled: False leaves the label column unread.
+        label_column: name of the label column; None takes `label`, `labels`, or the only class column there
+            is.
+
+    Raises:
+        UserError: a file is no Parquet file, lacks the columns or numbers its classes otherwise than the others, or
+            labels lie outside of the class names.
+    """
+    files, notes = _with_parts([require_regular(file) for file in files])
+    columns = _columns(files[0], labelled, label_column)
+    rows, raw = [], []
+    for number, file in enumerate(files):
+        values = _labels(file, columns)
+        rows.append(np.stack([np.full(len(values), number), np.arange(len(values))], axis=1))
+        raw.append(values)
+    if len({values.dtype == object for values in raw}) > 1:
+        raise UserError(
+            f"column '{columns.label}' holds numbers in some files of {root} and text in others; choose one"
+        )
+    classes, labels = _encode(np.concatenate(raw), columns, files[0])
+    table = np.concatenate(rows).astype(np.int64)
+    kept = np.flatnonzero(labels >= 0) if columns.label else np.arange(len(labels))
+    if len(kept) == 0:
+        raise UserError(f"{files[0]} has no rows with an image and a label; choose another file")
+    if len(kept) < len(labels):
+        notes.append(f"{len(labels) - len(kept)} rows without a label were left out")
+    names = [file.relative_to(root).as_posix() for file in files]
+    parts = ["" if len(files) == 1 else _part(file) for file in files]
+    if not labelled and {"train", "val", "test"} <= set(parts) and _hidden(files, parts):
+        # With labels these rows are left out, and the validation files are what is tested with.
+        parts = [part.replace("val", "test") for part in parts]
+        notes.append("the labels of the test files are hidden, so the validation files are test images too")
+    table = table[kept]
+    keys = [f"{names[number]}#{row}" for number, row in table]
+    return ImageSet(
+        name=files[0].stem if len(files) == 1 else root.resolve().name,
+        location=str((files[0] if len(files) == 1 else root).resolve()),
+        classes=classes,
+        keys=keys,
+        labels=labels[kept],
+        declared=[parts[number] for number in table[:, 0]],
+        store=ParquetStore([str(file) for file in files], columns.image, table, keys),
+        notes=tuple(notes),
+    )
+
+
+def _hidden(files: list[Path], parts: list[str]) -> bool:
+    """Whether no row of the test files has a label, as in sets that are judged by those who made them."""
+    schema = _schema(files[0])
+    columns = _Columns("", _label_column(schema, _features(schema)), ())
+    if columns.label is None:
+        return False
+    try:
+        values = [_labels(file, columns) for file, part in zip(files, parts, strict=True) if part == "test"]
+    except UserError:
+        return False
+    return all(((one == "") if one.dtype == object else (one < 0)).all() for one in values)
+
+
+def _part(file: Path) -> str:
+    match = _PART_NAME.fullmatch(file.name)
+    return PARTS[match[1].lower()] if match else ""
+
+
+def _with_parts(files: list[Path]) -> tuple[list[Path], list[str]]:
+    """Drop the files that name no part where others do (`unsupervised-...` beside `train-...`)."""
+    named = [file for file in files if _part(file)]
+    if not named or len(named) == len(files):
+        return files, []
+    left_out = [file.name for file in files if not _part(file)]
+    return named, [f"files that are neither train, validation nor test were left out ({', '.join(left_out)})"]
+
+
+def _columns(file: Path, labelled: bool, label_column: str | None) -> _Columns:
+    schema = _schema(file)
+    features = _features(schema)
+    image = _image_column(schema, features)
+    if image is None:
+        raise UserError(
+            f"{file} has no image column; expected 'image' with bytes and found {_found(schema)}; rename the column"
+        )
+    if not labelled:
+        return _Columns(image, None, ())
+    label = label_column or _label_column(schema, features)
+    if label is None or label not in schema.names:
+        expected = f"'{label}'" if label else "'label' or 'labels'"
+        raise UserError(
+            f"{file} has no label column; expected {expected} and found {_found(schema)}; "
+            "call the column of the classes 'label'"
+        )
+    return _Columns(image, label, _class_names(features, label))
+
+
+def _class_names(features: dict[str, dict[str, Any]], label: str) -> tuple[str, ...]:
+    """Return the names that the metadata gives the classes, as text that can be written; none where it has none."""
+    names = features.get(label, {}).get("names", [])
+    return tuple(str(name).encode(errors="replace").decode() for name in names) if isinstance(names, list) else ()
+
+
+def _schema(file: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(file, memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file} cannot be read as a Parquet file ({error}); give another one") from None
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """Return the feature descriptions that Hugging Face keeps in the metadata; none where there are none."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    if not isinstance(features, dict):
+        return {}
+    return {name: value for name, value in features.items() if isinstance(value, dict)}
+
+
+def _image_column(schema: pa.Schema, features: dict[str, dict[str, Any]]) -> str | None:
+    marked = [name for name, value in features.items() if value.get("_type") == "Image"]
+    for name in ["image", "img", *(marked if len(marked) == 1 else [])]:
+        if name in schema.names and _holds_bytes(schema.field(name).type):
+            return name
+    return None
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        position = kind.get_field_index("bytes")
+        return position >= 0 and _holds_bytes(kind.field(position).type)
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _label_column(schema: pa.Schema, features: dict[str, dict[str, Any]]) -> str | None:
+    for name in ("label", "labels"):
+        if name in schema.names:
+            return name
+    classes = [name for name, value in features.items() if value.get("_type") == "ClassLabel"]
+    return classes[0] if len(classes) == 1 else None
+
+
+def _found(schema: pa.Schema) -> str:
+    return ", ".join(f"'{field.name}' ({field.type})" for field in schema)
+
+
+def _labels(file: Path, columns: _Columns) -> NDArray[Any]:
+    """Return one value per row: an integer, -1 where the label is null or not asked for, or a class name."""
+    schema = _schema(file)
+    missing = [name for name in (columns.image, columns.label) if name and name not in schema.names]
+    if missing:
+        raise UserError(f"{file} has no column '{missing[0]}' as the other files have, only {_found(schema)}")
+    if columns.label is None:
+        return np.full(pq.read_metadata(file, memory_map=True).num_rows, -1, dtype=np.int64)
+    names = _class_names(_features(schema), columns.label)
+    if names and columns.names and names != columns.names:
+        raise UserError(f"{file} numbers its classes otherwise than the other files; write them alike")
+    kind = schema.field(columns.label).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise UserError(f"column '{columns.label}' of {file} holds {kind}; expected one integer or name per row")
+    try:
+        values = pq.read_table(file, columns=[columns.label], memory_map=True)[columns.label].cast(kind)
+        if pa.types.is_integer(kind):  # unsigned numbers know no -1
+            return values.cast(pa.int64()).fill_null(-1).to_numpy()
+        return np.asarray(values.fill_null("").to_pylist(), dtype=object)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"column '{columns.label}' of {file} cannot be read ({reason}); give another file") from None
+
+
+def _encode(values: NDArray[Any], columns: _Columns, file: Path) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the class names and the (N,) labels, -1 for rows without one."""
+    if columns.label is None:
+        return (), values
+    if values.dtype == object:
+        found = sorted(set(values) - {""})
+        position = {name: label for label, name in enumerate(found)}
+        return tuple(found), np.asarray([position.get(name, -1) for name in values], dtype=np.int64)
+    if not columns.names:
+        found, labels = np.unique(values[values >= 0], return_inverse=True)
+        encoded = np.full(len(values), -1, dtype=np.int64)
+        encoded[values >= 0] = labels
+        return tuple(str(value) for value in found), encoded
+    if values.max(initial=-1) >= len(columns.names):
+        raise UserError(
+            f"column '{columns.label}' of {file} has the label {values.max()}, but its metadata names only "
+            f"{len(columns.names)} classes; correct one of the two"
+        )
+    return columns.names, np.maximum(values, -1)

@@ -1,0 +1,86 @@
+"""The split of a run as a CSV file with the columns key, label, class and split."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.data.splits.split import PARTS, Split
+from paucal.reading import read_text
+from paucal.types import UserError
+
+MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
+_COLUMNS = ["key", "label", "class", "split"]
+
+
+def write_split(path: Path, image_set: ImageSet, split: Split) -> None:
+    """Write one row per image; an unlabelled image has the label -1 and an empty class.
+
+    Raises:
+        ValueError: the split was made for another number of images.
+    """
+    if len(split.parts) != len(image_set):
+        raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")
+    names = [*image_set.classes, ""]  # the label -1 picks the empty name
+    rows = zip(image_set.keys, image_set.labels.tolist(), split.parts.tolist(), strict=True)
+    # File names on Linux may be any bytes; surrogateescape brings them back as they were.
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(_COLUMNS)
+        writer.writerows([key, label, names[label], part] for key, label, part in rows)
+    temporary.replace(path)
+
+
+def read_split(path: Path, image_set: ImageSet) -> Split:
+    """Read a split back for a set that must hold the same images with the same classes, in any order.
+
+    Raises:
+        UserError: the file is missing or not as `write_split` writes it, or it names other images or classes
+            than the set has.
+    """
+    rows = read_rows(path)
+    table = {row["key"]: row for row in rows}
+    if len(table) != len(rows):
+        raise UserError(f"{path} names an image twice; give the split.csv of a run as it was written")
+    missing = [key for key in image_set.keys if key not in table]
+    surplus = sorted(set(table) - set(image_set.keys))
+    if missing or surplus:
+        raise UserError(
+            f"{path} does not fit {image_set.location}: {_some(missing)} of the images are not in the file "
+            f"and {_some(surplus)} of the file are not among the images; give the data the split was made for"
+        )
+    names = [*image_set.classes, ""]
+    for key, label in zip(image_set.keys, image_set.labels.tolist(), strict=True):
+        if table[key]["class"] != names[label]:
+            raise UserError(
+                f"{path} has {key} in class '{table[key]['class']}', but in {image_set.location} it is in "
+                f"'{names[label]}'; give the data the split was made for"
+            )
+    parts = np.asarray([table[key]["split"] for key in image_set.keys], dtype="<U6")
+    return Split(parts, f"the split stored in {path.name}")
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a split file as text, whichever images it names.
+
+    Raises:
+        UserError: the file is missing or not as `write_split` writes it.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path, MOST_BYTES, errors="surrogateescape"), newline=""))
+        columns, rows = list(reader.fieldnames or []), list(reader)
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run") from None
+    if columns != _COLUMNS:
+        raise UserError(f"{path} has the columns {columns}; expected {_COLUMNS}, as a run writes them")
+    for row in rows:
+        if row["split"] not in PARTS:
+            raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")
+    return rows
+
+
+def _some(keys: list[str]) -> str:
+    return f"{len(keys)}" + (f" ({keys[0]}{', ...' if len(keys) > 1 else ''})" if keys else "")

@@ -1,0 +1,222 @@
+"""Who trains, who selects and who is reported on: splits made once, stored, and never mixed up."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+from paucal.data.randomness import derive_seed
+from paucal.types import UserError
+
+PARTS = ("train", "val", "test", "unused")
+USUAL_VAL = 0.1
+UNSELECTED = "and no images are kept to select with"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The part that each image belongs to.
+
+    Attributes:
+        parts: (N,) strings, "train", "val", "test" or "unused".
+        description: one sentence on how it came about, for the report.
+    """
+
+    parts: NDArray[np.str_]
+    description: str
+
+    def indices(self, part: str) -> NDArray[np.int64]:
+        """Return the positions of the images of a part, in order."""
+        if part not in PARTS:
+            raise ValueError(f"expected one of {PARTS}, got {part!r}")
+        return np.flatnonzero(self.parts == part)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of images per part."""
+        return {part: int((self.parts == part).sum()) for part in PARTS}
+
+
+def held_out_part(declared: Collection[str]) -> str:
+    """Return the part that `make_split` takes for the test, of those that a set declares; "" where it cuts one.
+
+    Example:
+        >>> held_out_part(["train", "val"]), held_out_part(["train", "val", "test"]), held_out_part(["train"])
+        ('val', 'test', '')
+    """
+    given = set(declared)
+    return "test" if "test" in given else "val" if "val" in given and len(given) > 1 else ""
+
+
+def make_split(
+    image_set: ImageSet, seed: int = 0, val_fraction: float = USUAL_VAL, test_fraction: float = 0.2
+) -> Split:
+    """Split a set into train, val and test, keeping the parts it came with.
+
+    What is cut is cut per class, at least one image of each class for every part, and depends only on the
+    seed and the keys. With train, val and test folders nothing is cut. With train and test, val is cut from
+    train. With train and val, the val folder becomes the test set, since it is the one that people report on
+    and selection must not look at it; a new val is cut from train. Without parts, or with train alone, both
+    are cut. Without a share for val all images but those of the test train, those of a val folder beside train
+    and test too; the test images are those that are cut beside the usual share for val, so that a run without val
+    and one with it can be compared, or start from each other.
+
+    Args:
+        image_set: the images; an unlabelled set is split as one class.
+        seed: chooses the images that are cut.
+        val_fraction: share of each class for val, 0 for none; of no effect on a val folder unless it is 0.
+        test_fraction: share of each class for test, 0 for none; unused where there is a held-out folder.
+
+    Raises:
+        UserError: a class has too few images, fractions leave no training images, or the declared parts make
+            no sense together.
+    """
+    _check_fractions(val_fraction, test_fraction)
+    declared = np.asarray(image_set.declared)
+    given = set(image_set.declared)
+    if given == {"train", "val", "test"}:
+        parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
+        _refuse_small_classes(image_set, parts == "train", 1)
+        if val_fraction == 0:
+            return Split(parts, f"test is the data's own folder; train is its train and val folders, {UNSELECTED}")
+        return Split(parts, "train, val and test are the data's own folders")
+    if given == {"train", "test"} or given == {"train", "val"}:
+        held_out = held_out_part(given)
+        parts = np.where(declared == held_out, "test", "train").astype("<U6")
+        cut = {"val": val_fraction}
+        words = f"test is the data's own {held_out} folder; {_in_words(cut, seed, 'its train folder')}"
+    elif given in ({""}, {"train"}):
+        parts = np.full(len(image_set), "train", dtype="<U6")
+        words = _in_words({"val": val_fraction, "test": test_fraction}, seed, "all images")
+        first = {"val": val_fraction} if val_fraction > 0 else {"train": USUAL_VAL}
+        cut = {**first, "test": test_fraction}
+    else:
+        raise UserError(
+            f"{image_set.location} has the parts {sorted(given)}; expected train with val or test, or no "
+            "parts at all, so add a train folder or point to one part"
+        )
+    return Split(_cut(image_set, parts, cut, seed), words)
+
+
+def take_fraction(split: Split, labels: NDArray[np.int64], fraction: float, seed: int) -> Split:
+    """Keep a share of every class of the train part, at least one image; the rest becomes "unused".
+
+    With the same seed a smaller share is a subset of a larger one.
+
+    Raises:
+        UserError: the fraction is not in (0, 1].
+    """
+    if not 0 < fraction <= 1:
+        raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
+    shares = {label: max(1, round(count * fraction)) for label, count in _counts(split, labels).items()}
+    words = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
+    return _keep(split, labels, shares, seed, words)
+
+
+def take_few(split: Split, labels: NDArray[np.int64], per_class: int, seed: int) -> Split:
+    """Keep `per_class` images of every class of the train part; the rest becomes "unused".
+
+    A class with fewer keeps all it has, and the description says so. With the same seed fewer are a subset of
+    more.
+
+    Raises:
+        UserError: `per_class` is below 1.
+    """
+    if per_class < 1:
+        raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
+    counts = _counts(split, labels)
+    short = sum(count < per_class for count in counts.values())
+    words = f"{per_class} training images of each class are used (seed {seed})"
+    if short:
+        words += f", all of them for the {short} classes that have fewer"
+    return _keep(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, words)
+
+
+def limit_val(split: Split, labels: NDArray[np.int64], seed: int) -> Split:
+    """Keep at most as many validation images as there are training images, stratified; the rest becomes "unused".
+
+    Whoever has few labelled images to train on does not have many more to choose a model with: results from a
+    validation part larger than the training part do not carry over to real use (Oliver et al. 2018, "Realistic
+    evaluation of deep semi-supervised learning algorithms", on small validation sets).
+    """
+    n_train, n_val = len(split.indices("train")), len(split.indices("val"))
+    if n_val <= n_train:
+        return split
+    counts = _counts(split, labels, "val")
+    kept = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
+    while sum(kept.values()) > n_train and max(kept.values()) > 1:  # rare classes were rounded up to one
+        kept[max(kept, key=kept.__getitem__)] -= 1
+    return _keep(split, labels, kept, seed, "no more images to validate than to train", part="val")
+
+
+def _check_fractions(val_fraction: float, test_fraction: float) -> None:
+    if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
+        raise UserError(
+            f"the fractions for val ({val_fraction}) and test ({test_fraction}) leave no training images; "
+            "expected numbers from 0 with a sum below 1"
+        )
+
+
+def _in_words(cut: Mapping[str, float], seed: int, source: str) -> str:
+    shares = [f"{part} is {share:.4g} of {source}" for part, share in cut.items() if share > 0]
+    words = f"{' and '.join(shares)}, cut per class (seed {seed})" if shares else f"train is {source}"
+    return words if cut["val"] > 0 else f"{words}, {UNSELECTED}"
+
+
+def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], least: int) -> None:
+    counts = image_set.class_counts(np.flatnonzero(pool))
+    for name, count in zip(image_set.classes, counts, strict=True):
+        if count < least:
+            raise UserError(
+                f"class '{name}' has {count} images to train on; expected at least {least} so that every "
+                "part has one, so add images or remove the class"
+            )
+
+
+def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
+    """Move shares of every class of the train part to the parts named in `cut`."""
+    cut = {part: share for part, share in cut.items() if share > 0}
+    least = len({"train", *cut})
+    pool = parts == "train"
+    if image_set.classes:
+        _refuse_small_classes(image_set, pool, least)
+    elif pool.sum() < least:
+        raise UserError(f"{image_set.location} has {pool.sum()} images; expected at least {least}")
+    parts = parts.copy()
+    by_key = np.asarray(sorted(range(len(image_set)), key=image_set.keys.__getitem__), dtype=np.int64)
+    by_key = by_key[pool[by_key]]
+    for label in np.unique(image_set.labels[by_key]):
+        members = _shuffled(by_key[image_set.labels[by_key] == label], seed, int(label))
+        for part, size in _sizes(len(members), cut).items():
+            parts[members[:size]] = part
+            members = members[size:]
+    return parts
+
+
+def _sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
+    """Return how many of `count` images go to each part: rounded, at least one, and one is left over."""
+    sizes = {part: max(1, round(count * share)) for part, share in cut.items()}
+    while sum(sizes.values()) >= count:
+        sizes[max(sizes, key=sizes.__getitem__)] -= 1
+    return sizes
+
+
+def _shuffled(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.int64]:
+    return np.random.default_rng(derive_seed(seed, label)).permutation(members)
+
+
+def _counts(split: Split, labels: NDArray[np.int64], part: str = "train") -> dict[int, int]:
+    values, counts = np.unique(labels[split.indices(part)], return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def _keep(
+    split: Split, labels: NDArray[np.int64], kept: Mapping[int, int], seed: int, words: str, part: str = "train"
+) -> Split:
+    pool = split.indices(part)
+    parts = split.parts.copy()
+    for label, count in kept.items():
+        members = _shuffled(pool[labels[pool] == label], seed, label)
+        parts[members[count:]] = "unused"
+    return replace(split, parts=parts, description=f"{split.description}; {words}")

@@ -1,0 +1,65 @@
+"""A sheet of the images as the network sees them."""
+
+import math
+
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
+
+from paucal.data.views.normalisation import Normalisation
+from paucal.types import Batch
+
+_MOST_IMAGES = 32
+_COLUMNS = 8
+_SMALLEST_TILE = 96  # pixels; smaller images are enlarged without smoothing so that they can be judged
+_CAPTION = 14
+_GAP = 4
+_CHARACTER = 6  # pixels of an average letter in Pillow's default font
+_LEAST_SHARE = 0.005
+
+
+def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) -> Image.Image:
+    """Draw up to 32 training images of a batch, with crops, colours, erased boxes and mixing as they are.
+
+    Args:
+        batch: its first view is drawn; mixed labels are captioned with their shares.
+        normalisation: what was applied, to be undone.
+        classes: names for the labels; empty for no captions.
+    """
+    views = normalisation.undo(batch.views[0][:_MOST_IMAGES].detach().float().cpu())
+    zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
+    height, width = (side * zoom for side in views.shape[-2:])
+    captions = [_caption(label, classes) for label in _labels(batch, len(views))] if classes else []
+    row_height = height + _GAP + _CAPTION * max(map(len, captions), default=0)
+    columns = min(_COLUMNS, len(views))
+    rows = math.ceil(len(views) / columns)
+    page = Image.new("RGB", (columns * (width + _GAP) + _GAP, rows * row_height + _GAP), "white")
+    draw = ImageDraw.Draw(page)
+    for number, view in enumerate(views):
+        corner = (_GAP + number % columns * (width + _GAP), _GAP + number // columns * row_height)
+        tile = to_pil_image(view).resize((width, height), Image.Resampling.NEAREST)
+        page.paste(tile, corner)
+        for line, text in enumerate(captions[number] if captions else []):
+            at = (corner[0], corner[1] + height + line * _CAPTION)
+            draw.text(at, text[: max(1, width // _CHARACTER)], fill="black")
+    return page
+
+
+def _labels(batch: Batch, count: int) -> list[Tensor | None]:
+    return [None] * count if batch.labels is None else list(batch.labels[:count].detach().cpu())
+
+
+def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
+    """Name the class of a label, or the two largest shares of a mixed one, a line each."""
+    if label is None:
+        return []
+    if label.ndim == 0:
+        return [_plain(classes[int(label)])]
+    shares, numbers = label.topk(min(2, len(classes)))
+    pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
+    return [f"{share:.0%} {_plain(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
+
+
+def _plain(name: str) -> str:
+    """Replace what Pillow's built-in font may not have."""
+    return name.encode("ascii", "replace").decode()

@@ -1,0 +1,215 @@
+"""From a decoded image to a normalised view, together with where each point of the view comes from."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from PIL import Image
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor
+from torchvision.transforms import v2
+
+from paucal.data.views.augment import RESAMPLING, Augmentation, Interpolation, build_rand_augment
+from paucal.data.views.located_rand_augment import TrackedRandAugment
+from paucal.data.views.normalisation import Normalisation
+from paucal.types import UserError
+
+Size = tuple[int, int]
+ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
+
+EVAL_CROP_RATIO = 224 / 256
+
+
+class TrainTransform:
+    """Crop, flip, RandAugment, normalise and erase, in the order of timm's training transform.
+
+    Where the geometry is tracked, the order is that of the token-labeling program: flip, RandAugment on the whole
+    image, crop. What RandAugment fills in then lies outside the image; after a crop it could hide a part of it.
+
+    The randomness is drawn from the global generators of Python, NumPy and torch (CPU); see
+    `randomness.seeded`.
+
+    Args:
+        size: (height, width) of the view in pixels.
+        augmentation: what is done.
+        normalisation: applied after RandAugment.
+        tracked: whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
+            flip only.
+
+    Example:
+        >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
+        >>> view, theta = transform(Image.new("RGB", (40, 30)))
+        >>> tuple(view.shape), tuple(theta.shape)
+        ((3, 32, 32), (2, 3))
+    """
+
+    def __init__(
+        self, size: Size, augmentation: Augmentation, normalisation: Normalisation, tracked: bool = False
+    ) -> None:
+        _check_size(size)
+        self.size, self.augmentation, self.normalisation = size, augmentation, normalisation
+        self._crop = v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio)
+        policy = build_rand_augment(augmentation, size, normalisation)
+        self._rand_augment = None if tracked else policy
+        self._tracked = TrackedRandAugment(policy) if tracked and policy is not None else None
+        self._crops_last = tracked
+        self._erase = RandomErasing(augmentation.erase_prob, mode="pixel", device="cpu")
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        view, theta = self._changed_then_cropped(image) if self._crops_last else self._cropped_then_changed(image)
+        return self._erase(self.normalisation.apply(view)), theta
+
+    def _cropped_then_changed(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+        view, theta = self._cropped(image)
+        if self._flips():
+            view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            theta[0, 0] = -theta[0, 0]
+        return (view if self._rand_augment is None else self._rand_augment(view)), theta
+
+    def _changed_then_cropped(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+        theta = torch.eye(3)
+        if self._flips():
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            theta[0, 0] = -1
+        if self._tracked is not None:
+            image, moved = self._tracked(image)
+            theta = theta @ moved
+        view, box = self._cropped(image)
+        return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))
+
+    def _flips(self) -> bool:
+        return torch.rand(()).item() < self.augmentation.hflip
+
+    def _cropped(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+        interpolation = self.augmentation.interpolation
+        if self.augmentation.crop == "none":
+            return cover_and_centre(image, self.size, self.size, interpolation)
+        if self.augmentation.crop == "padded":
+            return self._padded_crop(image)
+        params = self._crop.make_params([image])
+        left, top, width, height = (params[name] for name in ("left", "top", "width", "height"))
+        box = (left, top, left + width, top + height)
+        view = _resized(image.crop(box), self.size, interpolation)
+        return view, box_geometry(box, image.size)
+
+    def _padded_crop(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
+        height, width = self.size
+        padding = self.augmentation.padding
+        image = _resized(image, cover_size(image, self.size), self.augmentation.interpolation)
+        left = _randint(-padding, image.width + padding - width)
+        top = _randint(-padding, image.height + padding - height)
+        box = (left, top, left + width, top + height)
+        return image.crop(box), box_geometry(box, image.size)  # Pillow fills what lies outside with black
+
+
+class EvalTransform:
+    """Resize until the shorter side is `size / crop_ratio`, take the centre, normalise.
+
+    This is what timm and torchvision do. With a view that is not square, the image is resized to cover
+    (H, W) / crop_ratio with its aspect kept.
+
+    Args:
+        size: (height, width) of the view in pixels.
+        normalisation: applied at the end.
+        crop_ratio: share of the resized image that the view shows; 1.0 shows all of the shorter side.
+        interpolation: filter of the resize.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        normalisation: Normalisation,
+        crop_ratio: float = EVAL_CROP_RATIO,
+        interpolation: Interpolation = "bicubic",
+    ) -> None:
+        _check_size(size)
+        if not 0 < crop_ratio <= 1:
+            raise UserError(f"crop_ratio is {crop_ratio}; expected a number above 0, at most 1")
+        self.size, self.normalisation = size, normalisation
+        self.crop_ratio = crop_ratio
+        self.interpolation: Interpolation = interpolation
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        # The tiny term undoes rounding such as 224 / (224 / 256) = 255.99999.
+        height, width = (math.floor(side / self.crop_ratio + 1e-6) for side in self.size)
+        view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
+        return self.normalisation.apply(view), theta
+
+
+class WholeImage:
+    """Resize all of an image to (H, W), whatever its shape, and normalise.
+
+    Args:
+        size: (height, width) of the view in pixels.
+        normalisation: applied at the end.
+        interpolation: filter of the resize.
+    """
+
+    def __init__(self, size: Size, normalisation: Normalisation, interpolation: Interpolation = "bicubic") -> None:
+        _check_size(size)
+        self.size, self.normalisation = size, normalisation
+        self.interpolation: Interpolation = interpolation
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the (3, H, W) view and its (2, 3) geometry, which is that of the whole image."""
+        view = _resized(image, self.size, self.interpolation)
+        return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
+
+
+def cover_and_centre(
+    image: Image.Image, cover: Size, size: Size, interpolation: Interpolation
+) -> tuple[Image.Image, Tensor]:
+    """Resize to cover (height, width) with the aspect kept; return the centre and its geometry."""
+    image = _resized(image, cover_size(image, cover), interpolation)
+    height, width = size
+    top, left = round((image.height - height) / 2), round((image.width - width) / 2)
+    box = (left, top, left + width, top + height)
+    return image.crop(box), box_geometry(box, image.size)
+
+
+def cover_size(image: Image.Image, size: Size) -> Size:
+    """Return the smallest (height, width) with the image's aspect that covers a size.
+
+    The free side is rounded down, as torchvision's resize of the shorter side does.
+    """
+    height, width = size
+    if image.width * height <= image.height * width:
+        return max(height, image.height * width // image.width), width
+    return height, max(width, image.width * height // image.height)
+
+
+def box_geometry(box: tuple[float, float, float, float], source: tuple[int, int]) -> Tensor:
+    """Return the (2, 3) map from the view of a box to the image it was cut from.
+
+    Args:
+        box: left, top, right, bottom in pixels of the image; may reach beyond it.
+        source: (width, height) of the image.
+
+    Example:
+        >>> box_geometry((0, 0, 10, 20), (20, 20))  # the left half
+        tensor([[ 0.5000,  0.0000, -0.5000],
+                [ 0.0000,  1.0000,  0.0000]])
+    """
+    left, top, right, bottom = box
+    width, height = source
+    across = [(right - left) / width, 0.0, (left + right) / width - 1]
+    down = [0.0, (bottom - top) / height, (top + bottom) / height - 1]
+    return torch.tensor([across, down])
+
+
+def _resized(image: Image.Image, size: Size, interpolation: Interpolation) -> Image.Image:
+    height, width = size
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), RESAMPLING[interpolation])
+
+
+def _randint(low: int, high: int) -> int:
+    return int(torch.randint(low, high + 1, ()))
+
+
+def _check_size(size: Size) -> None:
+    if min(size) < 1:
+        raise UserError(f"the image size is {size}; expected a height and a width of at least 1 pixel")

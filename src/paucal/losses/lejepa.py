@@ -1,0 +1,142 @@
+"""The loss of LeJEPA (Balestriero and LeCun 2025, arXiv:2511.08544): views predict their centre, embeddings are normal.
+
+There is no teacher, no centring and no stopped gradient. What keeps all images from getting one embedding is SIGReg:
+along random directions the embeddings of a batch must look like a sample of the standard normal distribution, which a
+collapsed, a stretched or a one-dimensional batch does not.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paucal.distributed import all_reduce_mean, world_size
+
+LIMIT, KNOTS = 3.0, 17  # of the authors' minimal example; their package integrates over [-5, 5]
+WEIGHT = 0.05
+
+
+@dataclass(frozen=True)
+class LeJepaLoss:
+    """The two parts of the loss and what they make together, scalars.
+
+    Attributes:
+        prediction: mean squared distance of the views' embeddings from their image's centre.
+        sigreg: the statistic of SIGReg, averaged over views.
+        total: `weight` times SIGReg and the rest of the prediction.
+    """
+
+    prediction: Tensor
+    sigreg: Tensor
+    total: Tensor
+
+
+def lejepa_loss(
+    embeddings: Sequence[Tensor],
+    directions: Tensor,
+    *,
+    global_views: int | None = None,
+    weight: float = WEIGHT,
+    knots: int = KNOTS,
+    limit: float = LIMIT,
+) -> LeJepaLoss:
+    """Return the loss of LeJEPA.
+
+    Computed in float32, also inside autocast. On several processes the empirical characteristic functions are those of
+    the joint batch.
+
+    Args:
+        embeddings: per view (N, D), the projected embeddings of the same N images.
+        directions: (D, M) of unit length, the same on every process; see `unit_directions`.
+        global_views: the first so many views make the centre that all views predict, as with the paper's multi-crop;
+            None for all of them, as in the authors' minimal example.
+        weight: lambda, the share of SIGReg.
+        knots: points of the trapezoid rule.
+        limit: the integral goes from minus this to this.
+
+    Raises:
+        ValueError: there are fewer than two views, or the weight is no share.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> views = [torch.randn(64, 16, generator=generator) for _ in range(2)]
+        >>> found = lejepa_loss(views, unit_directions(16, 256, generator))
+        >>> round(found.prediction.item(), 1), bool(found.total < found.sigreg)
+        (0.5, True)
+    """
+    if len(embeddings) < 2 or not 0 <= weight <= 1:
+        raise ValueError(f"expected 2 views or more and a weight from 0 to 1, got {len(embeddings)} and {weight}")
+    views = torch.stack([view.float() for view in embeddings])
+    prediction = view_prediction(views, global_views)
+    regular = torch.stack([sigreg(view, directions, knots, limit) for view in views]).mean()
+    return LeJepaLoss(prediction, regular, weight * regular + (1 - weight) * prediction)
+
+
+def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
+    """Return the mean squared distance of embeddings from their image's centre; gradients flow through both.
+
+    Args:
+        views: (V, N, D).
+        global_views: views that make the centre; None for all.
+
+    Returns:
+        A scalar, averaged over views, images and coordinates.
+
+    Example:
+        >>> view_prediction(torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])).item()
+        0.5
+    """
+    centre = views[:global_views].mean(0)
+    return (views - centre).square().mean()
+
+
+def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: float = LIMIT) -> Tensor:
+    """Return how far embeddings are from a standard normal sample along random directions (Epps and Pulley's test).
+
+    N times the integral over t of w(t) |mean of exp(i t x) - exp(-t^2 / 2)|^2 with w(t) = exp(-t^2 / 2), averaged over
+    the directions. The integrand is even, so the trapezoid rule runs over [0, limit] and counts twice. For a standard
+    normal sample the expected value does not depend on N.
+
+    Args:
+        embeddings: (N, D), float32.
+        directions: (D, M) of unit length.
+        knots: points of the trapezoid rule.
+        limit: end of the integral.
+
+    Returns:
+        A scalar of at least 0; time and memory grow with N, D and M alone.
+    """
+    with torch.autocast(embeddings.device.type, enabled=False):
+        along = embeddings.float() @ directions.float()
+        step = limit / (knots - 1)
+        total = along.new_zeros(())
+        for knot in range(knots):
+            at = knot * step
+            normal = math.exp(-0.5 * at * at)
+            real, imaginary = _joint_mean((at * along).cos()), _joint_mean((at * along).sin())
+            share = step if knot in (0, knots - 1) else 2 * step
+            total = total + share * normal * ((real - normal).square() + imaginary.square()).mean()
+        return len(embeddings) * world_size() * total
+
+
+def unit_directions(dim: int, count: int, generator: torch.Generator) -> Tensor:
+    """Return (dim, count) random directions of length 1, on the generator's device.
+
+    Example:
+        >>> directions = unit_directions(4, 3, torch.Generator().manual_seed(0))
+        >>> directions.shape, directions.square().sum(0).round(decimals=4).tolist()
+        (torch.Size([4, 3]), [1.0, 1.0, 1.0])
+    """
+    drawn = torch.randn(dim, count, generator=generator, device=generator.device)
+    return drawn / torch.linalg.vector_norm(drawn, dim=0)
+
+
+def _joint_mean(values: Tensor) -> Tensor:
+    """Return the mean over rows of all processes, with the gradient of this process's own mean.
+
+    The trainer averages gradients over processes, which turns these own gradients into that of the joint mean.
+    """
+    own = values.mean(0)
+    return own + (all_reduce_mean(own) - own.detach())

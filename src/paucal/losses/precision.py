@@ -1,0 +1,18 @@
+"""The precision in which losses are computed: float32 or better, whatever the network ran in.
+
+Autocast is no substitute. Which functions it computes in float32 differs between devices (a sum on CUDA, but not on the
+CPU), and matrix products it computes in half precision everywhere.
+"""
+
+import torch
+from torch import Tensor
+
+
+def precise(values: Tensor) -> Tensor:
+    """Return values in float32, or as they are where that is more precise.
+
+    Example:
+        >>> precise(torch.ones(1, dtype=torch.float16)).dtype, precise(torch.ones(1, dtype=torch.float64)).dtype
+        (torch.float32, torch.float64)
+    """
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,0 +1,112 @@
+"""LeJEPA: views predict their common centre, and embeddings stay normally distributed."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.evaluation.collapse import Verdict
+from paucal.evaluation.feature_collapse import judge_features
+from paucal.methods.contract import HealthScale, PretrainingMethod, Row
+from paucal.methods.lejepa.settings import LeJepaSettings
+from paucal.objectives.base import Objective
+from paucal.objectives.lejepa import LeJepa, LeJepaOptions
+from paucal.rules.backbone import backbone_shape
+from paucal.rules.length import effective_batch
+from paucal.rules.resolve import Choice, rules_by_name
+from paucal.types import Crops
+
+AUTHORS = "the authors' value"
+BATCH, RATE = 256, 2e-3  # of the minimal example, a ViT-S of 8-pixel patches
+CAREFUL = 5e-4  # the README's for other backbones
+NARROW = 256  # channels below which a backbone counts as small
+HIDDEN = 2048
+
+
+def lr(
+    model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, batch_size: int,
+    accumulate: int, devices: int | None, nodes: int | None,
+) -> Choice:  # fmt: skip
+    """The minimal example's rate for small backbones, the README's for others, by the square root of the batch."""
+    batch = effective_batch(batch_size, accumulate, devices, nodes)
+    narrow = backbone_shape(model, model_args, img_size).dim < NARROW
+    peak, source = (RATE, "their minimal example") if narrow else (CAREFUL, "their README")
+    return round(
+        peak * math.sqrt(batch / BATCH), 8
+    ), f"{peak:g} at batch {BATCH} ({source}), times sqrt({batch}/{BATCH})"
+
+
+def min_lr(lr: float | None) -> Choice:
+    """A thousandth of the peak."""
+    return (lr or 0.0) / 1000, AUTHORS
+
+
+def warmup_epochs(epochs: int | None) -> Choice:
+    """One epoch, as in the minimal example; less of a very short run."""
+    return min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"
+
+
+def weight_decay() -> Choice:
+    """The authors' for transformers."""
+    return 0.05, AUTHORS
+
+
+def clip() -> Choice:
+    """No clipping."""
+    return 0.0, AUTHORS
+
+
+def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
+    """The README's six; four where a processor trains."""
+    if local_size:
+        return [6 // len(local_size)] * len(local_size), "six in all, as in the authors' README"
+    return ([4], "a processor trains: four, not the README's six") if device == "cpu" else ([6], AUTHORS)
+
+
+def drop_path(model: str | None) -> Choice:
+    """The minimal example's rate; none for small backbones."""
+    name = model or ""
+    return (0.0, "a small backbone") if name.endswith("_mini") else (0.1, AUTHORS)
+
+
+def projection_hidden(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
+    """The authors' width, narrower for a narrow backbone."""
+    dim = backbone_shape(model, model_args, img_size).dim
+    if 4 * dim >= HIDDEN:
+        return HIDDEN, AUTHORS
+    return 4 * dim, f"four times the {dim} channels of the backbone"
+
+
+def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
+    options = LeJepaOptions(
+        weight=settings.sigreg_weight,
+        directions=settings.sigreg_directions,
+        projection_dim=settings.projection_dim,
+        hidden_dim=settings.projection_hidden or HIDDEN,
+        seed=settings.seed,
+    )
+    objective = LeJepa(spec, crops, options, settings.drop_path)
+    if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for processors
+        objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
+    return objective
+
+
+def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
+    words = {} if patience is None else {"patience": patience}
+    return judge_features(rows, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words)
+
+
+METHOD = PretrainingMethod(
+    name="lejepa",
+    summary="views predict their common centre, embeddings stay normally distributed: LeJEPA, without a teacher",
+    settings=LeJepaSettings,
+    rules=rules_by_name((local_crops, lr, min_lr, warmup_epochs, weight_decay, clip, drop_path, projection_hidden)),
+    advice="with --method {method}: leave it out, or give --method lejepa",
+    title=lambda settings: "LeJEPA: views predict their centre",
+    build=_build,
+    weight_decay=lambda settings: settings.weight_decay,
+    clip=lambda settings: settings.clip or None,
+    judge=_judge,
+)

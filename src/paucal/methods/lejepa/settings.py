@@ -1,0 +1,21 @@
+"""The flags of LeJEPA."""
+
+from dataclasses import dataclass
+
+from paucal.settings.options import option
+
+
+@dataclass(frozen=True)
+class LeJepaSettings:
+    """What may be told about LeJEPA (Balestriero and LeCun 2025)."""
+
+    sigreg_weight: float = option(
+        "share of the loss that keeps embeddings normally distributed", 0.05, group="method", low=0, high=1
+    )
+    sigreg_directions: int = option(
+        "random directions along which that is tested", 256, group="method", low=1, high=1 << 16
+    )
+    projection_dim: int = option("width of the embeddings that are compared", 16, group="method", low=1, high=1 << 16)
+    projection_hidden: int | None = option(
+        "width of the projector's hidden layers", group="method", low=1, high=1 << 16
+    )

@@ -1,0 +1,59 @@
+"""Locality guidance: the small CNN that guides a run, opened from its folder and held to what it may know."""
+
+from typing import Any
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.backbones.spec import BackboneSpec
+from paucal.evaluation.deployed import load_deployed
+from paucal.methods.contract import Circumstances, ExtraLoss
+from paucal.methods.locality.settings import LocalitySettings
+from paucal.objectives import LocalityGuidance, Term
+from paucal.objectives.locality_guidance import WEIGHT
+from paucal.runs import open_run
+from paucal.runs.seen_images import trained_on
+from paucal.types import FeatureRequest, UserError
+
+
+def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
+    if settings.guide is None:
+        raise UserError(
+            "--add locality needs a guide: train a small CNN on the same images and give its run as --guide."
+        )
+    deployed = load_deployed(settings.guide)
+    guide = FeatureBackbone(deployed.module, deployed.card.preprocessing.image_size)
+    dims = [dim for dim, _, _ in backbone.shapes(FeatureRequest("blocks"))]
+    try:
+        return LocalityGuidance(guide, dims, WEIGHT if settings.guide_weight is None else settings.guide_weight)
+    except ValueError as problem:
+        raise UserError(f"--guide {settings.guide}: {problem}; give a backbone with more blocks.") from problem
+
+
+def _settle(settings: Any, term: LocalityGuidance, circumstances: Circumstances) -> None:
+    """Let the guide see images as it was trained to, once the run's own normalisation is known.
+
+    Raises:
+        UserError: the guide was trained on images that this run validates or tests with, whose labels would leak.
+    """
+    run = open_run(settings.guide)
+    known = set(trained_on(run)).intersection(circumstances.held_out)
+    if known:
+        raise UserError(
+            f"--guide {settings.guide} was trained on {len(known)} of the images that this run keeps for "
+            "validation and test, whose labels it knows: train it with this run's --seed and split."
+        )
+    own, statistics = load_deployed(run).card.preprocessing, circumstances.statistics
+    channels = list(zip(statistics.mean, statistics.std, own.mean, own.std, strict=True))
+    scale = [std / guides_std for _, std, _, guides_std in channels]
+    shift = [(mean - guides_mean) / guides_std for mean, _, guides_mean, guides_std in channels]
+    term.see_as(scale, shift)
+
+
+TERM = ExtraLoss(
+    name="locality",
+    summary="the cells of the blocks imitate those of a small CNN, --guide",
+    settings=LocalitySettings,
+    paths=("guide",),
+    advice="without --add locality: add it, or leave {flag} out",
+    build=_build,
+    settle=_settle,
+)

@@ -1,0 +1,41 @@
+"""Names that people give, looked up in the tables of methods, and settings that belong to what a run does not use."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paucal.methods.contract import Entry
+from paucal.settings.options import flag, setting_fields
+from paucal.types import UserError
+
+
+def known_name(name: str, value: str, table: Mapping[str, object]) -> str:
+    """Return a name that a table has.
+
+    Raises:
+        UserError: it has none such; the message has the nearest.
+    """
+    if value not in table:
+        near = difflib.get_close_matches(value, table, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise UserError(f"--{name}: {value!r} is unknown, expected one of {', '.join(table)}{hint}")
+    return value
+
+
+def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the settings that belong to entries which a run does not use, and whose they are."""
+    in_use = {name for entry in used for name in entry.own}
+    return {name: entry for entry in known for name in sorted(entry.own - in_use)}
+
+
+def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
+    """Raise a UserError for a setting that was given and has no effect in the run.
+
+    A stored config gives every setting, also those that have no say in its run; what was typed was meant.
+    """
+    unused, declared = unused_settings(used, known), setting_fields(settings)
+    for name, origin in given.items():
+        silent = origin == "config" and getattr(settings, name) == declared[name].default
+        if name in unused and not silent:
+            advice = unused[name].advice.format(flag=flag(name), method=settings.method)
+            raise UserError(f"{flag(name)} has no effect {advice}.")

@@ -1,0 +1,45 @@
+"""The table of pre-training methods, and what follows from which of them a run uses."""
+
+from collections.abc import Mapping
+
+from paucal.methods.contract import PretrainingMethod
+from paucal.methods.lejepa import entry as lejepa
+from paucal.methods.lookup import known_name, refuse_unused
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.methods.self_distillation import entry as self_distillation
+from paucal.recipes import esvit
+from paucal.recipes.recipe import fill_in
+from paucal.rules import crops, machine, resolve
+from paucal.rules.circumstances import Facts
+
+METHODS: dict[str, PretrainingMethod] = {entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD)}
+RECIPES = esvit.RECIPES
+SHARED_RULES = resolve.rules_by_name((*machine.PROCESSES, *crops.RULES))
+LAST_RULES = resolve.rules_by_name(machine.ARITHMETIC)
+
+
+def method_of(settings: PretrainSettings) -> PretrainingMethod:
+    """Return the method of a run.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    return METHODS[known_name("method", settings.method, METHODS)]
+
+
+def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
+    """Fill in what `--recipe` says and nobody has given; raises a UserError for an unknown one."""
+    left_out = method_of(settings).superseded(settings, given)
+    return fill_in(settings, given, RECIPES, settings.recipe, left_out)
+
+
+def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
+    """Raise a UserError for a setting that has no effect in the run, or that contradicts another one."""
+    method = method_of(settings)
+    refuse_unused(settings, given, [method], METHODS.values())
+    method.check(settings)
+
+
+def resolve_pretraining(settings: PretrainSettings, facts: Facts) -> tuple[PretrainSettings, dict[str, str]]:
+    """Fill in every setting that is None and has a rule; return the settings and the reasons."""
+    return resolve.resolve(settings, facts, {**SHARED_RULES, **method_of(settings).rules, **LAST_RULES})

@@ -1,0 +1,31 @@
+"""The settings of `paucal pretrain`: what all runs have in common, and what each method brings."""
+
+from dataclasses import dataclass
+
+from paucal.methods.lejepa.settings import LeJepaSettings
+from paucal.methods.self_distillation.settings import SelfDistillationSettings
+from paucal.settings.crops import CropSettings, PretrainScheduleSettings, WatchSettings
+from paucal.settings.groups import JobSettings
+from paucal.settings.options import option
+
+
+@dataclass(frozen=True)
+class MethodSettings(LeJepaSettings, SelfDistillationSettings):
+    """Which method trains, and what each may be told."""
+
+    method: str = option("pre-training method", "self-distillation", group="method")
+
+
+@dataclass(frozen=True)
+class PretrainSettings(  # type: ignore[reportIncompatibleVariableOverride] (a number, never "auto")
+    WatchSettings, PretrainScheduleSettings, MethodSettings, CropSettings, JobSettings
+):
+    """Every setting of `paucal pretrain`; the command line and `paucal.pretrain` share it."""
+
+    data: str = option(
+        "folder of images in any depth, Parquet file or folder, a published set such as 'cifar10', or 'digits'; "
+        "labels are not used",
+        "digits",
+        group="data",
+    )
+    img_size: list[int] | None = option("side of the global crops in pixels, or height and width", group="crops")

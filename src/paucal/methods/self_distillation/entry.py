@@ -1,0 +1,129 @@
+"""Self-distillation of views, and of views and regions: EsViT, and with the view task alone DINO."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.evaluation.collapse import Verdict, judge
+from paucal.methods.contract import HealthScale, PretrainingMethod, Row
+from paucal.methods.self_distillation.rules import RULES
+from paucal.methods.self_distillation.settings import SelfDistillationSettings
+from paucal.objectives import Objective, SelfDistillation, SelfDistillationOptions
+from paucal.rules.resolve import rules_by_name
+from paucal.settings.options import flag
+from paucal.types import Crops, UserError
+
+
+def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
+    objective = SelfDistillation(spec, crops, _options(settings), settings.drop_path)
+    several = (settings.devices or 1) * (settings.nodes or 1) > 1
+    if several and settings.device == "cuda":  # as published; torch has no such norm for processors
+        for network in (objective.student, objective.teacher):
+            network.backbone.model = nn.SyncBatchNorm.convert_sync_batchnorm(network.backbone.model)
+            network.heads = nn.SyncBatchNorm.convert_sync_batchnorm(network.heads)  # type: ignore[assignment]
+    return objective
+
+
+def _options(settings: Any) -> SelfDistillationOptions:
+    return SelfDistillationOptions(
+        tasks=settings.tasks or "view+region",
+        similarity=settings.similarity,
+        out_dim=settings.out_dim or 65536,
+        hidden_dim=settings.hidden_dim or 2048,
+        bottleneck_dim=settings.bottleneck_dim or 256,
+        head_layers=settings.head_layers,
+        head_batch_norm=settings.head_norm == "batch",
+        norm_last_layer=not settings.learn_lengths,
+        freeze_last_layer=settings.freeze_last_layer,
+        student_temperature=settings.student_temperature,
+        teacher_temperature=settings.teacher_temperature or 0.07,
+        warmup_teacher_temperature=settings.warmup_teacher_temperature,
+        warmup_teacher_epochs=settings.warmup_teacher_epochs or 0,
+        momentum=0.996 if settings.momentum is None else settings.momentum,
+        centre_momentum=settings.centre_momentum,
+        weight_decay=0.04 if settings.weight_decay is None else settings.weight_decay,
+        weight_decay_end=settings.weight_decay_end,
+        clip=3.0 if settings.clip is None else settings.clip,
+        teacher_norm=settings.teacher_norm,
+        mixup=settings.mixup,
+    )
+
+
+def _check(settings: Any) -> None:
+    """Refuse tasks that contradict each other.
+
+    Raises:
+        UserError: the region task shall join a run of the view task alone, or after the run's end, or mixed crops.
+    """
+    if settings.mixup and settings.tasks not in ("view", None):
+        raise UserError(
+            "--mixup mixes crops, and a mixed cell has no one counterpart: give --tasks view, or leave it out."
+        )
+    if settings.region_after is None:
+        return
+    if settings.tasks == "view":
+        raise UserError("--region-after lets the region task join, and --tasks view leaves it out: give one of them.")
+    if settings.epochs is not None and settings.region_after >= settings.epochs:
+        raise UserError(
+            f"{flag('region_after')} {settings.region_after} leaves none of the {settings.epochs} epochs to the region "
+            "task: give fewer, or more --epochs."
+        )
+
+
+def _judge(settings: Any, rows: Sequence[Row], scale: HealthScale, patience: int | None) -> Verdict | None:
+    words = {} if patience is None else {"patience": patience}
+    return judge(
+        rows, settings.out_dim or 2, scale.feature_dim, batch=scale.batch, grace_steps=scale.grace_steps, **words
+    )
+
+
+def calmer(settings: Any, kind: str) -> dict[str, float]:
+    """Return the settings to change after a collapse.
+
+    Sharpening works against uniform answers and centring against a constant one, so these two need opposite changes of
+    the teacher's temperature (DINO, section 5.3); all but the first need a calmer student and teacher.
+    """
+    temperature = settings.teacher_temperature or 0.07
+    if kind == "uniform output":
+        start = min(settings.warmup_teacher_temperature, 0.75 * temperature)
+        return {"teacher_temperature": 0.75 * temperature, "warmup_teacher_temperature": start}
+    slower = {"lr": (settings.lr or 0.0) / 2, "momentum": 1 - (1 - (settings.momentum or 0.0)) / 2}
+    return {"teacher_temperature": 1.25 * temperature, **slower} if kind == "constant output" else slower
+
+
+def _stage(settings: Any, epochs: int) -> Any:
+    """The region task may join later (EsViT, section 4.1, figure 4: at epoch 200 of 300)."""
+    if not settings.region_after or epochs >= settings.region_after:
+        return settings
+    return replace(settings, tasks="view")
+
+
+def _superseded(settings: Any, given: Mapping[str, str]) -> Collection[str]:
+    """Return a recipe's settings that belong to another one which something else was given for."""
+    found = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
+    found += ["global_scale", "local_scale"] if settings.pipeline == "deit" and "pipeline" in given else []
+    return [*found, "drop_path"] if "model" in given else found
+
+
+METHOD = PretrainingMethod(
+    name="self-distillation",
+    summary="a student learns to answer as its own moving average does: EsViT, and DINO with --tasks view",
+    settings=SelfDistillationSettings,
+    rules=rules_by_name(RULES),
+    check=_check,
+    advice="with --method {method}: leave it out, or give --method self-distillation",
+    superseded=_superseded,
+    title=lambda settings: f"self-distillation of {(settings.tasks or '').replace('+', 's and ')}s",
+    build=_build,
+    # The highest; the objective scales it down to that of the step.
+    weight_decay=lambda settings: max(settings.weight_decay or 0.0, settings.weight_decay_end),
+    judge=_judge,
+    calmer=calmer,
+    prototypes=lambda settings: settings.out_dim,
+    stage=_stage,
+    changes_after=lambda settings: settings.region_after,
+    stage_news="the region task joins: its head begins anew, all else goes on as it was",
+)

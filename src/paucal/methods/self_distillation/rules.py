@@ -1,0 +1,137 @@
+"""How self-distillation's own settings are chosen, and shared ones as EsViT has them (sections 4 and A)."""
+
+import math
+from collections.abc import Sequence
+
+from paucal.data.sampler import steps_per_epoch
+from paucal.recipes.esvit import RECIPES
+from paucal.recipes.recipe import recipe_rate
+from paucal.rules.backbone import backbone_shape
+from paucal.rules.circumstances import Facts
+from paucal.rules.crops import PAPER
+from paucal.rules.length import effective_batch
+from paucal.rules.resolve import Choice
+
+# The student's rates in EsViT's program, by the beginning of a model's name; timm's ViT is DeiT.
+DROP_PATHS = {
+    **dict.fromkeys(("swin_small", "swin_base", "swin_large"), 0.2),
+    **dict.fromkeys(("swin", "cvt", "vil", "deit", "vit_tiny", "vit_small", "vit_base"), 0.1),
+}
+PAPER_BATCH, PAPER_MOMENTUM, PAPER_PROTOTYPES = 512, 0.996, 65536
+NARROW = 256  # channels below which a backbone counts as small
+LONG = 100  # epochs from which a run's settings are the published ones
+MANY = 100_000  # images from which the published heads are left as they are
+QUICKEST = 0.98  # teachers that follow faster let small runs collapse
+Words = Sequence[str] | None
+Sides = Sequence[int] | None
+
+
+def lr(
+    recipe: str | None, model: str | None, model_args: Words, img_size: Sides, batch_size: int, accumulate: int,
+    devices: int | None, nodes: int | None,
+) -> Choice:  # fmt: skip
+    """The paper's rate, in proportion to the batch; by the square root for small batches, as suits AdamW."""
+    batch = effective_batch(batch_size, accumulate, devices, nodes)
+    published = recipe_rate(RECIPES, recipe, model, batch)
+    if published is not None:
+        return published
+    if batch >= PAPER_BATCH:
+        return round(5e-4 * batch / 256, 8), f"EsViT's 5e-4 for 256 images, here {batch}"
+    narrow = backbone_shape(model, model_args, img_size).dim < NARROW
+    anchor, source = (64, "tried for small backbones") if narrow else (PAPER_BATCH, "EsViT's")
+    rate = round(1e-3 * math.sqrt(batch / anchor), 8)
+    return rate, f"1e-3 at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
+
+
+def min_lr(lr: float | None) -> Choice:
+    """The paper's floor, but never above a hundredth of the peak."""
+    return min(1e-6, (lr or 1e-4) / 100), PAPER
+
+
+def warmup_epochs(epochs: int | None) -> Choice:
+    """The paper's 10 of 300, and a tenth of a short run."""
+    return min(10.0, 0.1 * (epochs or 1)), "a tenth of the epochs, and at most EsViT's 10"
+
+
+def weight_decay() -> Choice:
+    """The paper's, at the beginning."""
+    return 0.04, "EsViT's at the beginning"
+
+
+def clip() -> Choice:
+    """The program's, of each tensor by itself."""
+    return 3.0, "EsViT's, each tensor's gradient by itself"
+
+
+def tasks(region_after: int | None, epochs: int | None) -> Choice:
+    """The paper's two tasks for long runs; in short ones the region task was tried and found to harm."""
+    if region_after or (epochs or 0) >= LONG:
+        return "view+region", PAPER
+    return "view", f"under {LONG} epochs the region task made features worse where it was tried (docs/lab_notes.md)"
+
+
+def out_dim(facts: Facts) -> Choice:
+    """The paper's prototypes for a million images, fewer for fewer."""
+    chosen = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
+    chosen = max(256, min(PAPER_PROTOTYPES, chosen))
+    return chosen, f"{facts.n_train} images: about one for 4 of them, at most EsViT's {PAPER_PROTOTYPES}"
+
+
+def hidden_dim(model: str | None, model_args: Words, img_size: Sides) -> Choice:
+    """The paper's width, narrower for a narrow backbone."""
+    dim = backbone_shape(model, model_args, img_size).dim
+    if 4 * dim >= 2048:
+        return 2048, PAPER
+    return 4 * dim, f"four times the {dim} channels of the backbone"
+
+
+def bottleneck_dim(model: str | None, model_args: Words, img_size: Sides) -> Choice:
+    """The paper's width, narrower for a narrow backbone."""
+    dim = backbone_shape(model, model_args, img_size).dim
+    return min(256, dim), PAPER if dim >= 256 else f"the {dim} channels of the backbone"
+
+
+def head_norm(facts: Facts) -> Choice:
+    """The paper's none for many images; batch statistics keep the answers to few images apart."""
+    if facts.n_train < MANY:
+        return "batch", "few images: without it small runs ended with the same answer to all of them"
+    return "none", PAPER
+
+
+def teacher_temperature(epochs: int | None, warmup_teacher_temperature: float) -> Choice:
+    """The paper's for long runs; a short one keeps the cooler beginning."""
+    if (epochs or 0) >= LONG:
+        return 0.07, PAPER
+    return warmup_teacher_temperature, "a short run keeps the teacher as sharp as at its beginning"
+
+
+def warmup_teacher_epochs(epochs: int | None) -> Choice:
+    """The paper's 30 of 300, and a tenth of a short run."""
+    return min(30, math.ceil(0.1 * (epochs or 1))), "a tenth of the epochs, as in EsViT's 300"
+
+
+def momentum(
+    facts: Facts, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
+) -> Choice:
+    """The paper's for 512 images; the same average over images for other batches; quicker in a short run."""
+    batch = effective_batch(batch_size, accumulate, devices, nodes)
+    steps = (epochs or 1) * steps_per_epoch(facts.n_train, batch)
+    scaled, quick = PAPER_MOMENTUM ** (batch / PAPER_BATCH), max(QUICKEST, 1 - 20 / max(steps, 20))
+    if quick < scaled:
+        return round(quick, 6), f"a run of {steps} steps: the teacher averages over {round(1 / (1 - quick))} of them"
+    return round(scaled, 6), f"EsViT's {PAPER_MOMENTUM} for {PAPER_BATCH} images, the same over images for {batch}"
+
+
+def drop_path(model: str | None) -> Choice:
+    """The paper's rates for its backbones; none for others."""
+    name = (model or "").removeprefix("esvit_")
+    for beginning, rate in DROP_PATHS.items():
+        if name.startswith(beginning):
+            return rate, PAPER
+    return 0.0, "no backbone for which EsViT has a rate"
+
+
+RULES = (
+    *(lr, min_lr, warmup_epochs, weight_decay, clip, tasks, out_dim, hidden_dim, bottleneck_dim, head_norm),
+    *(teacher_temperature, warmup_teacher_epochs, momentum, drop_path),
+)

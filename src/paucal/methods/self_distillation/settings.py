@@ -1,0 +1,58 @@
+"""The flags of self-distillation."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.options import MOST_EPOCHS, option
+from paucal.settings.parts import HIGHEST_ALPHA, LOWEST_ALPHA
+
+
+@dataclass(frozen=True)
+class SelfDistillationSettings:
+    """What may be told about EsViT's self-distillation (Li et al., ICLR 2022)."""
+
+    tasks: Literal["view", "view+region"] | None = option(
+        "compare crops (view), or crops and their cells (view+region)", group="method"
+    )
+    region_after: int | None = option(
+        "epochs of the view task alone, after which the region task joins; the optimizer's state goes on",
+        group="method",
+        low=1,
+        high=MOST_EPOCHS,
+    )
+    similarity: Literal["cosine", "dot"] = option("how a cell's counterpart is found", "cosine", group="method")
+    out_dim: int | None = option("prototypes of each head", group="method", low=2, high=1 << 20)
+    hidden_dim: int | None = option("width of the heads' MLP", group="method", low=1, high=1 << 16)
+    bottleneck_dim: int | None = option(
+        "width of what is compared with prototypes", group="method", low=1, high=1 << 16
+    )
+    head_layers: int = option("linear layers of the heads' MLP", 3, group="method", low=1, high=16)
+    head_norm: Literal["none", "batch"] | None = option("normalisation in the heads' MLP", group="method")
+    learn_lengths: bool = option("learn the lengths of prototypes too (less stable)", False, group="method")
+    freeze_last_layer: int = option(
+        "epochs at the beginning in which prototypes stay as they are", 1, group="method", low=0, high=MOST_EPOCHS
+    )
+    student_temperature: float = option("temperature of the student", 0.1, group="method", above=0)
+    teacher_temperature: float | None = option("temperature of the teacher", group="method", above=0)
+    warmup_teacher_temperature: float = option(
+        "temperature of the teacher at the beginning", 0.04, group="method", above=0
+    )
+    warmup_teacher_epochs: int | None = option(
+        "epochs between the two temperatures", group="method", low=0, high=MOST_EPOCHS
+    )
+    momentum: float | None = option(
+        "share of the old teacher in the new one, at the beginning", group="method", low=0, high=1
+    )
+    centre_momentum: float = option("share of the old centre in the new one", 0.9, group="method", low=0, high=1)
+    teacher_norm: Literal["batch", "running"] = option(
+        "statistics of the teacher's BatchNorms: of the batch, as published, or running ones", "batch", group="method"
+    )
+    mixup: float = option(
+        "alpha of mixup between the student's crops (view task only); 0 for none",
+        0.0,
+        group="method",
+        low=LOWEST_ALPHA,
+        high=HIGHEST_ALPHA,
+        or_zero=True,
+    )
+    weight_decay_end: float = option("weight decay of AdamW at the end", 0.4, low=0)

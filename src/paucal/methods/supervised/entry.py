@@ -1,0 +1,22 @@
+"""Cross-entropy on the labels, with any extra losses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.methods.contract import TrainingMethod
+from paucal.methods.fine_tuning import fine_tuning
+from paucal.objectives import Objective, Supervised, Term
+
+
+def build_supervised(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) -> Objective:
+    """Return cross-entropy with extra losses."""
+    return Supervised(backbone, terms, settings.label_smoothing, fine_tuning(settings))
+
+
+METHOD = TrainingMethod(
+    name="supervised",
+    summary="cross-entropy on the labels",
+    build=build_supervised,
+    contrast=("drloc", "add dense relative localization"),
+)

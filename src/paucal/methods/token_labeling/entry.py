@@ -1,0 +1,66 @@
+"""Token labeling, and ReLabel: a teacher's labels for the parts of images."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.losses.token_labeling import TokenLabelingReading
+from paucal.methods.contract import TrainingMethod
+from paucal.methods.fine_tuning import fine_tuning
+from paucal.methods.token_labeling.settings import TokenLabelingSettings
+from paucal.objectives import Objective, Term, TokenLabeling, TokenLabelingOptions
+from paucal.rules.resolve import Choice, rules_by_name
+from paucal.types import UserError
+
+RELABEL = "relabel"
+
+
+def _build(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) -> Objective:
+    reading = TokenLabelingReading.from_preset(settings.token_preset)
+    if settings.token_weight is not None:
+        reading = replace(reading, dense_weight=settings.token_weight)
+    mixes = not settings.no_mix_token
+    if settings.method == RELABEL:
+        reading, mixes = replace(reading, dense_weight=0.0), False
+    options = TokenLabelingOptions(
+        reading, mixes, settings.label_smoothing, settings.token_preset == "reference", settings.seed
+    )
+    return TokenLabeling(backbone, options, terms, fine_tuning(settings))
+
+
+def mixup(method: str) -> Choice:
+    """None: mixing images does not know how to mix what the parts of them are called."""
+    return 0.0, f"{method} has labels for parts of images instead"
+
+
+def cutmix(method: str) -> Choice:
+    """None, for the same reason."""
+    return mixup(method)
+
+
+def _check(settings: Any) -> None:
+    for name in ("mixup", "cutmix"):
+        if getattr(settings, name):
+            raise UserError(
+                f"--{name} does not go with --method {settings.method}, whose labels are those of parts of images: "
+                "leave it out."
+            )
+
+
+_TOKENS: dict[str, Any] = {
+    "settings": TokenLabelingSettings,
+    "paths": ("labels",),
+    "rules": rules_by_name((mixup, cutmix)),
+    "check": _check,
+    "advice": "with --method {method}: give --method token-labeling",
+    "build": _build,
+    "label_maps": True,
+    "contrast": ("supervised", "the same on plain labels, to see what the teacher's give"),
+}
+METHODS = (
+    TrainingMethod(name="token-labeling", summary="a teacher's label for every token, from --labels", **_TOKENS),
+    TrainingMethod(
+        name=RELABEL, summary="a teacher's label for the part of the image that is seen, from --labels", **_TOKENS
+    ),
+)

@@ -1,0 +1,18 @@
+"""The flags of token labeling."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.options import option
+
+
+@dataclass(frozen=True)
+class TokenLabelingSettings:
+    """What may be told about token labeling (Jiang et al., NeurIPS 2021) and ReLabel."""
+
+    labels: str | None = option("folder of label maps that 'paucal label' has made", group="method")
+    token_preset: Literal["paper", "reference"] = option(
+        "reading of token labeling: the paper's formula or the published program's", "paper", group="method"
+    )
+    token_weight: float | None = option("weight of the tokens' part of the loss", group="method", low=0)
+    no_mix_token: bool = option("do not exchange boxes of cells between images", False, group="method")

@@ -1,0 +1,129 @@
+"""The table of training methods and extra losses, and what follows from which of them a run uses."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from paucal.backbones.mimetic import init_mimetic
+from paucal.backbones.spec import BackboneSpec
+from paucal.methods.contract import Circumstances, Entry, ExtraLoss, TrainingMethod
+from paucal.methods.drloc import entry as drloc
+from paucal.methods.locality import entry as locality
+from paucal.methods.lookup import known_name, refuse_unused, unused_settings
+from paucal.methods.supervised import entry as supervised
+from paucal.methods.token_labeling import entry as token_labeling
+from paucal.methods.training_settings import TrainSettings
+from paucal.objectives import Objective
+from paucal.objectives.one_backbone import OneBackbone
+from paucal.recipes.recipe import fill_in, require_start
+from paucal.recipes.starts import imagenet_alone
+from paucal.recipes.table import RECIPES
+from paucal.rules import images, length, machine, model, resolve
+from paucal.rules.circumstances import Facts
+from paucal.types import UserError
+
+METHODS: dict[str, TrainingMethod] = {
+    entry.name: entry for entry in (supervised.METHOD, drloc.METHOD, *token_labeling.METHODS)
+}
+TERMS: dict[str, ExtraLoss] = {entry.name: entry for entry in (drloc.TERM, locality.TERM)}
+ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *TERMS.values())
+SHARED_RULES = resolve.rules_by_name(
+    (*machine.PROCESSES, *model.RULES, *length.RULES, *images.RULES, model.drop_path, *machine.ARITHMETIC)
+)
+
+
+def method_of(settings: TrainSettings) -> TrainingMethod:
+    """Return the method of a run.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    return METHODS[known_name("method", settings.method, METHODS)]
+
+
+def terms_of(settings: TrainSettings) -> tuple[str, ...]:
+    """Return the names of a run's extra losses: its method's own and those that were added.
+
+    Raises:
+        UserError: a name is unknown.
+    """
+    added = [known_name("add", name, TERMS) for name in settings.add or ()]
+    return tuple(dict.fromkeys((*method_of(settings).terms, *added)))
+
+
+def entries_of(settings: TrainSettings) -> list[Entry]:
+    """Return the entries that a run uses; raises a UserError for unknown names."""
+    return [method_of(settings), *(TERMS[name] for name in terms_of(settings))]
+
+
+def unused_by(settings: TrainSettings) -> set[str]:
+    """Return the settings that belong to methods and losses which a run does not use."""
+    return set(unused_settings(entries_of(settings), ENTRIES))
+
+
+def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+    """Fill in what `--recipe` says and nobody has given.
+
+    Raises:
+        UserError: there is no such recipe, or timm has no weights of the model that the recipe may start from.
+    """
+    left_out = unused_by(settings) if "method" in given else ()
+    settings, origin = fill_in(settings, given, RECIPES, settings.recipe, left_out)
+    recipe = RECIPES.get(settings.recipe or "")
+    if recipe is not None and recipe.imagenet_alone and settings.init == "timm" and settings.model is not None:
+        tagged = imagenet_alone(settings.model, settings.recipe or "")
+        if tagged != settings.model:
+            origin["model"] = f"recipe {settings.recipe}: weights of ImageNet-1k alone"
+            settings = replace(settings, model=tagged)
+    return settings, origin
+
+
+def paths_of_methods() -> frozenset[str]:
+    """Return the settings of all methods and losses that are paths."""
+    return frozenset(name for entry in ENTRIES for name in entry.paths)
+
+
+def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
+    """Raise a UserError for a setting that has no effect in the run, or that contradicts another one."""
+    refuse_unused(settings, given, entries_of(settings), ENTRIES)
+    require_start(RECIPES, settings.recipe, settings.init)
+    if settings.attention_init != "model" and settings.init is not None:
+        raise UserError(
+            "--attention-init says how a run from scratch begins, and --init gives the weights: leave one out."
+        )
+    for entry in entries_of(settings):
+        entry.check(settings)
+
+
+def resolve_training(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[str, str]]:
+    """Fill in every setting that is None and has a rule; return the settings and the reasons."""
+    rules = dict(SHARED_RULES)
+    for entry in entries_of(settings):
+        rules |= entry.rules
+    return resolve.resolve(settings, facts, rules)
+
+
+def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
+    """Build the objective that `--method` and `--add` name.
+
+    Raises:
+        UserError: a name is unknown, or the backbone cannot serve the method.
+    """
+    joint = settings.sync_bn and settings.processes > 1
+    backbone = spec.build(drop_path_rate=settings.drop_path, sync_norms=joint)
+    if settings.attention_init == "mimetic":
+        init_mimetic(backbone.model, torch.Generator().manual_seed(settings.seed))
+    terms = {name: TERMS[name].build(settings, spec, backbone) for name in terms_of(settings)}
+    return method_of(settings).build(settings, backbone, terms)
+
+
+def settle_terms(settings: TrainSettings, objective: Objective, circumstances: Circumstances) -> None:
+    """Let the extra losses know the images of the run.
+
+    Raises:
+        UserError: one of them must not learn from these images.
+    """
+    if isinstance(objective, OneBackbone):
+        for name, term in objective.named_terms().items():
+            TERMS[name].settle(settings, term, circumstances)

@@ -1,0 +1,38 @@
+"""The settings of `paucal train`: what all runs have in common, and what each method brings."""
+
+from dataclasses import dataclass
+
+from paucal.methods.drloc.settings import DrLocSettings
+from paucal.methods.locality.settings import LocalitySettings
+from paucal.methods.token_labeling.settings import TokenLabelingSettings
+from paucal.settings.groups import JobSettings, LabelledDataSettings
+from paucal.settings.options import option
+from paucal.settings.parts import AugmentationSettings, FineTuningSettings, SplitSettings, TrainScheduleSettings
+
+
+@dataclass(frozen=True)
+class MethodSettings(DrLocSettings, LocalitySettings, TokenLabelingSettings):
+    """Which method trains, with what beside it, and what each of them may be told."""
+
+    method: str = option("training method", "drloc", group="method")
+    add: list[str] | None = option("extra losses beside the method's own", group="method")
+
+
+@dataclass(frozen=True)
+class TrainSettings(
+    AugmentationSettings,
+    TrainScheduleSettings,
+    MethodSettings,
+    FineTuningSettings,
+    SplitSettings,
+    LabelledDataSettings,
+    JobSettings,
+):
+    """Every setting of `paucal train`; the command line and `paucal.train` share it."""
+
+    data: str = option(
+        "folder of images, Parquet file or folder, list file, a published set such as 'cifar10', or 'digits'",
+        "digits",
+        group="data",
+    )
+    sync_bn: bool = option("batch norms take their statistics over all GPUs", False, group="run")

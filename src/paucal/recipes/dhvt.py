@@ -1,0 +1,147 @@
+"""DHVT's protocols (Lu et al., NeurIPS 2022, arXiv 2210.05958), as the supplement and as the program have them.
+
+The supplement gives rates for its own batches, the program one for 512 images that it scales by the batch: 1e-3 on
+CIFAR and DomainNet in both, 5e-4 on ImageNet in both but at other batches, and for fine-tuning 5e-4 at 256 images in
+the supplement, 2.5e-4 in the program. The program also draws every image three times in a row, changes it by
+RandAugment, and moves the rate once an epoch and an epoch late; the supplement mentions none of these. Both report the
+best epoch on the test images; we report the last, trained like theirs on all training images.
+
+Other than the program we do not decay affine scales and positions of heads, and join no statistics of batch norms over
+devices unless `--sync-bn` asks for it (the program does in the patch embedding).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from paucal.recipes.recipe import Recipe
+
+_COMMON: dict[str, Any] = {
+    "method": "supervised",
+    "val_fraction": 0.0,  # all training images train, and the last epoch is the model
+    "epochs": 300,
+    "schedule_epochs": 300,
+    "batch_size": 256,
+    "warmup_lr": 1e-6,
+    "min_lr": 1e-5,
+    "weight_decay": 0.05,
+    "clip": 0.0,
+    "average": 0.0,  # the program keeps one that nothing reads
+    "label_smoothing": 0.1,
+    "drop_path": 0.1,
+    "hflip": 0.5,
+    "rand_augment": "none",
+    "erase": 0.25,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "normalise": "imagenet",
+}
+_CIFAR = {
+    **_COMMON,
+    "model": "dhvt_tiny_cifar_patch4",
+    "img_size": [32],
+    "warmup_epochs": 5.0,
+    "crop": "padded",
+}
+_LARGE: dict[str, Any] = {**_COMMON, "img_size": [224], "crop": "random-resized", "crop_scale": 0.08}
+_DOMAINNET = {**_LARGE, "model": "dhvt_tiny_domain_patch16", "warmup_epochs": 20.0}
+_IMAGENET = {**_LARGE, "model": "dhvt_tiny_imagenet_patch16", "warmup_epochs": 10.0}
+# Those who start from ImageNet need its variant, whose heads differ from those of DomainNet's.
+_TUNED = {
+    **{name: value for name, value in _IMAGENET.items() if name != "normalise"},  # which belongs to the start
+    "epochs": 100,
+    "schedule_epochs": 100,
+    "warmup_epochs": 2.0,
+    "min_lr": 1e-6,
+    "weight_decay": 1e-8,
+}
+_PROGRAM = {"rand_augment": "rand-m9-mstd0.5-inc1", "schedule": "lagging"}
+_REPEATED = {**_PROGRAM, "repeats": 3}
+
+_SOURCE = "arXiv:2210.05958, supplement"
+_THEIRS = "the paper's program"
+_SCORES_CIFAR = "CIFAR-100, 32 pixels: DHVT-T 80.98 (plain ViT-T 67.59), DHVT-S 82.82, tables 2 and 4"
+_SCORES_DOMAINNET = "DHVT-T: ClipArt 71.73, Painting 63.34, Sketch 66.60, Infograph 32.60, Real 81.31, table 7"
+_SCORES_IMAGENET = "ImageNet-1K: DHVT-T 76.5, DHVT-S 82.3, table 9"
+_SCORES_TUNED = "DHVT-T from ImageNet: CIFAR-100 86.73, ClipArt 77.88, Painting 72.05, Sketch 70.79, tables 1 and 8"
+_COST_CIFAR = "300 epochs at 32 pixels with 512 images a step; the paper used two GPUs (--devices 2)"
+_COST_LARGE = "300 epochs at 224 pixels; the paper used two GPUs (--devices 2)"
+_COST_TUNED = "100 epochs at 224 pixels with 256 images a step (--devices 2); give --init"
+_FROM = (
+    "weights of ImageNet-1k, and nobody has published any of DHVT: give --init a run, such as one of --recipe "
+    "dhvt-imagenet, or a weights file"
+)
+
+_PAPER = Recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR, 1e-3)
+# What the images decide in the plain recipe, which no table is to be met with.
+_OPEN = ("model", "img_size", "batch_size", "crop", "val_fraction")
+
+RECIPES: dict[str, Recipe] = {
+    "dhvt": replace(
+        _PAPER,
+        summary="DHVT from scratch on any images: the paper's training, with the variant that fits their size",
+        settings={key: value for key, value in _CIFAR.items() if key not in _OPEN},
+    ),
+    "dhvt-cifar": _PAPER,
+    "dhvt-cifar-reference": Recipe(
+        "the same as the published program does it: RandAugment, every image three times, a lagging schedule",
+        _THEIRS,
+        _COST_CIFAR,
+        _SCORES_CIFAR,
+        {**_CIFAR, **_REPEATED},
+        1e-3,
+    ),
+    "dhvt-domainnet": Recipe(
+        "DHVT from scratch on a domain of DomainNet",
+        f"{_SOURCE}, completed from its program",
+        _COST_LARGE,
+        _SCORES_DOMAINNET,
+        {**_DOMAINNET, "batch_size": 128},
+        1e-3,
+    ),
+    "dhvt-domainnet-reference": Recipe(
+        "the same as the published program does it",
+        _THEIRS,
+        _COST_LARGE,
+        _SCORES_DOMAINNET,
+        {**_DOMAINNET, **_REPEATED, "batch_size": 128},
+        1e-3,
+    ),
+    "dhvt-imagenet": Recipe(
+        "DHVT on ImageNet-1K, 5e-4 at 512 images", _SOURCE, _COST_LARGE, _SCORES_IMAGENET, _IMAGENET, 5e-4
+    ),
+    "dhvt-imagenet-reference": Recipe(
+        "the same as the published program does it: half the images and half the rate",
+        _THEIRS,
+        _COST_LARGE,
+        _SCORES_IMAGENET,
+        {**_IMAGENET, **_REPEATED, "batch_size": 128},
+        5e-4,
+    ),
+    "dhvt-finetune": Recipe(
+        "DHVT from weights of ImageNet, 5e-4 at 256 images; give --init",
+        _SOURCE,
+        _COST_TUNED,
+        _SCORES_TUNED,
+        {**_TUNED, "batch_size": 128},
+        1e-3,
+        tunes=_FROM,
+    ),
+    "dhvt-finetune-reference": Recipe(
+        "the same as the published program does it: half the rate, in evaluation mode, so that batch norms stay",
+        _THEIRS,
+        _COST_TUNED,
+        _SCORES_TUNED,
+        {**_TUNED, **_PROGRAM, "batch_size": 128, "eval_mode": True},
+        5e-4,
+        tunes=_FROM,
+    ),
+}
+
+
+def dhvt_variant(side: int, n_classes: int) -> tuple[str, str]:
+    """Return the DHVT whose patches suit images of a side in pixels, and why."""
+    if side <= 64:
+        return "dhvt_tiny_cifar_patch4", f"images of {side} pixels: DHVT-T in patches of 4"
+    if n_classes >= 1000:
+        return "dhvt_tiny_imagenet_patch16", f"images of {side} pixels and {n_classes} classes: DHVT-T for ImageNet"
+    return "dhvt_tiny_domain_patch16", f"images of {side} pixels: DHVT-T in patches of 16, as on DomainNet"

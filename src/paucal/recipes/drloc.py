@@ -1,0 +1,77 @@
+"""The DrLoc paper's protocols (Liu et al., NeurIPS 2021), as the paper and as its program have them."""
+
+from typing import Any
+
+from paucal.recipes.recipe import Recipe
+
+# Section 4 and appendix of the paper (arXiv:2106.03746), completed from its program where the paper is silent.
+_PAPER: dict[str, Any] = {
+    "model": "swin_tiny_patch4_window7_224",
+    "img_size": [224],
+    "method": "drloc",
+    "drloc_preset": "paper",
+    "val_fraction": 0.0,  # all training images train, and the last epoch is the model
+    "epochs": 100,
+    "schedule_epochs": 100,
+    "batch_size": 128,
+    "warmup_epochs": 20.0,
+    "weight_decay": 0.05,
+    "clip": 5.0,
+    "average": 0.0,
+    "label_smoothing": 0.1,
+    "crop": "random-resized",
+    "crop_scale": 0.08,
+    "hflip": 0.5,
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "erase": 0.25,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "normalise": "imagenet",
+}
+# The program's 100 epochs are the first third of a cosine of 300, and its loss is another reading of the formula.
+_REFERENCE = {**_PAPER, "drloc_preset": "reference", "schedule_epochs": 300}
+_OWN = ("normalise",)  # belongs to the weights that are tuned: ImageNet's for the paper's, others for timm's ViTs
+_TUNED = {"init": "timm", "warmup_epochs": 10.0}
+_FROM = "weights of ImageNet-1k: leave init to the recipe, which takes timm's, or give --init a run or a weights file"
+_SCRATCH_SCORES = "Swin-T, table 4: CIFAR-10 83.89 (59.47 without the loss), CIFAR-100 66.23 (53.28), Flowers102 39.37"
+_TUNED_SCORES = "Swin-T, table 5: CIFAR-10 98.37 (97.95 without the loss), CIFAR-100 88.40 (88.22), Flowers102 98.21"
+_COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images each (--devices 8)"
+
+
+def _without(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _OWN}
+
+
+RECIPES: dict[str, Recipe] = {
+    "drloc-scratch": Recipe(
+        "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
+    ),
+    "drloc-scratch-reference": Recipe(
+        "the same as the published program does it: its reading of the loss, a third of a 300-epoch cosine",
+        "the paper's program",
+        _COST,
+        _SCRATCH_SCORES,
+        _REFERENCE,
+        5e-4,
+    ),
+    "drloc-finetune": Recipe(
+        "the DrLoc paper's fine-tuning from ImageNet-1K weights",
+        "arXiv:2106.03746, section 4",
+        _COST,
+        _TUNED_SCORES,
+        {**_without(_PAPER), **_TUNED},
+        2.5e-4,
+        tunes=_FROM,
+        imagenet_alone=True,
+    ),
+    "drloc-finetune-reference": Recipe(
+        "the same with the published program's reading of the loss (the program itself cannot fine-tune)",
+        "the paper's protocol, its program's loss",
+        _COST,
+        _TUNED_SCORES,
+        {**_without(_REFERENCE), **_TUNED, "schedule_epochs": 100},
+        2.5e-4,
+        tunes=_FROM,
+        imagenet_alone=True,
+    ),
+}

@@ -1,0 +1,51 @@
+"""Which of timm's weights a recipe means that starts from ImageNet-1k alone."""
+
+import timm
+
+from paucal.types import UserError
+
+LABELS = "in1k"
+# In a tag's name: other images or texts, a start that they are tuned from ("ft", "lc"), or no labels at all ("ijepa").
+MORE = {
+    *("ft", "lc", "in12k", "in21k", "in22k", "jft", "ig1b", "yfcc100m", "m30m", "m38m", "6m", "laion2b", "laiona"),
+    *("openai", "clip", "webli", "wsl", "ssl", "swsl", "ssld", "seer", "swag", "ns", "mim", "ijepa", "bamboo"),
+}
+TORCHVISION = "tv_in1k"  # the weights of ResNets at the time of the papers
+
+
+def imagenet_alone(model: str, recipe: str) -> str:
+    """Return the name of a timm model with a tag of weights that have seen the labels of ImageNet-1k only.
+
+    The default tags of many models have seen more: ViT-B/16's is of ImageNet-21k. A name with a tag is left alone, and
+    so is one of a model without any weights, which is told where weights are read.
+
+    Args:
+        model: of timm, with a tag or without.
+        recipe: that asks, for the message.
+
+    Raises:
+        UserError: all weights of the model have seen more.
+
+    Example:
+        >>> imagenet_alone("vit_base_patch16_224", "an example")
+        'vit_base_patch16_224.augreg_in1k'
+    """
+    if "." in model or not timm.is_model(model):
+        return model
+    published = [name.partition(".")[2] for name in timm.list_models(f"{model}.*", pretrained=True)]
+    config = timm.get_pretrained_cfg(model)
+    default = config.tag if config is not None else None
+    alone = [tag for tag in published if _is_alone(tag or "")]
+    if not published or (default in alone and TORCHVISION not in alone):
+        return model
+    if not alone:
+        raise UserError(
+            f"--recipe {recipe} starts from weights of ImageNet-1k alone, and timm has none of {model}: choose another "
+            f"--model, name other weights, as --model {model}.{default or published[0]} does, or give --init."
+        )
+    return f"{model}.{TORCHVISION if TORCHVISION in alone else alone[0]}"
+
+
+def _is_alone(tag: str) -> bool:
+    words = set(tag.split("_"))
+    return LABELS in words and not words & MORE

@@ -1,0 +1,113 @@
+"""Token labeling's protocols (Jiang et al., NeurIPS 2021, table 1 of the supplement), completed from its program."""
+
+from typing import Any
+
+from paucal.recipes.recipe import Recipe, Variant
+
+_SOURCE = "arXiv:2104.10858, supplement table 1"
+_COST = "310 epochs at 224 pixels with 1024 images a step; the paper used eight V100"
+# A cosine of 300 epochs, and ten more at its floor, which the program calls the cool-down.
+_COMMON: dict[str, Any] = {
+    "img_size": [224],
+    "val_fraction": 0.0,  # all training images train, and the last epoch is the model
+    "epochs": 310,
+    "schedule_epochs": 300,
+    "batch_size": 128,
+    "warmup_epochs": 5.0,
+    "warmup_lr": 1e-6,
+    "min_lr": 1e-5,
+    "weight_decay": 0.05,
+    "clip": 0.0,
+    "average": 0.99992,
+    "label_smoothing": 0.1,
+    "drop_path": 0.1,
+    "crop": "random-resized",
+    "crop_scale": 0.08,
+    "hflip": 0.5,
+    "rand_augment": "rand-m9-mstd0.5-inc1",
+    "erase": 0.25,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "normalise": "imagenet",
+}
+_DENSE = {**_COMMON, "model": "lvvit_s", "method": "token-labeling"}
+_TUNED = {
+    **{name: value for name, value in _DENSE.items() if name != "normalise"},  # which belongs to the start
+    "img_size": [384],
+    "epochs": 30,
+    "schedule_epochs": 30,
+    "batch_size": 64,
+    "lr": 5e-6,
+    "min_lr": 5e-6,
+    "weight_decay": 1e-8,
+}
+# The sizes differ: the table's values are those of S, which T shares (author, issue 23 of the program).
+_SIZES = {
+    "lvvit_m": Variant({"drop_path": 0.2}),
+    "lvvit_l": Variant({"drop_path": 0.3, "rand_augment": "rand-m9-n3-mstd0.5-inc1"}, lr_per_512=5e-4),
+}
+# A tuned one keeps the rate of its table.
+_TUNED_SIZES = {name: Variant(variant.settings) for name, variant in _SIZES.items()}
+_SCORES = "ImageNet-1K: LV-ViT-T 79.1, S 83.3, M 84.0 at 224 pixels"
+
+RECIPES: dict[str, Recipe] = {
+    "token-labeling": Recipe(
+        "LV-ViT with a teacher's label on every token, the paper's weights of the loss",
+        _SOURCE,
+        _COST,
+        _SCORES,
+        _DENSE,
+        8e-4,
+        _SIZES,
+    ),
+    "token-labeling-reference": Recipe(
+        "the same as the published program does it: its weights, and its mistakes in looking labels up and smoothing",
+        "the paper's program",
+        _COST,
+        _SCORES,
+        {**_DENSE, "token_preset": "reference"},
+        8e-4,
+        _SIZES,
+    ),
+    "token-labeling-high-resolution": Recipe(
+        "a trained LV-ViT tuned at 384 pixels with its label maps; give --init",
+        "arXiv:2104.10858, supplement section 1, and the program",
+        "30 epochs at 384 pixels",
+        "ImageNet-1K: LV-ViT-S 84.4, M 85.4 at 384 pixels",
+        _TUNED,
+        variants=_TUNED_SIZES,
+        tunes=(
+            "an LV-ViT that was trained at 224 pixels: give --init a run, such as one of --recipe token-labeling, or a "
+            "weights file"
+        ),
+    ),
+    "relabel": Recipe(
+        "LV-ViT without token labels: a teacher's label for the part of the image that is seen (ReLabel)",
+        _SOURCE,
+        _COST,
+        "ImageNet-1K, supplement table 2",
+        {**_COMMON, "model": "lvvit_s_plain", "method": "relabel"},
+        5e-4,
+        _SIZES,
+    ),
+    "lvvit-standard": Recipe(
+        "LV-ViT's architecture with plain labels and mixup",
+        _SOURCE,
+        _COST,
+        "ImageNet-1K, supplement table 2",
+        {**_COMMON, "model": "lvvit_s_plain", "method": "supervised", "mixup": 0.8},
+        5e-4,
+        _SIZES,
+    ),
+}
+
+
+def lvvit_drop_path(model: str) -> float:
+    """Return the stochastic depth rate that an LV-ViT was published with.
+
+    Example:
+        >>> [lvvit_drop_path(name) for name in ("lvvit_t", "lvvit_s", "lvvit_m", "lvvit_l")]
+        [0.1, 0.1, 0.2, 0.3]
+    """
+    variant = _SIZES.get(model[: len("lvvit_m")], Variant({}))
+    return variant.settings.get("drop_path", _COMMON["drop_path"])

@@ -1,0 +1,159 @@
+"""What a result means, in sentences for someone who has never read a metric."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from paucal.evaluation.curves import best_epoch
+from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.tables import percent
+from paucal.report.inputs import RunFiles
+
+WIDE = 0.1
+FEW_IMAGES = 10
+GAP = 0.05
+MAX_NAMES = 5
+
+
+def headline(files: RunFiles) -> list[str]:
+    """Return the result in a few sentences: test accuracy with interval, beside the majority class."""
+    report = files.evaluation
+    if report is None:
+        return [*_validation_sentence(files), "The model has not been evaluated on test images yet."]
+    top1 = report.scores["top1"]
+    known = "training" if report.majority.from_train else "test"
+    return [
+        f"The model named the right class for {percent(top1.value)} of {report.images} test images that were "
+        "kept away from its training.",
+        f"With this many images, the accuracy on further images of the same kind most likely lies between "
+        f"{percent(top1.low or 0.0)} and {percent(1.0 if top1.high is None else top1.high)} "
+        f"({100 * report.level:g} % interval).",
+        f"Always answering {report.majority.name!r}, the most frequent class of the {known} images, would be "
+        f"right for {percent(report.majority.top1)}.",
+        *_unselected(files),
+    ]
+
+
+def warnings(files: RunFiles) -> list[str]:
+    """Return what a careful reader should know before trusting the result; often empty."""
+    report = files.evaluation
+    if report is None:
+        return []
+    checks = (_not_above_majority, _wide_interval, _few_images, _never_found)
+    found = [sentence for check in checks for sentence in check(report)]
+    return [*found, *_validation_gap(report, files)]
+
+
+def validation_top1(files: RunFiles) -> float | None:
+    """Return the validation accuracy of the epoch whose weights were kept, or None where it is unknown."""
+    epoch = kept_epoch(files)
+    for number, row in enumerate(files.rows, start=1):
+        if row.get("epoch", number) == epoch and math.isfinite(row.get("val_top1", math.nan)):
+            return row["val_top1"]
+    return None
+
+
+def kept_epoch(files: RunFiles) -> float | None:
+    """Return the epoch whose weights were kept, or None where it is unknown."""
+    return best_epoch(files.rows) if files.summary.best_epoch is None else files.summary.best_epoch
+
+
+def _unselected(files: RunFiles) -> list[str]:
+    if files.summary.selected:
+        return []
+    return ["No images were kept for validation: the model is that of the last epoch, and nothing was selected."]
+
+
+def _validation_sentence(files: RunFiles) -> list[str]:
+    value = validation_top1(files)
+    if value is None:
+        return []
+    return [
+        f"The model named the right class for {percent(value)} of the validation images; they also chose the "
+        "epoch that was kept, so the number is a little too good."
+    ]
+
+
+def _not_above_majority(report: ClassificationReport) -> list[str]:
+    low, line = report.scores["top1"].low or 0.0, report.majority
+    if low > line.top1:
+        return []
+    return [
+        f"The accuracy is not clearly above that of always answering {line.name!r} ({percent(line.top1)}): "
+        "the model may have learned nothing of use. Look at the curves and at the labels."
+    ]
+
+
+def _wide_interval(report: ClassificationReport) -> list[str]:
+    top1 = report.scores["top1"]
+    width = (1.0 if top1.high is None else top1.high) - (top1.low or 0.0)
+    if width <= WIDE:
+        return []
+    return [
+        f"The interval is {100 * width:.0f} points wide because the test has only {report.images} images; "
+        "four times as many would halve it. Do not choose between models that differ by less than this."
+    ]
+
+
+def _few_images(report: ClassificationReport) -> list[str]:
+    few = [f"{row.name} ({row.images})" for row in report.per_class if row.images < FEW_IMAGES]
+    if not few:
+        return []
+    return [
+        f"{_count(few, 'class has', 'classes have')} fewer than {FEW_IMAGES} test images, too few to judge "
+        f"by: {_names(few)}."
+    ]
+
+
+def _never_found(report: ClassificationReport) -> list[str]:
+    missed = [row.name for row in report.per_class if row.recall is not None and row.recall.value == 0]
+    if not missed:
+        return []
+    return [f"{_count(missed, 'class was', 'classes were')} never recognised: {_names(missed)}."]
+
+
+def _validation_gap(report: ClassificationReport, files: RunFiles) -> list[str]:
+    validation, top1 = validation_top1(files), report.scores["top1"]
+    if validation is None or top1.high is None:
+        return []
+    if validation - top1.value <= GAP or validation <= top1.high:
+        return []
+    return [
+        f"The accuracy on validation images ({percent(validation)}) is much higher than on test images "
+        f"({percent(top1.value)}): the test images may be of another kind, or validation images too similar "
+        "to those trained on."
+    ]
+
+
+def _count(items: Sequence[str], one: str, many: str) -> str:
+    return f"{len(items)} {one if len(items) == 1 else many}"
+
+
+def _names(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:MAX_NAMES])
+    return shown if len(items) <= MAX_NAMES else f"{shown} and {len(items) - MAX_NAMES} more"
+
+
+def facts(files: RunFiles) -> Mapping[str, str]:
+    """Return what was trained as names and texts, without what is unknown."""
+    summary, epoch = files.summary, kept_epoch(files)
+    known = {
+        "model": summary.model,
+        "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
+        "token grid": summary.grid,
+        "method": summary.method,
+        "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
+        "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
+        "training time": None if summary.seconds is None else duration(summary.seconds),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as a person would say it.
+
+    >>> duration(42), duration(600), duration(5400)
+    ('42 seconds', '10 minutes', '1.5 hours')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,81 @@
+"""From settings to the description of a backbone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from paucal.backbones.empty_models import build_empty
+from paucal.backbones.sizing import fit_to_image_size
+from paucal.backbones.spec import BackboneSpec
+from paucal.reading import parse_yaml
+from paucal.settings.groups import ModelSettings
+from paucal.settings.options import height_and_width
+from paucal.types import UserError
+
+
+def backbone_spec(settings: ModelSettings, n_classes: int) -> tuple[BackboneSpec, list[str]]:
+    """Describe the backbone, with constructor arguments that suit the image size.
+
+    Arguments that the user gives win over chosen ones.
+
+    Returns:
+        The description, and sentences on what was chosen or is doubtful.
+
+    Raises:
+        UserError: the name is unknown, or the backbone cannot take images of that size.
+    """
+    size, name = height_and_width(settings.img_size), settings.model or ""
+    given = model_arguments(settings.model_args or [])
+    sizing = fit_to_image_size(name, size, given)
+    notes = [text for text in (sizing.reason, sizing.warning) if text]
+    # Stored with the run, so that it can be rebuilt even if a later version chooses otherwise.
+    chosen = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
+    return BackboneSpec(name, n_classes, image_size=size, arguments={**chosen, **given}), notes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The last grid of a backbone: (rows, columns) and channels."""
+
+    grid: tuple[int, int]
+    dim: int
+
+
+def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Shape:
+    """Return the shape of the last grid, found without computing anything.
+
+    Raises:
+        UserError: as `backbone_spec` does.
+    """
+    return _shape(model or "", height_and_width(img_size), tuple(model_args or ()))
+
+
+@lru_cache(maxsize=8)
+def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
+    given = model_arguments(list(words))
+    sizing = fit_to_image_size(name, size, given)
+    model = build_empty(name, {**sizing.arguments, **given})
+    return Shape(sizing.grid, int(model.num_features))  # type: ignore[arg-type]
+
+
+def model_arguments(words: list[str]) -> dict[str, Any]:
+    """Read NAME=VALUE words; values are read as YAML, so numbers, true and [1, 2] mean what they look like.
+
+    Raises:
+        UserError: a word is not of that form.
+
+    Example:
+        >>> model_arguments(["patch_size=2", "depths=[2, 2]", "qkv_bias=false"])
+        {'patch_size': 2, 'depths': [2, 2], 'qkv_bias': False}
+    """
+    arguments = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--model-args: {word!r} is not of the form NAME=VALUE, for instance patch_size=4.")
+        try:
+            arguments[name] = parse_yaml(value)
+        except ValueError:
+            raise UserError(f"--model-args: the value of {word!r} cannot be read; quote it.") from None
+    return arguments

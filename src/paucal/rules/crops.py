@@ -1,0 +1,126 @@
+"""How the backbone, the crops and the length of a pre-training run are chosen, for any method.
+
+Published values (EsViT, sections 4 and A; its program's runs) hold for a million images and batches of 512. Where the
+data or the machine is smaller, a value is scaled by a rule that is named.
+"""
+
+import math
+from collections.abc import Sequence
+
+from paucal.data.views.multi_crop import BLUR, DEIT_SCALE, GLOBAL_SCALE, LOCAL_SCALE
+from paucal.rules.circumstances import Facts
+from paucal.rules.length import processes
+from paucal.rules.model import SMALL, expected_side, model_args, small_img_size
+from paucal.rules.resolve import Choice
+
+PAPER = "EsViT's value"
+DEIT_AREAS = "timm's areas for all crops, as in EsViT's program"
+PAPER_SIDE, PAPER_LOCAL = 224, 96
+PAPER_IMAGES, PAPER_EPOCHS = 1_281_167, 300
+QUICK_MODEL, QUICK_EPOCHS = ("embed_dim=64", "depth=3", "num_heads=2"), 12
+CPU_VIEWS = 150_000  # images seen in a run on a processor: an hour or so with a small model
+Sides = Sequence[int] | None
+
+
+def model(facts: Facts, img_size: Sides) -> Choice:
+    """A small backbone for small images, else the paper's."""
+    if facts.start is not None and facts.start.model is not None:
+        return facts.start.model, f"the model of {facts.start.where}"
+    side = expected_side(facts, img_size)
+    if side <= SMALL:
+        return "vit_mini", f"images of {side} pixels: a small transformer with a convolutional stem"
+    return "swin_tiny_patch4_window7_224", "EsViT's main backbone"
+
+
+def _model_args(facts: Facts, model: str | None, device: str | None) -> Choice:
+    """Those of the start, so that its weights fit; for the built-in images on a processor, a quick model's."""
+    if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
+        return list(QUICK_MODEL), "a first look at this data set in about two minutes"
+    return model_args(facts, model)
+
+
+_model_args.__name__ = "model_args"
+
+
+def img_size(facts: Facts) -> Choice:
+    """The images' own size where they are small, else the paper's."""
+    return small_img_size(facts) or ([PAPER_SIDE], PAPER)
+
+
+def local_crops(local_size: Sides, device: str | None) -> Choice:
+    """The paper's eight; four where a processor trains."""
+    if local_size:
+        return [8 // len(local_size)] * len(local_size), "eight in all, as in the paper"
+    if device == "cpu":
+        return [4], "half of the paper's eight: a processor trains"
+    return [8], PAPER
+
+
+def local_size(img_size: Sides, local_crops: Sides) -> Choice:
+    """The paper's 96 for 224; half of a small side."""
+    side, groups = min(img_size or [PAPER_SIDE]), len(local_crops or [0])
+    if side == PAPER_SIDE:
+        return [PAPER_LOCAL] * groups, PAPER
+    step = 16 if side > SMALL else 4
+    chosen = max(step, round(side * (0.5 if side <= SMALL else PAPER_LOCAL / PAPER_SIDE) / step) * step)
+    return [chosen] * groups, f"about half of the global crops' {side} pixels"
+
+
+def global_scale(local_crops: Sides, pipeline: str) -> Choice:
+    """The paper's areas; wider without local crops, as its program advises; timm's in the pipeline that is timm's."""
+    if pipeline == "deit":
+        return list(DEIT_SCALE), DEIT_AREAS
+    if not sum(local_crops or []):
+        return [0.14, 1.0], "what EsViT's program advises without local crops"
+    return list(GLOBAL_SCALE), PAPER
+
+
+def local_scale(img_size: Sides, pipeline: str) -> Choice:
+    """The paper's areas; larger in small images, of which a twentieth shows nothing; timm's in timm's pipeline."""
+    if pipeline == "deit":
+        return list(DEIT_SCALE), DEIT_AREAS
+    if min(img_size or [PAPER_SIDE]) <= SMALL:
+        return [0.2, 0.5], "a twentieth of a small image shows nothing"
+    return list(LOCAL_SCALE), PAPER
+
+
+def blur(img_size: Sides) -> Choice:
+    """The paper's radii at its size, in proportion at others."""
+    share = min(img_size or [PAPER_SIDE]) / PAPER_SIDE
+    radii = [round(radius * share, 3) for radius in BLUR]
+    return radii, f"EsViT's {BLUR[0]:g} to {BLUR[1]:g} at 224 pixels, in proportion"
+
+
+def hflip(facts: Facts) -> Choice:
+    """Half of the crops, unless a mirrored image means something else."""
+    return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
+
+
+def normalise(facts: Facts) -> Choice:
+    """The data's own statistics, unless the run starts from weights that had others."""
+    if facts.start is not None:
+        return facts.start.normalise, f"as for {facts.start.where}"
+    return "computed", "mean and deviation of these images"
+
+
+def batch_size(facts: Facts, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
+    """At least ten steps an epoch, and no more than the paper's images per device."""
+    share = facts.n_train // (processes(devices, nodes) * accumulate)
+    size = max(2, min(2 ** int(math.log2(max(share / 10, 16))), 64, share))
+    return size, f"{facts.n_train} images: at least 10 steps an epoch where that is possible, at most 64 a device"
+
+
+def epochs(facts: Facts, device: str | None) -> Choice:
+    """The paper's views for larger sets, its 300 epochs for smaller ones, and what a processor can do."""
+    if facts.n_train > PAPER_IMAGES:
+        return max(1, round(PAPER_EPOCHS * PAPER_IMAGES / facts.n_train)), "as many images seen as EsViT's 300 epochs"
+    if facts.hinted_epochs:
+        return QUICK_EPOCHS, "a first look at this data set"
+    if device == "cpu":
+        chosen = max(10, min(PAPER_EPOCHS, round(CPU_VIEWS / facts.n_train)))
+        return chosen, f"what a processor can do; the paper's {PAPER_EPOCHS} are better"
+    return PAPER_EPOCHS, PAPER
+
+
+CROPS = (model, _model_args, img_size, local_crops, local_size, global_scale, local_scale, blur, hflip, normalise)
+RULES = (*CROPS, batch_size, epochs)

@@ -1,0 +1,66 @@
+"""How training images are changed, by their size."""
+
+from collections.abc import Sequence
+
+from paucal.rules.circumstances import Facts
+from paucal.rules.model import PAPER, SMALL
+from paucal.rules.resolve import Choice
+
+Sides = Sequence[int] | None
+
+
+def crop(img_size: Sides) -> Choice:
+    """Padded crops keep small images whole."""
+    if _side(img_size) <= SMALL:
+        return "padded", "small images stay whole: shifted by up to an eighth"
+    return "random-resized", "the paper's crop"
+
+
+def crop_scale(crop: str | None) -> Choice:
+    """The paper's smallest crop, where crops have a scale."""
+    return (0.08, PAPER) if crop == "random-resized" else (None, "")
+
+
+def hflip(facts: Facts) -> Choice:
+    """Half of the images, unless a mirrored one means something else."""
+    return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
+
+
+def rand_augment(img_size: Sides) -> Choice:
+    """The paper's policy; nothing for tiny images, which it makes unreadable."""
+    if _side(img_size) < 32:
+        return "none", "images under 32 pixels become unreadable"
+    return "rand-m9-mstd0.5-inc1", "the paper's policy"
+
+
+def erase(img_size: Sides) -> Choice:
+    """The paper's probability."""
+    return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (0.25, PAPER)
+
+
+def mixup(img_size: Sides) -> Choice:
+    """The paper's alpha; off for tiny images."""
+    return _mixed(img_size, 0.8)
+
+
+def cutmix(img_size: Sides) -> Choice:
+    """The paper's alpha; off for tiny images."""
+    return _mixed(img_size, 1.0)
+
+
+def _mixed(img_size: Sides, alpha: float) -> Choice:
+    return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (alpha, PAPER)
+
+
+def normalise(facts: Facts) -> Choice:
+    """Trained from scratch, the data's own statistics are the natural ones."""
+    if facts.start is not None:
+        return facts.start.normalise, f"as for {facts.start.where}"
+    return "computed", "trained from scratch: mean and deviation of the training images"
+
+
+RULES = (crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise)
+
+
+def _side(img_size: Sides) -> int:
+    return min(img_size or [224])

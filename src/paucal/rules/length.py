@@ -1,0 +1,103 @@
+"""How long a run is, how many images a step takes, and how the learning rate follows from both."""
+
+import math
+
+from paucal.data.sampler import steps_per_epoch
+from paucal.recipes.recipe import recipe_rate
+from paucal.recipes.table import RECIPES
+from paucal.rules.circumstances import Facts
+from paucal.rules.resolve import Choice
+
+PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
+
+
+def epochs(
+    facts: Facts, init: str | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
+) -> Choice:
+    """The paper's 100, and more where a pass has few steps."""
+    if facts.hinted_epochs:
+        return facts.hinted_epochs, "enough for this data set"
+    if init is not None:
+        return PAPER_EPOCHS, "the paper's fine-tuning schedule"
+    steps = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
+    wanted = math.ceil(MIN_STEPS / steps)
+    if wanted <= PAPER_EPOCHS:
+        return PAPER_EPOCHS, "the paper's from-scratch schedule"
+    chosen = min(wanted, MAX_EPOCHS)
+    return chosen, f"{steps} steps an epoch: about {chosen * steps} steps in all"
+
+
+def batch_size(facts: Facts, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
+    """A tenth of the images for all devices together, at most the paper's 128 for each."""
+    share = facts.n_train // (processes(devices, nodes) * accumulate)
+    size = 2 ** int(math.log2(max(share / 10, 16)))
+    size = max(1, min(size, 128, share))
+    if size == 128:
+        return size, "the paper's images per device"
+    return size, f"{facts.n_train} training images: at least 10 steps an epoch where that is possible"
+
+
+def lr(
+    recipe: str | None,
+    model: str | None,
+    init: str | None,
+    batch_size: int,
+    accumulate: int,
+    devices: int | None,
+    nodes: int | None,
+) -> Choice:
+    """The paper's rate, scaled by the square root of the batch, as suits AdamW; a small network takes more."""
+    batch = effective_batch(batch_size, accumulate, devices, nodes)
+    published = recipe_rate(RECIPES, recipe, model, batch)
+    if published is not None:
+        return published
+    small = model in ("vit_mini", "dhvt_mini")
+    anchor, source = (64, "tried for small models") if small else (1024, "the paper's")
+    peak = 1e-3
+    if init is not None:
+        peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
+    chosen = round(peak * math.sqrt(batch / anchor), 8)
+    return chosen, f"{peak:g} at batch {anchor} ({source}), times sqrt({batch}/{anchor})"
+
+
+def min_lr(lr: float | None) -> Choice:
+    """A hundredth of the peak."""
+    return (lr or 0.0) / 100, "a hundredth of the peak, as in the paper"
+
+
+def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
+    """The paper's 20 of 100 epochs, as a share, but never longer than 20."""
+    if init is not None:
+        chosen = min(10.0, 0.1 * (epochs or 1))
+        return chosen, "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
+    chosen = min(20.0, 0.2 * (epochs or 1))
+    return chosen, "a fifth of the epochs and at most 20, as in the paper"
+
+
+def schedule_epochs(epochs: int | None) -> Choice:
+    """The epochs that are run."""
+    return epochs, "the cosine ends with the run"
+
+
+def average(
+    facts: Facts, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
+) -> Choice:
+    """An average over about the last twentieth of the run."""
+    each = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
+    steps = (epochs or 1) * each
+    decay = round(min(0.9999, 1 - 1 / max(20.0, steps / 20)), 6)
+    return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
+
+
+RULES = (batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average)
+
+
+def processes(devices: int | None, nodes: int | None) -> int:
+    """Return the processes that train together."""
+    return (devices or 1) * (nodes or 1)
+
+
+def effective_batch(batch_size: object, accumulate: int, devices: int | None, nodes: int | None) -> int:
+    """Return the images of one optimizer step, over all devices and forward passes; an open batch size counts as 1."""
+    images = batch_size if isinstance(batch_size, int) else 1
+    return images * accumulate * processes(devices, nodes)

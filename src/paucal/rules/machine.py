@@ -1,0 +1,48 @@
+"""How the device and its processes are chosen."""
+
+from paucal.rules.circumstances import Facts
+from paucal.rules.resolve import Choice
+
+
+def device(facts: Facts) -> Choice:
+    """The best there is."""
+    return facts.device, "the best device of this machine"
+
+
+def devices(facts: Facts, device: str | None) -> Choice:
+    """All of a kind that work together; one process where the processor trains."""
+    if facts.launched is not None:
+        return facts.launched[0], "as the launcher has started"
+    if device == "cuda":
+        return facts.devices, "all of this machine's"
+    return 1, "one process uses all cores"
+
+
+def nodes(facts: Facts) -> Choice:
+    """As many as a launcher says."""
+    return (facts.launched[1], "as the launcher has started") if facts.launched else (1, "this machine")
+
+
+def strategy(devices: int | None, nodes: int | None) -> Choice:
+    """The whole model on each of several devices: cutting it takes time, so that is for those who need the memory."""
+    several = (devices or 1) * (nodes or 1) > 1
+    return ("ddp", "each device keeps the whole model") if several else (None, "")
+
+
+def precision(facts: Facts, device: str | None) -> Choice:
+    """bfloat16 where it is native; float16 is never chosen, since it overflows on some small-data runs."""
+    if device == "cuda" and facts.bf16:
+        return "bf16-mixed", "the GPU computes in bfloat16"
+    return "32-true", "float32: safe everywhere"
+
+
+def workers(facts: Facts, device: str | None) -> Choice:
+    """One less than the cores beside an accelerator; none beside a processor that trains."""
+    if device == "cpu":
+        return 0, "the processor is busy with training: loader processes would only slow it"
+    chosen = min(8, facts.cores - 1)
+    return chosen, f"{facts.cores} processor cores"
+
+
+PROCESSES = (device, devices, nodes, strategy)
+ARITHMETIC = (precision, workers)

@@ -1,0 +1,87 @@
+"""How the model and the size of its images are chosen."""
+
+from collections.abc import Sequence
+
+import timm
+
+from paucal.recipes.dhvt import dhvt_variant
+from paucal.recipes.table import lvvit_drop_path
+from paucal.rules.circumstances import Facts
+from paucal.rules.resolve import Choice
+
+SIDES = (32, 64, 96)  # pixels to which images that are hardly larger are brought
+SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
+PAPER = "the paper's value"
+MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
+Sides = Sequence[int] | None
+
+
+def model(facts: Facts, img_size: Sides, recipe: str | None) -> Choice:
+    """The start's; from scratch the transformer that was best where it was measured (docs/which_model.md)."""
+    if facts.start is not None and facts.start.model is not None:
+        return facts.start.model, f"the model of {facts.start.where}"
+    if facts.start is not None:
+        return "swin_tiny_patch4_window7_224", "the DrLoc paper's backbone for fine-tuning"
+    size = expected_side(facts, img_size)
+    if (recipe or "").startswith("dhvt"):
+        return dhvt_variant(size, facts.n_classes)
+    if size < 32:
+        return "vit_mini", f"images of {size} pixels: a small transformer with a convolutional stem"
+    if size <= SMALL:
+        return "dhvt_mini", f"images of {size} pixels, from scratch: {MEASURED}"
+    name, why = dhvt_variant(size, facts.n_classes)
+    return name, f"{why}; from scratch {MEASURED}"
+
+
+def model_args(facts: Facts, model: str | None) -> Choice:
+    """Those of the start, so that its weights fit."""
+    start = facts.start
+    if start is None or not start.model_args or model != start.model:
+        return None, ""
+    return list(start.model_args), f"those of {start.where}"
+
+
+def img_size(facts: Facts, model: str | None) -> Choice:
+    """The start's; else the images' own where they are small, else the size the backbone was designed for."""
+    if facts.start is not None:
+        size = facts.start.image_size
+        return _sides(size or _native(model)), f"what suits {facts.start.where}"
+    return small_img_size(facts) or (_sides(_native(model)), "the size this backbone was designed for")
+
+
+def small_img_size(facts: Facts) -> Choice | None:
+    """The size to which the images are brought whatever the model is; None where the model decides."""
+    if facts.hinted_size:
+        return [facts.hinted_size], "what suits this data set"
+    side = next((side for side in SIDES if facts.median_side <= side * 1.25), None)
+    return None if side is None else ([side], f"the images' shorter side is {facts.median_side} pixels (median)")
+
+
+def expected_side(facts: Facts, img_size: Sides) -> int:
+    """Return the side that a model will see, before it is chosen, so that equal images get equal models."""
+    chosen = small_img_size(facts)
+    return min(img_size or (chosen[0] if chosen else [facts.median_side]))
+
+
+def drop_path(model: str | None) -> Choice:
+    """The papers' 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT; DrLoc's other backbones have none."""
+    name = model or ""
+    if name.startswith(("swin", "esvit_swin")):
+        return 0.2, "the paper's value for Swin"
+    if name.startswith(("dhvt_tiny", "dhvt_small")):
+        return 0.1, "the DHVT paper's value"
+    if name.startswith("lvvit"):
+        return lvvit_drop_path(name), "the LV-ViT program's value"
+    return 0.0, "the paper's value for backbones other than Swin"
+
+
+def _native(model: str | None) -> tuple[int, int]:
+    config = timm.get_pretrained_cfg(model or "", allow_unregistered=True)
+    return (config.input_size[1], config.input_size[2]) if config else (224, 224)
+
+
+def _sides(size: tuple[int, int]) -> list[int]:
+    return [size[0]] if size[0] == size[1] else list(size)
+
+
+RULES = (model, model_args, img_size)

@@ -1,0 +1,53 @@
+"""Settings chosen from the data and the machine, each with the reason that is printed beside it.
+
+A rule is a function whose parameters name what it reads: settings, and `facts` of the data and the machine. It returns
+a value and the reason, or None for "no opinion". Rules are resolved in order, so that a rule sees the settings that
+were given and those resolved before it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paucal.rules.circumstances import Facts
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Choice = tuple[Any, str]
+Rule = Callable[..., Choice]
+S = TypeVar("S", bound="DataclassInstance")
+
+
+def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
+    """Return rules by the setting that each one is named after."""
+    return {rule.__name__: rule for rule in rules}
+
+
+def resolve(settings: S, facts: Facts, rules: Mapping[str, Rule]) -> tuple[S, dict[str, str]]:
+    """Fill in every setting that is None, or "auto", and has a rule.
+
+    Returns:
+        The settings, and the reason of each value that was chosen.
+    """
+    reasons: dict[str, str] = {}
+    for name, rule in rules.items():
+        if getattr(settings, name) not in (None, "auto"):
+            continue
+        value, reason = rule(**_inputs(rule, facts, settings))
+        if value is not None:
+            reasons[name], settings = reason, replace(settings, **{name: value})
+    return settings, reasons
+
+
+def _inputs(rule: Rule, facts: Facts, settings: object) -> dict[str, Any]:
+    wanted = inspect.signature(rule).parameters
+    return {name: facts if name == "facts" else getattr(settings, name) for name in wanted}
+
+
+def origins(settings: object, given: Mapping[str, str], reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return where each value comes from: "flag", "config", "auto: reason" or "default"."""
+    return {
+        name: f"auto: {reasons[name]}" if name in reasons else given.get(name, "default") for name in vars(settings)
+    }

@@ -1,0 +1,225 @@
+"""One writer at a time: a file in the run folder says who writes, and its time of change that they still do.
+
+Both must work where several machines share a disk: the file comes about by a hard link, which only one can make, and
+ages are told by the clock of the disk. A process that ends without taking its lock back (SIGKILL, a power cut) is
+known to be gone at once on its own machine, and elsewhere by its silence.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paucal.reading import read_text
+from paucal.types import UserError
+
+LOCK = "lock.json"
+BEAT = 10.0  # seconds between two signs of life
+SILENCE = 60.0  # seconds without one, after which a writer counts as gone
+_HELD: set[str] = set()  # tokens of the locks of this process
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock: a process, the machine and boot in which its number means something, and since when."""
+
+    token: str
+    pid: int
+    host: str
+    space: str
+    since: str
+
+
+class RunLock:
+    """The right to write into a run folder; held from `acquire` to `release`.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / LOCK
+        self.lost = False
+        self._token = uuid.uuid4().hex
+        self._ended = threading.Event()
+        self._last_beat = 0.0
+
+    def acquire(self) -> None:
+        """Become the only writer.
+
+        Raises:
+            UserError: another process is.
+        """
+        claim = self.folder / f".{LOCK}.{self._token}.tmp"
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        _HELD.add(self._token)  # before others can see the claim: they would take it for a dead process's
+        try:
+            claim.write_text(json.dumps(asdict(Holder(self._token, os.getpid(), socket.gethostname(), _space(), since))))
+            self._seize(self.path, claim)
+        except BaseException:
+            _HELD.discard(self._token)
+            raise
+        finally:
+            claim.unlink(missing_ok=True)
+        self._last_beat = time.monotonic()
+        threading.Thread(target=self._live, name="run lock", daemon=True).start()
+
+    def release(self) -> None:
+        """Let others write; nothing where the lock is another's by now."""
+        self._ended.set()
+        _HELD.discard(self._token)
+        if _token_in(self.path) == self._token:
+            self.path.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Refuse to go on writing once another process has taken over.
+
+        Raises:
+            UserError: it has, while this process was asleep for long.
+        """
+        if time.monotonic() - self._last_beat > 3 * BEAT:  # the whole process may have slept, its thread too
+            self._beat()
+        if self.lost:
+            raise UserError(
+                f"another process has taken over the run {str(self.folder)!r} while this one was stopped for over "
+                f"{SILENCE:.0f} seconds, or its {LOCK} was removed: this one ends, and has written nothing since."
+            )
+
+    def _live(self) -> None:
+        while not self._ended.wait(BEAT) and not self.lost:
+            self._beat()
+
+    def _beat(self) -> None:
+        try:
+            self.lost = self.lost or _token_in(self.path) != self._token
+            if not self.lost:
+                os.utime(self.path)
+            self._last_beat = time.monotonic()
+        except OSError:  # a shared disk may be away for a moment
+            pass
+
+    def _seize(self, path: Path, claim: Path) -> None:
+        """Let `path` name the claim, where it is free or its holder is gone.
+
+        Of several that find the same holder gone, one alone may follow it: the one that first holds a mark with the
+        name of what it found. The mark then becomes the lock in one step, so that at no moment there is none. A mark
+        whose owner died is taken over in the same way.
+        """
+        while not _linked(claim, path):
+            held, found = _holder(path), _identity(path)
+            if found is None:
+                continue
+            if _is_live(path, held, _changed(claim)):
+                raise UserError(_in_use(self.folder, held))
+            mark = self.folder / f".{LOCK}.after-{found}.tmp"
+            self._seize(mark, claim)
+            if _identity(path) == found:
+                mark.replace(path)
+                return
+            mark.unlink(missing_ok=True)
+
+
+def require_unlocked(folder: Path) -> None:
+    """Refuse a run folder that another process is writing into; changes nothing.
+
+    Raises:
+        UserError: one is.
+    """
+    path = folder / LOCK
+    if path.exists() and _is_live(path, held := _holder(path), time.time()):
+        raise UserError(_in_use(folder, held))
+
+
+def _in_use(folder: Path, held: Holder | None) -> str:
+    who = f"process {held.pid} on {held.host}, since {held.since}" if held else "another process"
+    return (
+        f"the run {str(folder)!r} is being written by {who}: let it end or stop it first; a process that is gone "
+        f"without a word counts as such after {SILENCE:.0f} seconds."
+    )
+
+
+def _is_live(path: Path, held: Holder | None, now: float) -> bool:
+    try:
+        silent = now - _changed(path) > SILENCE
+    except FileNotFoundError:
+        return False
+    if held is None or held.space != _space():
+        return not silent
+    if held.pid == os.getpid():
+        return held.token in _HELD
+    return not silent and _runs(held.pid)
+
+
+def _runs(pid: int) -> bool:
+    if os.name != "posix":  # there is no harmless signal elsewhere
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _holder(path: Path) -> Holder | None:
+    """Return who a lock says holds it; None where it is gone, half-written or not one of ours."""
+    try:
+        content = json.loads(read_text(path, 1 << 16, errors="replace"))
+        return Holder(*(kind(content[name]) for name, kind in Holder.__annotations__.items()))
+    except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _token_in(path: Path) -> str | None:
+    held = _holder(path)
+    return None if held is None else held.token
+
+
+def _identity(path: Path) -> str | None:
+    """Return a name for what a lock holds now, which no other lock has had; None where it is gone."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return f"{state.st_ino}-{state.st_mtime_ns}"
+
+
+def _linked(source: Path, path: Path) -> bool:
+    """Let `path` name the file `source`, unless it exists; return whether it does now."""
+    try:
+        os.link(source, path)
+        return True
+    except FileExistsError:
+        return False
+    except OSError:  # this disk has no hard links
+        pass
+    try:
+        with path.open("xb") as file:
+            file.write(source.read_bytes())
+        return True
+    except FileExistsError:
+        return False
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _space() -> str:
+    """Return within what a process number means one process: the machine, since it was switched on, and container."""
+    parts = [socket.gethostname()]
+    for read in (
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        lambda: os.readlink("/proc/self/ns/pid"),
+    ):
+        try:
+            parts.append(read())
+        except OSError:
+            continue
+    return " ".join(parts)

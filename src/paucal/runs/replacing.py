@@ -1,0 +1,149 @@
+"""Replacing a run: the old one lies aside until the new one has saved a state of its own.
+
+`runs/1` then lies in `runs/1.replaced`, with a note inside that says so. Should the new run end before it has saved
+anything, the old one is moved back at once, or by the next call after a kill.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from paucal.runs.folder import ASIDE, MARKER, RunFolder, is_taken
+from paucal.runs.lock import LOCK, require_unlocked
+from paucal.types import UserError
+
+NOTE = "replaced.txt"
+# What runs write; anything else in their folder was put there by a person.
+FILES = {
+    *(MARKER, LOCK, NOTE, "env.json", "split.csv", "init.json", "monitor.json", "train.log", "metrics.csv"),
+    *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
+}
+TEMPORARY = re.compile(r"\..+\.tmp")
+
+
+def aside_of(path: Path) -> Path:
+    """Return where the run of a folder lies while another is about to replace it."""
+    return path.with_name(path.name + ASIDE)
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuse to replace what is not, as a whole, the folder of a run that nobody writes into.
+
+    Raises:
+        UserError: it is a link, the folder one is in, no run, not only a run, or in use.
+    """
+    if path.is_symlink():
+        raise UserError(f"--overwrite: {str(path)!r} is a link to {str(path.readlink())!r}: name the run itself.")
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise UserError(
+            f"--overwrite: {str(path)!r} is the folder that you are in, or one above it: go to another folder and name "
+            "the run from there."
+        )
+    if not is_run(path):
+        raise UserError(
+            f"--overwrite replaces run folders only, and {str(path)!r} is not the folder of a run: "
+            "choose another --output, or remove it yourself."
+        )
+    if foreign := sorted(_foreign(path)):
+        raise UserError(
+            f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which no run has written: move it elsewhere, "
+            "or choose another --output."
+        )
+    if aside_of(path).exists():  # not ours, or `settle` would have dealt with it
+        raise UserError(f"--overwrite: {str(aside_of(path))!r} is in the way of moving the old run there: rename it.")
+    require_unlocked(path)
+
+
+def is_run(path: Path) -> bool:
+    """Tell a run folder from others by what only runs write: settings with their origins, and paucal's version."""
+    run = RunFolder(path)
+    if not (path / "checkpoints").is_dir():
+        return False
+    try:
+        config, environment = run.read_yaml(MARKER), run.read_json("env.json")
+    except (UserError, OSError):
+        return False
+    settings, origin = config.get("settings"), config.get("origin")
+    if (
+        not isinstance(settings, dict)
+        or not isinstance(origin, dict)
+        or not {"data", "seed", "output"} <= set(settings)
+    ):
+        return False
+    packages = environment.get("packages")
+    return isinstance(packages, dict) and "paucal" in packages
+
+
+def set_aside(path: Path) -> Path:
+    """Move a run aside; return where it lies then."""
+    aside, note = aside_of(path), path / NOTE
+    note.write_text(
+        f"This run was in {path} and is about to be replaced by another ('paucal --overwrite').\n"
+        "It is removed once that one has saved a state, and moved back if that one fails before.\n"
+    )
+    try:
+        path.rename(aside)
+    except OSError:
+        note.unlink(missing_ok=True)
+        raise
+    return aside
+
+
+def put_back(path: Path) -> None:
+    """Let the run that lies aside take its place again; what the new one had written is removed.
+
+    Raises:
+        UserError: files of others lie there meanwhile.
+    """
+    aside = aside_of(path)
+    if path.exists():
+        if foreign := sorted(_foreign(path)):
+            raise UserError(
+                f"{str(path)!r} holds {foreign[0]!r}, which no run has written, and the run that was there lies in "
+                f"{str(aside)!r}: move one of the two elsewhere."
+            )
+        shutil.rmtree(path)
+    aside.rename(path)
+    (path / NOTE).unlink(missing_ok=True)
+
+
+def discard(path: Path) -> None:
+    """Remove the run that lies aside, since the one that replaces it has saved a state."""
+    shutil.rmtree(aside_of(path), ignore_errors=True)
+
+
+def lies_aside(path: Path) -> bool:
+    """Return whether a run lies aside, waiting for what becomes of the one that replaces it."""
+    try:
+        return bool(path.name) and (aside_of(path) / NOTE).is_file()
+    except OSError:  # too long a name
+        return False
+
+
+def settle(path: Path) -> bool:
+    """Clear up after a kill in the middle of replacing a run; return whether the old one was moved back.
+
+    Raises:
+        UserError: the new run is being written.
+    """
+    if not lies_aside(path):
+        return False
+    if is_taken(path):
+        require_unlocked(path)
+    if RunFolder(path).last.exists():
+        discard(path)
+        return False
+    put_back(path)
+    return True
+
+
+def sweep(path: Path) -> None:
+    """Remove what a killed writer of a run has left half-written; for the holder of its lock."""
+    for folder in (path, *(entry for entry in path.rglob("*") if entry.is_dir() and not entry.is_symlink())):
+        for file in folder.iterdir():
+            if TEMPORARY.fullmatch(file.name) and file.is_file():
+                file.unlink(missing_ok=True)
+
+
+def _foreign(path: Path) -> set[str]:
+    return {entry.name for entry in path.iterdir() if entry.name not in FILES and not TEMPORARY.fullmatch(entry.name)}

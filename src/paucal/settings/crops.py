@@ -1,0 +1,48 @@
+"""The settings of pre-training alone: the crops that are compared, the optimizer, and who watches."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.groups import ScheduleSettings, ViewSettings
+from paucal.settings.options import MAX_SIDE, MOST, option
+
+
+@dataclass(frozen=True)
+class CropSettings(ViewSettings):
+    """Which crops of an image are compared, and how they are changed."""
+
+    global_crops: int = option("global crops of an image", 2, group="crops", low=1, high=64)
+    global_scale: list[float] | None = option("share of an image's area that a global crop covers", group="crops")
+    local_crops: list[int] | None = option(
+        "local crops of an image, a number for each of their sizes", group="crops", low=0, high=64
+    )
+    local_size: list[int] | None = option("sides of the local crops in pixels", group="crops", low=4, high=MAX_SIDE)
+    local_scale: list[float] | None = option("share of an image's area that a local crop covers", group="crops")
+    pipeline: Literal["dino", "deit"] = option("how crops are changed", "dino", group="crops")
+    blur: list[float] | None = option("range of the blur's radius in pixels", group="crops")
+
+
+@dataclass(frozen=True)
+class PretrainScheduleSettings(ScheduleSettings):
+    """The optimizer of pre-training."""
+
+    batch_size: int | None = option("images per forward pass and device", low=1, high=1 << 20)
+    weight_decay: float | None = option("weight decay of AdamW", low=0)
+    clip: float | None = option("L2 norm to which gradients are clipped; 0 for no clipping", low=0)
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """Who looks at the run while it goes on, and what follows from what is seen."""
+
+    monitor: str | None = option(
+        "labelled images on which nearest neighbours are tried after each epoch; nothing is trained on them",
+        group="watching",
+    )
+    monitor_images: int = option("images of the monitor to use, at most", 5000, group="watching", low=20, high=MOST)
+    on_collapse: Literal["warn", "stop", "rollback"] = option(
+        "what to do when the networks collapse: say so, stop, or go back to the last healthy state and on from there "
+        "with settings that pull the other way",
+        "warn",
+        group="watching",
+    )

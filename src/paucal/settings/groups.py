@@ -1,0 +1,131 @@
+"""The settings that verbs which train have in common, in groups; functions take the group they read.
+
+A verb's settings inherit from groups, so that its flags stay flat. Fields of later bases come first.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.options import MOST_EPOCHS, option
+
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Strategy = Literal["auto", "ddp", "fsdp"]
+
+
+LABELLED = "folder, Parquet file or folder, list file, a published set such as 'cifar10', or 'digits'"
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where the images are."""
+
+    data: str = option("folder of images, Parquet file or folder, a published set, or 'digits'", "digits", group="data")
+    data_root: str | None = option(
+        "folder of the published sets, or of the images of a list file; by default PAUCAL_DATA or the user's cache",
+        group="data",
+    )
+    download: bool = option("fetch a published set that is not there", False, group="data")
+    on_bad_image: Literal["refuse", "skip"] = option("what to do about unreadable images", "refuse", group="data")
+
+
+@dataclass(frozen=True)
+class LabelledDataSettings(DataSettings):
+    """Where labelled images are, and which of their classes are used."""
+
+    classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
+
+
+@dataclass(frozen=True)
+class RecipeSettings:
+    """Which complete setting a run follows."""
+
+    recipe: str | None = option("named settings, as 'paucal recipes' lists them", group="data")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The backbone, and the weights it starts from."""
+
+    model: str | None = option("backbone: any timm model, or one of paucal's", group="model")
+    model_args: list[str] | None = option("constructor arguments of the model, as NAME=VALUE", group="model")
+    img_size: list[int] | None = option("image side in pixels, or height and width", group="model")
+    drop_path: float | None = option("stochastic depth rate", group="model", low=0, high=0.95)
+    init: str | None = option(
+        "start from a run folder, a weights file (.safetensors, .pth) or 'timm' (its published weights)",
+        group="fine-tuning",
+    )
+    init_network: str | None = option(
+        "of several networks in a published checkpoint, the one to take: teacher, student, ...; by default an average "
+        "or the teacher",
+        group="fine-tuning",
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """How long a run is, how large its steps are, and how its learning rate moves."""
+
+    epochs: int | None = option("passes over the training images", low=1, high=MOST_EPOCHS)
+    batch_size: int | Literal["auto"] | None = option("images per forward pass and device", low=1, high=1 << 20)
+    accumulate: int = option("forward passes per optimizer step", 1, low=1, high=1 << 20)
+    lr: float | None = option("peak learning rate", above=0)
+    min_lr: float | None = option("learning rate at the end of the cosine", low=0)
+    warmup_epochs: float | None = option("epochs of linear warm-up", low=0)
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """What views of images have in common, whatever they are made for."""
+
+    hflip: float | None = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
+    normalise: Literal["computed", "imagenet", "model"] | None = option(
+        "whose mean and standard deviation", group="augmentation"
+    )
+
+
+@dataclass(frozen=True)
+class MachineSettings:
+    """What computes, how exactly, and how many together."""
+
+    device: str | None = option("cpu, cuda or mps", group="run")
+    precision: Precision | None = option("arithmetic", group="run")
+    devices: int | None = option("devices per machine that train together", group="run", low=1, high=1024)
+    nodes: int | None = option("machines that train together", group="run", low=1, high=4096)
+    strategy: Strategy | None = option(
+        "what each of several devices keeps of the model: all of it (ddp, which auto means) or a piece (fsdp)",
+        group="run",
+    )
+    workers: int | None = option("processes that load images", group="run", low=0, high=64)
+    compile: bool = option("compile the backbone with torch.compile", False, group="run")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What is random, how long it may take, and where it is written."""
+
+    seed: int = option("seed of everything random", 0, group="run", low=0, high=2**62)
+    time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
+    output: str | None = option("run folder; by default the next number below runs/", group="run")
+    overwrite: bool = option("replace an existing run folder", False, group="run")
+
+
+@dataclass(frozen=True)
+class JobSettings(
+    RunSettings, MachineSettings, ScheduleSettings, ViewSettings, ModelSettings, RecipeSettings, DataSettings
+):
+    """What every verb that makes runs can be told."""
+
+    @property
+    def images_per_pass(self) -> int:
+        """The batch size of one device once it is resolved; 1 before."""
+        return self.batch_size if isinstance(self.batch_size, int) else 1
+
+    @property
+    def processes(self) -> int:
+        """The processes that train together."""
+        return (self.devices or 1) * (self.nodes or 1)
+
+    @property
+    def effective_batch(self) -> int:
+        """The images of one optimizer step, over all devices and forward passes."""
+        return self.images_per_pass * self.accumulate * self.processes

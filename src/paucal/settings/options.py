@@ -1,0 +1,128 @@
+"""What a setting is: a field of a frozen dataclass, from which its flag and its key in a config are made.
+
+A value of None means "choose it from the data"; the rules do so and say why.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, field, fields
+from typing import Any
+
+from paucal.types import UserError
+
+AUTO = None
+MAX_SIDE = 4096
+MOST = 10**9  # of what is counted in images; numbers beyond 64 bits overflow somewhere
+MOST_EPOCHS = 1_000_000
+LARGEST = 1e30  # of any number: what is larger overflows float32 when it is squared or scaled
+
+
+def option(
+    help: str,
+    default: Any = AUTO,
+    *,
+    group: str = "training",
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    or_zero: bool = False,
+) -> Any:
+    """Declare a setting.
+
+    Args:
+        help: what it does, in one line.
+        default: its value where nobody gives one; None for "choose it from the data".
+        group: the heading it is shown under.
+        low: the smallest number allowed, or the smallest entry of a list.
+        high: the largest one.
+        above: a number that it must exceed.
+        or_zero: whether 0 is allowed beside the numbers of the range, for "none".
+    """
+    bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
+    return field(default=default, metadata={"help": help, "group": group, **bounds})
+
+
+def setting_fields(settings: type | object) -> dict[str, Field]:
+    """Return the fields of settings, or of a class of settings, by name."""
+    return {item.name: item for item in fields(settings)}  # type: ignore[arg-type]
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting.
+
+    Example:
+        >>> flag("batch_size")
+        '--batch-size'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def check_ranges(settings: object) -> None:
+    """Raise a UserError for the first number that is out of the range its setting declares."""
+    for name, item in setting_fields(settings).items():
+        value, bounds = getattr(settings, name), item.metadata
+        if isinstance(value, list):
+            _check_entries(name, value, bounds)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            _check_number(name, value, bounds)
+    check_size(getattr(settings, "img_size", None))
+
+
+def check_numbers(values: object, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raise a UserError for the first number that is out of its range; for flags that are no settings.
+
+    Args:
+        values: with the numbers as attributes.
+        ranges: the smallest and the largest value allowed, by name.
+    """
+    for name, (low, high) in ranges.items():
+        _check_number(name, getattr(values, name), {"low": low, "high": high, "above": None, "or_zero": False})
+
+
+def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:
+    low, high = bounds["low"], bounds["high"]
+    for value in values if low is not None else ():
+        if not low <= value <= high:
+            raise UserError(f"{flag(name)} has {value}, expected whole numbers from {low} to {high}.")
+
+
+def _check_number(name: str, value: float, bounds: Mapping[str, Any]) -> None:
+    """Compare before anything else: a whole number may be too large to become a float."""
+    low, high, above = bounds["low"], bounds["high"], bounds["above"]
+    if above is not None and not above < value <= LARGEST:
+        raise UserError(f"{flag(name)} is {value}, expected a number above {above:g}, at most {LARGEST:g}.")
+    if low is None or (bounds["or_zero"] and value == 0):
+        return
+    if low <= value < math.inf and value <= (LARGEST if high is None else high):
+        return
+    if high is None:
+        words = f"at most {LARGEST:g}" if value > LARGEST else f"at least {low:g}"
+    else:
+        words = f"between {_plain(low)} and {_plain(high)}"
+    raise UserError(f"{flag(name)} is {value}, expected {'0 for none or ' * bounds['or_zero']}a number {words}.")
+
+
+def _plain(number: float) -> str:
+    return f"{number:,}" if number >= 10_000 else f"{number:g}"
+
+
+def check_size(size: Sequence[int] | None) -> None:
+    """Raise a UserError for `--img-size` of a run, a teacher or a judged model that is no size."""
+    if size is None:
+        return
+    if len(size) not in (1, 2) or not all(8 <= side <= MAX_SIDE for side in size):
+        words = " ".join(map(str, size))
+        raise UserError(
+            f"--img-size is {words!r}, expected one side or height and width, each from 8 to {MAX_SIDE} pixels."
+        )
+
+
+def height_and_width(sides: Sequence[int] | None, default: Sequence[int] = (224,)) -> tuple[int, int]:
+    """Return (height, width) in pixels of one side, of two, or of the default where there are none.
+
+    Example:
+        >>> height_and_width([32]), height_and_width([96, 64]), height_and_width(None)
+        ((32, 32), (96, 64), (224, 224))
+    """
+    given = sides or default
+    return given[0], given[-1]

@@ -1,0 +1,112 @@
+"""The settings of supervised training alone: parts of the data, care for a start, changes to images."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.groups import ScheduleSettings, ViewSettings
+from paucal.settings.options import MOST, MOST_EPOCHS, option
+
+LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.mixing.ALPHAS`, which takes seconds to load
+
+
+@dataclass(frozen=True)
+class CutSettings:
+    """Where the parts of a set are cut that it does not declare itself."""
+
+    val_fraction: float | None = option(
+        "share of the training images kept for validation; 0 for none: then the last epoch is the model",
+        group="data",
+        low=0,
+        high=0.999,
+    )
+    test_fraction: float | None = option(
+        "share kept for the test where the data has no test part", group="data", above=0
+    )
+
+
+@dataclass(frozen=True)
+class SplitSettings(CutSettings):
+    """Which images are used, and for what."""
+
+    fraction: float | None = option("use only this share of the training images, stratified", group="data", above=0)
+    few_labels: int | None = option("use only so many training images per class", group="data", low=1, high=MOST)
+
+
+@dataclass(frozen=True)
+class FineTuningSettings:
+    """How carefully a started backbone is trained, and how an unstarted one begins."""
+
+    attention_init: Literal["model", "mimetic"] = option(
+        "how attention weights begin: as the model draws them, or close to those of trained transformers",
+        "model",
+        group="model",
+    )
+    init_head: Literal["auto", "keep", "fresh"] = option(
+        "the start's classifier: kept where it has this run's classes, always or never", "auto", group="fine-tuning"
+    )
+    layer_decay: float | None = option(
+        "factor on the learning rate from one layer to the one below it, such as 0.75",
+        group="fine-tuning",
+        low=0.01,
+        high=1,
+    )
+    freeze: Literal["stem", "backbone"] | int | None = option(
+        "what never changes: stem, backbone (all but the classifier), or a number of stages", group="fine-tuning"
+    )
+    freeze_epochs: int = option(
+        "epochs at the beginning in which the backbone is held still and only its classifier learns",
+        0,
+        group="fine-tuning",
+        low=0,
+        high=MOST_EPOCHS,
+    )
+    eval_mode: bool = option(
+        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        False,
+        group="fine-tuning",
+    )
+
+
+@dataclass(frozen=True)
+class AugmentationSettings(ViewSettings):
+    """How training images are changed."""
+
+    repeats: int = option(
+        "times an image is drawn in a row, each time changed anew", 1, group="augmentation", low=1, high=1000
+    )
+    crop: Literal["random-resized", "padded", "none"] | None = option("training crop", group="augmentation")
+    crop_scale: float | None = option(
+        "smallest share of the area of a random crop", group="augmentation", low=0.01, high=1
+    )
+    rand_augment: str | None = option("RandAugment in timm's notation, or 'none'", group="augmentation")
+    erase: float | None = option("probability of random erasing", group="augmentation", low=0, high=1)
+    mixup: float | None = option(
+        "alpha of mixup; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
+    )
+    cutmix: float | None = option(
+        "alpha of cutmix; 0 for none", group="augmentation", low=LOWEST_ALPHA, high=HIGHEST_ALPHA, or_zero=True
+    )
+
+
+@dataclass(frozen=True)
+class TrainScheduleSettings(ScheduleSettings):
+    """The optimizer of supervised training."""
+
+    schedule_epochs: int | None = option(
+        "length of the cosine, where it is not the number of epochs", low=1, high=MOST_EPOCHS
+    )
+    batch_size: int | Literal["auto"] | None = option(
+        "images per forward pass and device; 'auto' halves the usual number until it fits in memory, and accumulates",
+        low=1,
+        high=1 << 20,
+    )
+    warmup_lr: float | None = option(
+        "learning rate at the beginning of the warm-up; by default a thousandth of the peak", low=0
+    )
+    schedule: Literal["step", "lagging"] = option(
+        "when the learning rate changes: every step, or every epoch and an epoch late, as in DeiT's program", "step"
+    )
+    weight_decay: float = option("weight decay of AdamW", 0.05, low=0)
+    clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
+    average: float | None = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
+    label_smoothing: float = option("label smoothing", 0.1, low=0, high=0.999)

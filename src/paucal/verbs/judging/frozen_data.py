@@ -1,0 +1,117 @@
+"""The images that frozen backbones are judged on, and that no run among them has been trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.data.splits.file import read_split
+from paucal.evaluation.protocols import voc
+from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
+from paucal.evaluation.protocols.metrics import MetricName
+from paucal.runs import RunFolder
+from paucal.settings.groups import DataSettings, LabelledDataSettings
+from paucal.settings.parts import CutSettings
+from paucal.types import UserError
+from paucal.verbs.judging.models import find_run
+from paucal.verbs.run.images import load_images, open_again, pin_data
+from paucal.verbs.run.voice import Voice
+
+
+@dataclass(frozen=True)
+class OpeningSettings(CutSettings, LabelledDataSettings):
+    """How the images of DATA are opened, whatever DATA is."""
+
+
+class PartSettings(Protocol):
+    """What is chosen about the parts, whatever the images are."""
+
+    @property
+    def metric(self) -> MetricName | None:
+        """What is reported; None for the metric of the data set's name."""
+        ...
+
+    @property
+    def max_images(self) -> int | None:
+        """Most images of each part; None for all."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of what is cut and what is left out."""
+        ...
+
+
+def open_data(
+    target: str | None, run: RunFolder | None, choice: PartSettings, opening: OpeningSettings, voice: Voice
+) -> JudgedData:
+    """Open a data set with its parts: a run's own where the target is None or what the run was trained on.
+
+    Raises:
+        UserError: it is not there, or lacks a part.
+    """
+    with voice.progress("reading images") as advance:
+        if target is not None and (folder := _voc(target, opening)) is not None:
+            data = voc.open_voc(folder)
+        elif run is not None and not _is_pretrained(run) and (target is None or _is_own(run, target, opening)):
+            images = open_again(run, advance, opening.download)
+            data = judged_data(images, read_split(run.split, images), choice.metric)
+        else:
+            if run is not None and target is None:
+                images = open_again(run, advance, opening.download)
+            else:
+                images = load_images(replace(opening, data=str(target)), advance)
+            split = with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
+            data = judged_data(images, split, choice.metric)
+    return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)
+
+
+def _voc(target: str, opening: OpeningSettings) -> Path | None:
+    """Return the folder of VOC2007 where a target means it; a path that exists wins, unless a data root is given."""
+    path = Path(target)
+    if target == voc.NAME and (opening.data_root is not None or not path.exists()):
+        return voc.find_voc(opening.data_root, opening.download)
+    return path if voc.is_voc(path) else None
+
+
+def _is_pretrained(run: RunFolder) -> bool:
+    """Whether a run has learned without labels: then it has no parts of its own, and no label has leaked."""
+    return run.verb == "pretrain"
+
+
+def _is_own(run: RunFolder, target: str, opening: OpeningSettings) -> bool:
+    """Whether a target is what the run was trained on, so that its own parts must be kept."""
+    stored, chosen = run.settings, pin_data(DataSettings(target, opening.data_root))
+    return stored.get("data") == chosen.data and opening.classes == stored.get("classes")
+
+
+def require_unseen(data: JudgedData, models: Sequence[str]) -> None:
+    """Refuse test images whose labels one of the runs was trained on or chosen by.
+
+    Raises:
+        UserError: there are such.
+    """
+    for name in models:
+        run = find_run(name)
+        if run is None or not run.split.is_file() or _is_pretrained(run):
+            continue
+        again = run.settings.get("data")
+        if again is None or not _same_source(data.images, again):
+            continue
+        split = read_split(run.split, data.images)
+        used = np.concatenate([split.indices("train"), split.indices("val")])
+        seen = int(np.isin(data.parts["test"], used).sum())
+        if seen:
+            raise UserError(
+                f"{name} was trained on, or chosen by, {seen} of the {len(data.parts['test'])} test images of "
+                f"{data.name}: judge it on images it has not seen, or on its own by leaving DATA out."
+            )
+
+
+def _same_source(images: ImageSet, stored: str) -> bool:
+    here = Path(images.location).expanduser().resolve()
+    there = Path(stored).expanduser()
+    return images.name == stored or (there.exists() and there.resolve() in (here, *here.parents[:1]))

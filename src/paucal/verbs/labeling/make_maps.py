@@ -1,0 +1,200 @@
+"""Label maps from a run or a published classifier: `paucal label`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.start import StartWeights, start_from
+from paucal.data.images import ImageSet
+from paucal.data.loader import make_eval_loader
+from paucal.data.maps.store import MapFacts, MapWriter
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import WholeImage
+from paucal.evaluation.deployed import load_deployed, usable_device
+from paucal.labeling import DenseTeacher, write_maps
+from paucal.labeling.write import TeacherCheck, check_teacher, hash_images
+from paucal.runs import RunFolder, open_run
+from paucal.runs.seen_images import trained_on
+from paucal.settings.options import check_size
+from paucal.types import UserError
+from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.start_weights import read_timm
+from paucal.verbs.run.voice import Voice
+
+SAMPLE = 1000  # labelled images that the teacher is tried on
+LEVEL = 0.5  # share it must get right
+ALONE = 0.8  # of the accuracy on whole images, what the cells must keep
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A classifier that is asked for dense labels.
+
+    Attributes:
+        name: for people.
+        dense: the classifier, cell by cell.
+        classes: names of its outputs.
+        transform: makes its input of a whole image.
+        trained_on: keys of the images it was trained on, where they are known.
+    """
+
+    name: str
+    dense: DenseTeacher
+    classes: tuple[str, ...]
+    transform: WholeImage
+    trained_on: tuple[str, ...] = ()
+
+
+def label_images(
+    images: ImageSet,
+    teacher: Teacher,
+    output: Path,
+    voice: Voice,
+    top: int = 5,
+    min_accuracy: float = LEVEL,
+    batch_size: int = 32,
+    workers: int = 0,
+) -> MapFacts:
+    """Try a teacher on labelled images, then write its map of every image.
+
+    Args:
+        images: the set; where it has labels the teacher is tried on some of them first.
+        teacher: made by `open_teacher`.
+        output: folder for the maps; one that is unfinished is gone on with.
+        voice: says what is found.
+        top: classes kept at each cell.
+        min_accuracy: share of the sample that the mean over the cells must get right.
+        batch_size: images at a time.
+        workers: processes that load images.
+
+    Raises:
+        UserError: the teacher knows other classes or knows too little, or the folder holds something else.
+    """
+    device = next(teacher.dense.parameters()).device
+    check_batch(min(batch_size, len(images)), teacher.dense.backbone.image_size)
+    if images.labelled:
+        found = _try(images, teacher, device, batch_size)
+        voice.say(
+            f"teacher: {teacher.name}; on {found.images} labelled images it is right on {found.whole:.1%}, the mean of "
+            f"its cells on {found.cells:.1%}"
+        )
+        require_knowledge(found, min_accuracy, voice)
+    else:
+        voice.say(f"teacher: {teacher.name}; the images have no labels, so it cannot be tried")
+    # What the teacher has seen matters among these images only.
+    own = set(images.keys)
+    facts = MapFacts(
+        teacher.name,
+        teacher.classes,
+        teacher.dense.grid,
+        min(top, len(teacher.classes)),
+        tuple(key for key in teacher.trained_on if key in own),
+    )
+    with voice.progress("looking at images") as advance:
+        hashes = hash_images(images, advance)
+    writer = MapWriter(output, facts, images.keys, hashes)
+    on_gpu = device.type == "cuda"
+    loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
+    with voice.progress("labeling") as advance:
+        write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
+    say_what_lies(facts, len(images), output, voice)
+    return facts
+
+
+def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:
+    """Open a run, or a timm model with its published weights, as a teacher.
+
+    Args:
+        name: a run folder, or the name of a timm model.
+        image_size: (height, width) in pixels to look at images with; by default what it was trained at. A larger one
+            gives finer maps.
+        device: where to put it.
+
+    Raises:
+        UserError: there is no such teacher, or it cannot look at images of that size or at single cells.
+    """
+    check_size(image_size)
+    if Path(name).expanduser().is_dir():
+        return _open_run(open_run(name), image_size, device)
+    if not timm.is_model(name):
+        raise UserError(f"--teacher: {name!r} is neither a run folder nor a timm model; give one, such as runs/1.")
+    weights = read_timm(name)
+    config = timm.get_pretrained_cfg(name)
+    assert config is not None
+    size = _size(image_size, config.input_size[1:])
+    spec = BackboneSpec(name, config.num_classes, image_size=size)
+    model = _loaded(spec, weights, device)
+    transform = WholeImage(size, Normalisation(tuple(config.mean), tuple(config.std)))  # type: ignore[arg-type]
+    return Teacher(name, DenseTeacher(model, size).to(device), weights.classes or (), transform)
+
+
+def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> Teacher:
+    deployed = load_deployed(run, device)
+    card, model = deployed.card, deployed.module
+    size = _size(image_size, card.preprocessing.image_size)
+    if size != card.backbone.image_size:
+        weights = StartWeights(dict(model.state_dict()), str(run.path), card.backbone.name, card.classes)
+        model = _loaded(replace(card.backbone, image_size=size, pretrained=False), weights, device)
+    prepare = card.preprocessing
+    transform = WholeImage(size, Normalisation(prepare.mean, prepare.std), prepare.interpolation)
+    return Teacher(str(run.path), DenseTeacher(model, size), card.classes, transform, trained_on(run))
+
+
+def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> None:
+    """Say how many maps there are, of what kind, and where."""
+    voice.say(
+        f"{count} maps of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
+        f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
+    )
+
+
+def _size(given: Sequence[int] | None, own: Sequence[int]) -> tuple[int, int]:
+    sides = list(given or own)
+    return (sides[0], sides[0]) if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _loaded(spec: BackboneSpec, weights: StartWeights, device: str) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        model = spec.build().model
+    start_from(model, weights, weights.classes, head="keep")
+    return model.eval().to(usable_device(device))
+
+
+def _try(images: ImageSet, teacher: Teacher, device: torch.device, batch_size: int) -> TeacherCheck:
+    if set(images.classes) - set(teacher.classes):
+        unknown = next(name for name in images.classes if name not in set(teacher.classes))
+        raise UserError(
+            f"--teacher: {teacher.name} does not know the class {unknown!r} of {images.name}: train a teacher on these "
+            "images, for instance with 'paucal train DATA --model resnet50 --init timm'."
+        )
+    ordered = images.with_classes(teacher.classes)
+    return check_teacher(teacher.dense, ordered, _sample(images, teacher), teacher.transform, device, batch_size)
+
+
+def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
+    """Return images that the teacher was not trained on, else any, spread over the set."""
+    seen = set(teacher.trained_on)
+    new = [index for index, key in enumerate(images.keys) if key not in seen]
+    pool = np.asarray(new or range(len(images)), dtype=np.int64)
+    return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
+
+
+def require_knowledge(found: TeacherCheck, level: float, voice: Voice) -> None:
+    """Refuse maps that are right too rarely; raises a UserError."""
+    if found.cells < level:
+        raise UserError(
+            f"the mean of the cells is right on {found.cells:.1%} of the images, under --min-accuracy "
+            f"{level:g}: its maps would teach mistakes; train a better teacher, or lower the level to go on."
+        )
+    if found.cells < ALONE * found.whole:
+        voice.say(
+            "note: single cells know less than the whole image; a teacher that classifies the mean of its cells (a "
+            "ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
+        )

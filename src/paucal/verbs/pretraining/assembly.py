@@ -1,0 +1,187 @@
+"""A pre-training run put together from its settings and its images."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.data.cache import cache_images
+from paucal.data.images import ImageSet
+from paucal.data.sources.listing import hold_out_listed
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import Split, held_out_part
+from paucal.data.views.normalisation import Normalisation
+from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.methods.pretraining import method_of, resolve_pretraining
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.objectives import Objective
+from paucal.rules.backbone import backbone_spec
+from paucal.rules.model import SMALL
+from paucal.rules.resolve import origins
+from paucal.runs import RunFolder
+from paucal.settings.options import height_and_width
+from paucal.training import Optimization, Plan, WarmupThenCosine
+from paucal.types import UserError
+from paucal.verbs.pretraining.crops import crop_groups, describe_crops, relative_pixels, views
+from paucal.verbs.pretraining.monitor import Monitor, knn_monitor
+from paucal.verbs.pretraining.published_order import timm_name, with_published_order
+from paucal.verbs.pretraining.stages import epochs_done
+from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.images import Advance, Prepared
+from paucal.verbs.run.job import Bars
+from paucal.verbs.run.loaders import normalisation, stored_preprocessing
+from paucal.verbs.run.resuming import stored_split
+from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.start_weights import find_start, load_start
+from paucal.verbs.run.trainer_inputs import check_length, check_rates, trainer_plan
+
+
+@dataclass(frozen=True)
+class AssembledPretraining(Assembled[PretrainSettings]):
+    """Everything a pre-training run needs, checked, with nothing written yet."""
+
+    monitor: Monitor | None = None
+
+    def describe(self) -> str:
+        """Return one line: name, parameters, crops, grid, method."""
+        crops, title = describe_crops(self.settings), method_of(self.settings).title(self.settings)
+        return f"{self.card.backbone.name}, {self.weights_text}, {crops}, grid {self.grid_text}; {title}"
+
+
+def assemble(
+    settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+) -> AssembledPretraining:
+    """Open the images, choose what was left open, build the objective; write nothing.
+
+    Args:
+        settings: what was given or stored.
+        given: the origin of each setting that was given.
+        bars: shows a bar for countable work.
+        run: the run that goes on; None for a new one.
+
+    Raises:
+        UserError: the images or a setting do not do.
+    """
+    start = find_start(settings, run)
+    with bars("reading images") as advance:
+        images = load_unlabelled(settings, advance)
+    prepared = Prepared(images, _split(images) if run is None else stored_split(run, images))
+    facts = replace(prepared.facts(), start=start.facts)
+    settings, reasons = resolve_pretraining(settings, facts)
+    if run is None:
+        check_rates(settings)
+    settings, renamed = with_published_order(settings)
+    method = method_of(settings)
+    method.check(settings)
+    _check_images(settings, facts.n_train, method.smallest_set)
+    objective, spec, notes = _build(method.stage(settings, epochs_done(run)))
+    named = timm_name(settings.model or "")  # timm knows the weights of a Swin under its own
+    card = Card(spec, (), _feeding(settings, prepared, (start.input or input_of_timm)(named), run))
+    views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
+    monitor = open_monitor(settings, card)
+    loaded = load_start(start, named, objective, ())
+    remarks = [
+        *images.notes,
+        *renamed,
+        *check_length(settings, facts.n_train),
+        *(loaded.lines() if loaded else ()),
+        *notes,
+    ]
+    origin, plan = origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
+    return AssembledPretraining(
+        settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, monitor=monitor
+    )
+
+
+def _build(settings: PretrainSettings) -> tuple[Objective, BackboneSpec, list[str]]:
+    groups = crop_groups(settings, height_and_width(settings.img_size))
+    # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
+    with torch.random.fork_rng(devices=[]), enough_memory():
+        torch.manual_seed(settings.seed)
+        spec, notes = backbone_spec(settings, 0)
+        notes = [*check_room(settings, spec, relative_pixels(groups)), *notes]
+        return method_of(settings).build(settings, spec, groups), spec, notes
+
+
+def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, run: RunFolder | None) -> Preprocessing:
+    """Return how images are prepared for a run's model: as it has stored, or with the start's mean and deviation.
+
+    The crop is EsViT's whatever the start's is: these weights become weights of crops like its.
+    """
+    stored = stored_preprocessing(run)
+    if stored is not None:
+        return stored
+    statistics = normalisation(settings, prepared, start)
+    size = height_and_width(settings.img_size)
+    ratio = 1.0 if min(size) <= SMALL else ImageInput().crop_ratio
+    return Preprocessing(size, ratio, ImageInput().interpolation, statistics.mean, statistics.std)
+
+
+def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
+    """Open the images of any nesting of folders without their labels, and decode each once.
+
+    Raises:
+        UserError: there are none, some cannot be read, or a list of test images in the folder is damaged.
+    """
+    images = open_images(settings.data, labelled=False, root=settings.data_root, download=settings.download)
+    folder = Path(settings.data).expanduser()
+    if images.location == str(folder.resolve()) and folder.is_dir():
+        root = settings.data_root
+        images = hold_out_listed(images, folder, None if root is None else Path(root).expanduser())
+    return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
+
+
+def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:
+    """Return the function that tries nearest neighbours on labelled images; None where none are given.
+
+    Raises:
+        UserError: the images do not do.
+    """
+    if settings.monitor is None:
+        return None
+    return knn_monitor(
+        settings.monitor,
+        card.preprocessing,
+        most=settings.monitor_images,
+        seed=settings.seed,
+        workers=settings.workers or 0,
+        device=settings.device or "cpu",
+        data_root=settings.data_root,
+    )
+
+
+def _split(images: ImageSet) -> Split:
+    """Take all images but those that training on the same data would test with."""
+    part = held_out_part(images.declared)
+    held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
+    parts = np.where(held_out, "unused", "train").astype("<U6")
+    why = ", which others test with," if part == "val" else ""
+    left = int(held_out.sum())
+    words = f"the {left} images of the data's own {part} part{why} are left out" if left else "all images are used"
+    return Split(parts, f"{words}; labels are not used")
+
+
+def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> None:
+    """Refuse sets that are too small.
+
+    Raises:
+        UserError: there are fewer images than the method compares, or than a step takes.
+    """
+    if n_train < smallest:
+        raise UserError(f"there is {n_train} image, and {settings.method} compares several: give more images.")
+    if n_train < settings.effective_batch:
+        raise UserError(
+            f"a step takes {settings.effective_batch} images and there are {n_train}: give a smaller --batch-size, or "
+            "more images."
+        )
+
+
+def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
+    """Return the optimizer's settings in steps; what a method does in its own way is its objective's."""
+    method, warmup = method_of(settings), round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
+    schedule = WarmupThenCosine(settings.lr or 0.0, plan.total_steps, warmup, settings.min_lr or 0.0)
+    return Optimization(schedule, weight_decay=method.weight_decay(settings), clip=method.clip(settings))

@@ -1,0 +1,118 @@
+"""The end of a pre-training run: curves, facts and the page."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paucal.distributed import rank
+from paucal.evaluation.collapse import Verdict
+from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.health_plot import health_figure
+from paucal.evaluation.record import save_figure
+from paucal.methods.pretraining import method_of
+from paucal.report.pretraining import write_pretraining_report
+from paucal.runs import RunFolder
+from paucal.training import Outcome
+from paucal.verbs.pretraining.assembly import AssembledPretraining
+from paucal.verbs.pretraining.crops import describe_crops
+from paucal.verbs.pretraining.stage_watch import StageWatch
+from paucal.verbs.run.processes import wait_for_all
+from paucal.verbs.run.voice import Voice
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a finished pre-training run leaves.
+
+    Attributes:
+        run: the run folder; its model is the teacher's backbone after the last epoch.
+        last: the metrics of the last epoch.
+        verdict: what is wrong with the networks at the end; None where they are well.
+        seconds: of training.
+    """
+
+    run: Path
+    last: Mapping[str, float]
+    verdict: Verdict | None
+    seconds: float
+
+
+def conclude(
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watching: StageWatch, voice: Voice
+) -> PretrainResult:
+    """Draw the curves and write everything down; the first process does, the others wait."""
+    last = outcome.rows[-1] if outcome.rows else {}
+    verdict = watching.watcher.verdict
+    if rank() == 0:
+        chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
+        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance))
+        prototypes, dim = (
+            method_of(assembled.settings).prototypes(assembled.settings),
+            assembled.objective.backbones()[0].dim,
+        )
+        save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))
+        run.write_json("summary.json", summary(run, assembled, outcome, verdict, watching))
+        page = write_pretraining_report(run.path)
+        for line in closing_lines(run, assembled, outcome, verdict, page):
+            voice.say(line)
+    wait_for_all()
+    return PretrainResult(run.path, last, verdict, outcome.seconds)
+
+
+def summary(
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, watching: StageWatch
+) -> dict[str, Any]:
+    """Return the facts of the run as plain values, for `summary.json` and the page."""
+    settings, prepared = assembled.settings, assembled.prepared
+    return {
+        "title": f"{assembled.card.backbone.name} pre-trained on {prepared.images.name}",
+        "kind": "pretraining",
+        "model": assembled.card.backbone.name,
+        "method": method_of(settings).title(settings),
+        "data": f"{prepared.images.name}: {len(prepared.part('train'))} images",
+        "split": prepared.split.description,
+        "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
+        "grid": assembled.grid_text,
+        "crops": describe_crops(settings),
+        "out_dim": method_of(settings).prototypes(settings),
+        "feature_dim": assembled.objective.backbones()[0].dim,
+        "epochs": settings.epochs,
+        "seconds": round(outcome.seconds, 1),
+        "monitor": settings.monitor,
+        "knn_start": watching.knn_start(),
+        "verdict": None if verdict is None else vars(verdict),
+        "verdicts": watching.history(),
+        "rollbacks": len(watching.rollbacks),
+        "start": None if assembled.start is None else assembled.start.short(),
+        "remarks": list(assembled.remarks),
+        "next_steps": next_steps(run),
+    }
+
+
+def closing_lines(
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, page: Path
+) -> list[str]:
+    """Return the last lines that a person reads: how it went, where it lies, what to do with it."""
+    last = outcome.rows[-1]
+    state = "the networks look well" if verdict is None else f"{verdict.sentence} {verdict.advice}"
+    found = f"; nearest neighbours {last['val_knn']:.1%} on {assembled.settings.monitor}" if "val_knn" in last else ""
+    return [
+        "",
+        f"pre-trained: {assembled.describe()}, epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s{found}",
+        state,
+        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the "
+        "backbone after the last epoch), metrics.csv, plots/",
+        "try next:",
+        *(f"  {step}" for step in next_steps(run)),
+    ]
+
+
+def next_steps(run: RunFolder) -> list[str]:
+    """Return commands that make sense now."""
+    path = shlex.quote(str(run.path))
+    return [
+        f"paucal train photos/ --init {path}     # fine-tune it on labelled images",
+        f"paucal eval {path} photos/ --protocol knn linear     # judge its features as they are",
+    ]

@@ -1,0 +1,76 @@
+"""The crops of pre-training, from the settings."""
+
+import math
+from collections.abc import Sequence
+
+from paucal.backbones.layout import Size
+from paucal.data.views.multi_crop import BLUR, crop_views
+from paucal.data.views.normalisation import Normalisation
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.settings.crops import CropSettings
+from paucal.settings.options import MAX_SIDE, flag, height_and_width
+from paucal.types import Crops, UserError
+
+
+def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
+    """Return the groups of crops, the global one first.
+
+    Args:
+        settings: of the crops.
+        size: (height, width) of the global crops in pixels.
+
+    Raises:
+        UserError: numbers and sizes of the local crops do not belong together, or there is only one crop.
+    """
+    counts, sizes = settings.local_crops or [], settings.local_size or []
+    if len(counts) != len(sizes) and sum(counts):
+        raise UserError(
+            f"--local-crops has {len(counts)} numbers and --local-size {len(sizes)}: give one number for each size."
+        )
+    scale, near = _range("global_scale", settings.global_scale), _range("local_scale", settings.local_scale)
+    groups = [Crops(settings.global_crops, size, scale)]
+    groups += [Crops(count, side, near) for count, side in zip(counts, sizes, strict=False) if count]
+    if settings.global_crops < 1 or sum(group.count for group in groups) < 2:
+        raise UserError(
+            f"--global-crops {settings.global_crops} and --local-crops {sum(counts)} make no pair of crops to compare: "
+            "ask for 2 crops or more, one of them global."
+        )
+    return groups
+
+
+def views(settings: PretrainSettings, statistics: Normalisation):
+    """Return the transforms of the crops and how many each makes; raises a UserError for a radius that is none."""
+    size = height_and_width(settings.img_size)
+    groups, radii = crop_groups(settings, size), _radii(settings.blur)
+    return crop_views(settings.pipeline, groups, statistics, size, radii, settings.hflip or 0.0)
+
+
+def describe_crops(settings: PretrainSettings) -> str:
+    """Return the groups of crops as text."""
+    groups = crop_groups(settings, height_and_width(settings.img_size))
+    sides = [(group.size, group.size) if isinstance(group.size, int) else group.size or () for group in groups]
+    return " and ".join(
+        f"{group.count} crops of {'x'.join(map(str, side))}" for group, side in zip(groups, sides, strict=True)
+    )
+
+
+def relative_pixels(groups: Sequence[Crops]) -> float:
+    """Return the crops of an image, counted in pixels of a global one."""
+    pixels = [
+        math.prod((group.size, group.size) if isinstance(group.size, int) else group.size or (1,)) for group in groups
+    ]
+    return sum(group.count * one for group, one in zip(groups, pixels, strict=True)) / pixels[0]
+
+
+def _range(name: str, values: list[float] | None) -> tuple[float, float]:
+    if values is None or len(values) != 2 or not 0 < values[0] <= values[1] <= 1:
+        raise UserError(f"{flag(name)} is {values}; expected two shares of the area, such as 0.4 1.0.")
+    return values[0], values[1]
+
+
+def _radii(values: list[float] | None) -> tuple[float, float]:
+    if values is None:
+        return BLUR
+    if len(values) != 2 or not 0 <= values[0] <= values[1] <= MAX_SIDE:
+        raise UserError(f"--blur is {values}; expected the smallest and the largest radius in pixels, such as 0.1 2.0.")
+    return values[0], values[1]

@@ -1,0 +1,98 @@
+"""What `paucal pretrain` says about its runs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paucal.data.dataset import ViewDataset
+from paucal.data.loader import TrainLoader
+from paucal.data.views.crop_sheet import crop_sheet
+from paucal.data.views.normalisation import Normalisation
+from paucal.methods.pretraining import check_used, method_of, with_recipe
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.runs import RunFolder, write_atomically
+from paucal.settings.groups import DataSettings
+from paucal.settings.options import check_ranges
+from paucal.training import Optimization, Outcome
+from paucal.verbs.pretraining.assembly import AssembledPretraining, assemble, optimization
+from paucal.verbs.pretraining.conclusion import PretrainResult, conclude
+from paucal.verbs.pretraining.crops import views
+from paucal.verbs.pretraining.stage_watch import StageWatch
+from paucal.verbs.pretraining.stages import add_parameters, lacks_parameters
+from paucal.verbs.run.images import pin_data
+from paucal.verbs.run.job import Bars
+from paucal.verbs.run.loaders import step_loader
+from paucal.verbs.run.processes import is_first
+from paucal.verbs.run.start_weights import pin_start
+from paucal.verbs.run.voice import Voice
+
+
+class PretrainingJob:
+    """Pre-training, with any of its methods; a `Job`."""
+
+    verb = "pretrain"
+    kind = PretrainSettings
+    reads: tuple[str, ...] = ("data", "data_root", "monitor", "init")
+
+    def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
+        """Fill in a recipe and refuse what makes no sense."""
+        method_of(settings)
+        settings, origin = with_recipe(settings, given)
+        check_used(settings, origin)
+        check_ranges(settings)
+        return settings, origin
+
+    def pin(self, settings: PretrainSettings) -> PretrainSettings:
+        """Return settings with full paths."""
+        settings = pin_start(pin_data(settings))
+        if settings.monitor is None:
+            return settings
+        return replace(settings, monitor=pin_data(DataSettings(settings.monitor, settings.data_root)).data)
+
+    def assemble(
+        self, settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    ) -> AssembledPretraining:
+        """Open the images, choose what was left open, build the objective of the stage that a run has reached."""
+        assembled = assemble(settings, given, bars, run)
+        # The other processes are told of the run only afterwards.
+        if run is not None and is_first() and lacks_parameters(run, assembled.objective):
+            add_parameters(run, assembled.objective)
+        return assembled
+
+    def announce(self, assembled: AssembledPretraining, voice: Voice) -> None:
+        """Say what will be trained, on what, and why the settings are what they are."""
+        images, split = assembled.prepared.images, assembled.prepared.split
+        voice.say(f"images: {images.name}, {len(assembled.prepared.part('train'))} to learn from ({split.description})")
+        voice.say(f"model: {assembled.describe()}")
+        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+
+    def write_pictures(self, run: RunFolder, assembled: AssembledPretraining) -> None:
+        """Draw all crops of a few images."""
+        alone = replace(assembled, settings=replace(assembled.settings, workers=0))
+        batch = next(iter(self.loader(alone, 0)))
+        picture = crop_sheet(batch, _statistics(assembled))  # type: ignore[arg-type]
+        write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
+
+    def loader(self, assembled: AssembledPretraining, start: int) -> TrainLoader:
+        """Return the loader of the crops of this process, from a forward pass on."""
+        settings, prepared = assembled.settings, assembled.prepared
+        transforms = views(settings, _statistics(assembled))
+        dataset = ViewDataset(prepared.images, transforms, settings.seed, labels=False)
+        return step_loader(dataset, prepared, settings, assembled.plan, start)
+
+    def optimization(self, assembled: AssembledPretraining) -> Optimization:
+        """Return AdamW and its schedule."""
+        return optimization(assembled.settings, assembled.plan)
+
+    def watcher(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> StageWatch:
+        """Return who watches for collapse and for the next stage."""
+        return StageWatch(run, assembled, voice)
+
+    def conclude(
+        self, run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watcher: StageWatch, voice: Voice
+    ) -> PretrainResult:
+        """Draw the curves and write everything down."""
+        return conclude(run, assembled, outcome, watcher, voice)
+
+
+def _statistics(assembled: AssembledPretraining) -> Normalisation:
+    return Normalisation(assembled.card.preprocessing.mean, assembled.card.preprocessing.std)

@@ -1,0 +1,125 @@
+"""Nearest neighbours on labelled images, tried while a backbone is trained without labels."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paucal.backbones import FeatureBackbone
+from paucal.backbones.layout import Size
+from paucal.data.batch_cache import KeptBatches
+from paucal.data.images import ImageSet
+from paucal.data.loader import make_eval_loader
+from paucal.data.splits.split import make_split
+from paucal.distributed import rank, world_size
+from paucal.evaluation.deployed import Preprocessing
+from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.protocols.judged_data import balanced, judged_data
+from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
+from paucal.evaluation.protocols.metrics import hits
+from paucal.settings.groups import DataSettings
+from paucal.types import UserError
+from paucal.verbs.run.images import load_images
+from paucal.verbs.run.loaders import EVAL_BATCH
+
+Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
+
+MOST = 5000  # images
+ASKED = 4  # one image in so many is asked about, the others are its possible neighbours
+NAME = "val_knn"
+
+
+def knn_monitor(
+    location: str,
+    preprocess: Preprocessing,
+    *,
+    most: int = MOST,
+    seed: int = 0,
+    workers: int = 0,
+    device: str = "cpu",
+    data_root: str | None = None,
+) -> Monitor:
+    """Open labelled images and return a function that scores a backbone by weighted nearest neighbours on them.
+
+    Each test image is given the class of its 20 nearest training images (`protocols.knn`); the score is the share
+    given the right one. Nothing is trained, and no image is augmented. Images without parts of their own are split
+    once, by the seed. On several processes each reads its part of the images, and all get the score.
+
+    Args:
+        location: whatever `paucal train` takes.
+        preprocess: how images are prepared for the backbone.
+        most: images used; where there are more, three quarters are neighbours and one quarter is asked about, the
+            classes as equal in number as they can be.
+        seed: chooses them, and the split.
+        workers: processes that load images.
+        device: what trains; beside a CPU none are started for images that are kept prepared.
+        data_root: folder of the sets with names.
+
+    Returns:
+        A function of a timm model and its device that gives {"val_knn": share}; NaN where features are not finite.
+
+    Raises:
+        UserError: the images cannot be opened, have no labels or a single class, or are too few.
+    """
+    if most < ASKED:
+        raise UserError(f"--monitor-images is {most}; expected at least {ASKED}, better some thousands.")
+    images, bank, asked = _open(location, most, seed, data_root)
+    chosen = np.concatenate([bank, asked])
+    height, width = preprocess.image_size
+    batches = KeptBatches(
+        lambda workers: make_eval_loader(
+            images, chosen, preprocess.transform(), EVAL_BATCH, workers, rank(), world_size()
+        ),
+        n_bytes=len(chosen) * height * width * 3 * 4,
+        workers=workers,
+        device=device,
+    )
+    readers: list[_Pooled] = []
+
+    def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        if not readers or readers[0].backbone.model is not module:
+            readers[:] = [_Pooled(module, preprocess.image_size)]
+        found = predict_all(readers[0], batches, device)
+        return {NAME: _accuracy(found, bank, asked, len(images.classes))}
+
+    return score
+
+
+class _Pooled(nn.Module):
+    """Gives the pooled features in place of a classifier's answers, so that they are gathered as those are."""
+
+    def __init__(self, model: nn.Module, image_size: Size) -> None:
+        super().__init__()
+        self.backbone = FeatureBackbone(model, image_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (B, D) features of (B, C, H, W) images."""
+        return self.backbone(images).pooled
+
+
+def _open(
+    location: str, most: int, seed: int, data_root: str | None
+) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the images, the positions of the possible neighbours and those of the images asked about."""
+    try:
+        images = load_images(DataSettings(location, data_root))
+        if not images.labelled:
+            raise UserError(f"{images.location} has images without a label")
+        # The training images of a set with a val part are all neighbours: nothing is selected here.
+        data = judged_data(images, make_split(images, seed, val_fraction=0.0))
+    except UserError as problem:
+        raise UserError(f"--monitor needs labelled images of two classes or more: {problem}") from problem
+    asked = balanced(data.labels, data.parts["test"], max(1, most // ASKED), seed)
+    return images, balanced(data.labels, data.parts["train"], most - len(asked), seed), asked
+
+
+def _accuracy(found: Predictions, bank: NDArray[np.int64], asked: NDArray[np.int64], n_classes: int) -> float:
+    features, place = found.logits, {index: row for row, index in enumerate(found.ids.tolist())}
+    if not torch.isfinite(features).all():
+        return float("nan")
+    train, test = (torch.tensor([place[int(index)] for index in part]) for part in (bank, asked))
+    votes = knn_scores(features[train], found.labels[train], features[test], n_classes, [HEADLINE])
+    scores = next(iter(votes.values()))  # of the 20 nearest, or of all where there are fewer
+    return float(hits(scores, found.labels[test]).mean())

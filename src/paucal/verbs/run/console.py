@@ -1,0 +1,22 @@
+"""The terminal, as all verbs write to it."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from paucal.wording import showable
+
+
+class PlainConsole(Console):
+    """Shows text as it is: nothing is coloured by its content, `:x:` is no emoji, control characters are escaped.
+
+    Strings in tables pass `render_str` as well, so that no caller has to think of names of files and classes.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        """Make text of a string, see the class."""
+        return super().render_str(showable(text), **options)

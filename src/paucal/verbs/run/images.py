@@ -1,0 +1,153 @@
+"""From a location to images that are checked, decoded and split."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paucal.data.cache import cache_images
+from paucal.data.images import ImageSet
+from paucal.data.maps.reader import LabelMaps, MapReader
+from paucal.data.named.locations import data_root, is_named
+from paucal.data.sources.opening import BUILT_IN, open_images
+from paucal.data.splits.classes import choose_classes
+from paucal.data.splits.split import Split
+from paucal.rules.circumstances import Facts, best_device
+from paucal.runs import RunFolder
+from paucal.settings.groups import DataSettings, LabelledDataSettings
+from paucal.types import UserError
+from paucal.verbs.run.processes import launched_shape
+
+Advance = Callable[[int, int], None]
+D = TypeVar("D", bound=DataSettings)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Images that are known to be readable, what each is used for, and their label maps where they are asked for."""
+
+    images: ImageSet
+    split: Split
+    label_maps: MapReader | None = None
+
+    def part(self, name: str) -> NDArray[np.int64]:
+        """Return the indices of "train", "val" or "test"."""
+        return self.split.indices(name)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of images per part."""
+        return {name: len(self.part(name)) for name in ("train", "val", "test")}
+
+    def facts(self) -> Facts:
+        """Return what the automatic settings look at."""
+        sizes = self.images.sample_sizes()
+        device, bf16 = best_device()
+        return Facts(
+            n_train=len(self.part("train")),
+            n_classes=len(self.images.classes),
+            median_side=int(np.median(sizes.min(axis=1))),
+            hinted_size=self.images.hints.image_size,
+            hinted_epochs=self.images.hints.epochs,
+            flip=self.images.hints.flip,
+            cores=os.cpu_count() or 1,
+            device=device,
+            bf16=bf16,
+            devices=torch.cuda.device_count() if device == "cuda" else 1,
+            launched=launched_shape(),
+        )
+
+
+def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
+    """Return settings that find the same data from any folder and at any later time.
+
+    Args:
+        settings: with `data` and `data_root`.
+        paths: names of further settings that are paths, where they name something that exists.
+    """
+    changes = {}
+    if is_named(settings.data, settings.data_root):
+        # With a root the name stays a name, also where a folder is called so.
+        changes["data_root"] = str(data_root(settings.data_root))
+    elif settings.data != BUILT_IN and Path(settings.data).expanduser().exists():
+        changes["data"] = _absolute(settings.data)
+    if settings.data_root is not None:
+        changes["data_root"] = _absolute(settings.data_root)
+    labelled = isinstance(settings, LabelledDataSettings)
+    for name in (*("classes",) * labelled, *paths):
+        value = getattr(settings, name)
+        if value is not None and Path(value).expanduser().exists():
+            changes[name] = _absolute(value)
+    return replace(settings, **changes)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def load_images(settings: DataSettings, advance: Advance | None = None, labelled: bool = True) -> ImageSet:
+    """Open the images, decode each once, and keep them decoded where they fit in memory.
+
+    Args:
+        settings: where they are, and which of their classes are used.
+        advance: called with (images read, images in all).
+        labelled: whether they must have labels; else any nesting of folders does.
+
+    Raises:
+        UserError: there are none, they are not laid out as expected, or some cannot be read.
+    """
+    images = open_images(settings.data, labelled=labelled, root=settings.data_root, download=settings.download)
+    if isinstance(settings, LabelledDataSettings) and settings.classes is not None:
+        images = choose_classes(images, settings.classes)
+    return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
+
+
+def with_label_maps(prepared: Prepared, labels: str | None, method: str, advance: Advance | None = None) -> Prepared:
+    """Open the label maps of the training images.
+
+    Raises:
+        UserError: none are given, they are not those of these images, or their teacher was trained on images that
+            this run validates or tests with, whose scores would then be no honest ones.
+    """
+    if labels is None:
+        raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
+    maps = LabelMaps(Path(labels).expanduser())
+    images, split = prepared.images, prepared.split
+    seen = set(maps.facts.trained_on)
+    known = {part: sum(images.keys[i] in seen for i in split.indices(part)) for part in ("val", "test")}
+    if any(known.values()):
+        select = "" if known["test"] else ", or keep no images for validation (--val-fraction 0)"
+        raise UserError(
+            f"--labels: the teacher was trained on {sum(known.values())} of the images that this run keeps for "
+            "validation and test, whose labels it knows: use the teacher's --seed and split, or another teacher"
+            f"{select}."
+        )
+    return replace(prepared, label_maps=maps.rows(images, prepared.part("train"), advance))
+
+
+def open_again(run: RunFolder, advance: Advance | None = None, download: bool = False) -> ImageSet:
+    """Open the images of a run from where they were when it began.
+
+    Args:
+        run: the run.
+        advance: called with (images read, images in all).
+        download: whether a published set that is not there any more may be fetched.
+
+    Raises:
+        UserError: the run's settings cannot be read, or the images are gone.
+    """
+    stored = run.settings
+    if "data" not in stored:
+        raise UserError(f"{str(run.config)!r} does not say which data was used; give DATA.")
+    opened = LabelledDataSettings(
+        data=str(stored["data"]),
+        data_root=stored.get("data_root"),
+        download=download,
+        on_bad_image=stored.get("on_bad_image", "refuse"),
+        classes=stored.get("classes"),
+    )
+    return load_images(opened, advance)

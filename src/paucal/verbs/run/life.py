@@ -1,0 +1,252 @@
+"""The one life of a run: open or resume, assemble, announce, fit, conclude; the same for every job."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from lightning.pytorch import Callback
+
+from paucal.data.splits.file import write_split
+from paucal.evaluation.deployed import saver
+from paucal.runs import RunFolder, describe_environment
+from paucal.settings.groups import JobSettings
+from paucal.settings.options import setting_fields
+from paucal.training import Outcome, Records, checkpoint_position, fit
+from paucal.types import UserError
+from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.job import Job, Watcher
+from paucal.verbs.run.outputs import settle_output
+from paucal.verbs.run.processes import (
+    agreed,
+    announce,
+    announced,
+    first_does,
+    forget_children,
+    is_first,
+    lead_children_to,
+    meet,
+)
+from paucal.verbs.run.resuming import reopen, store_changes, stored_settings
+from paucal.verbs.run.start_weights import RECORD
+from paucal.verbs.run.voice import Mute, Quiet, Voice
+from paucal.verbs.run.writing import Writing
+
+S = TypeVar("S", bound=JobSettings)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was stopped before its end, by a signal or its time limit; its state is saved.
+
+    Attributes:
+        run: the run folder.
+        step: optimizer steps made.
+        total_steps: optimizer steps of the whole run.
+        verb: that goes on with it.
+    """
+
+    run: Path
+    step: int
+    total_steps: int
+    verb: str = "train"
+
+    def __str__(self) -> str:
+        where = f"stopped after step {self.step} of {self.total_steps}"
+        return f"{where}; go on with: paucal {self.verb} --resume {shlex.quote(str(self.run))}"
+
+
+def begin(
+    job: Job[S, R], settings: S, given: Mapping[str, str], voice: Voice, callbacks: Sequence[Callback] = ()
+) -> R | Stopped:
+    """Start a run.
+
+    Args:
+        job: what kind of run.
+        settings: what was given; None where nothing was.
+        given: origin of each setting that was given.
+        voice: prints and shows progress.
+        callbacks: more Lightning callbacks.
+
+    Returns:
+        The result, or where the run was stopped before its end.
+
+    Raises:
+        UserError: the data or a setting does not do.
+    """
+    meet()
+    if not is_first():
+        return _follow(job, callbacks)
+    made: list[Assembled[S]] = []
+
+    def make() -> Path:
+        made.append(_check_and_assemble(job, settings, given, voice))
+        job.announce(made[0], voice)
+        chosen = made[0].settings
+        run = writing.begin(chosen.output, chosen.overwrite)
+        _write_beginning(job, run, made[0])
+        return run.path
+
+    with Writing(voice) as writing:
+        return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
+
+
+def resume(
+    job: Job[S, R],
+    path: str | Path,
+    voice: Voice,
+    changes: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> R | Stopped:
+    """Go on with a run that was stopped, from its newest saved state.
+
+    Args:
+        job: what kind of run.
+        path: a run folder, or a folder of runs of which the newest is taken.
+        voice: prints and shows progress.
+        changes: settings to change; only those in `CHANGEABLE`, which do not change the result.
+        callbacks: more Lightning callbacks.
+
+    Raises:
+        UserError: there is no such run, it is finished, or its data has changed.
+    """
+    meet()
+    if not is_first():
+        return _follow(job, callbacks)
+    made: list[Assembled[S]] = []
+
+    def make() -> Path:
+        run, settings, origin = reopen(path, changes or {}, job.kind, job.verb)
+        writing.go_on(run)
+        made.append(_again(job, run, settings, origin, voice))
+        job.announce(made[0], voice)
+        if changes:  # only now: a change that does not do must not spoil the run
+            store_changes(run, settings, origin)
+        return run.path
+
+    with Writing(voice) as writing:
+        return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
+
+
+def run_quietly(job: Job[S, R], data: str | Path, settings: Mapping[str, Any], name: str) -> R:
+    """Run a job from Python: nothing is printed, and a run that was stopped is an error.
+
+    Raises:
+        UserError: the data or a setting does not do; or the run was stopped, and the message says how to go on.
+        TypeError: a setting does not exist.
+    """
+    unknown = set(settings) - set(setting_fields(job.kind))
+    if unknown:
+        raise TypeError(f"{name} has no setting {sorted(unknown)[0]!r}; see {job.kind.__name__} for all of them")
+    given = dict.fromkeys([*settings, "data"], "given")
+    result = begin(job, job.kind(**{**settings, "data": str(data)}), given, Quiet())
+    if isinstance(result, Stopped):
+        raise UserError(f"{result}.")
+    return result
+
+
+def show_config(job: Job[S, Any], settings: S, given: Mapping[str, str]) -> str:
+    """Return all settings as YAML that `--config` reads, each with its reason; nothing is trained or written."""
+    assembled = _check_and_assemble(job, replace(settings, output=None), given, Quiet())
+    return "".join(
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {assembled.origin[name]}\n"
+        if not isinstance(value, list)
+        else f"{name}: {json.dumps(value)}  # {assembled.origin[name]}\n"
+        for name, value in vars(assembled.settings).items()
+        if value is not None and name not in ("output", "overwrite")
+    )
+
+
+def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], voice: Voice) -> Assembled[S]:
+    settings, given = job.check(settings, given)
+    settings = job.pin(settle_output(settings, job.reads, voice))
+    return job.assemble(settings, given, voice.progress)
+
+
+def _again(job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], voice: Voice) -> Assembled[S]:
+    """Assemble a run that exists, where it stands."""
+    return replace(job.assemble(settings, origin, voice.progress, run), origin=origin)
+
+
+def _follow(job: Job[S, R], callbacks: Sequence[Callback]) -> R | Stopped:
+    """Join the run that the first process has opened."""
+    run, voice = RunFolder(announced()), Mute()
+    settings, origin = stored_settings(run, job.kind, job.verb)
+    return _go(job, run, _again(job, run, settings, origin, voice), voice, callbacks)
+
+
+def _write_beginning(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) -> None:
+    settings, split = assembled.settings, assembled.prepared.split
+    images = assembled.prepared.images
+    run.write_config(asdict(settings), assembled.origin, job.verb, split=split.description, location=images.location)
+    run.write_json("env.json", describe_environment(settings.device or "cpu"))
+    if assembled.start is not None:
+        run.write_json(RECORD, assembled.start.to_dict())
+    write_split(run.split, images, split)
+    job.write_pictures(run, assembled)
+
+
+def _go(
+    job: Job[S, R], run: RunFolder, assembled: Assembled[S], voice: Voice, callbacks: Sequence[Callback]
+) -> R | Stopped:
+    lead_children_to(run.path)
+    try:
+        with voice.logging_to(run.log):
+            while True:
+                watcher = job.watcher(run, assembled, voice)
+                outcome = _fit(job, run, assembled, voice, watcher, callbacks)
+                if outcome.finished:
+                    return job.conclude(run, assembled, outcome, watcher, voice)
+                if not agreed(watcher.wants_a_change):
+                    break
+                assembled = _next_stage(job, run, assembled, watcher, voice)
+            stopped = Stopped(run.path, outcome.step, assembled.plan.total_steps, job.verb)
+            for line in [*watcher.last_words(), str(stopped)]:
+                voice.say(line)
+            return stopped
+    finally:
+        forget_children()
+
+
+def _next_stage(
+    job: Job[S, Any], run: RunFolder, assembled: Assembled[S], watcher: Watcher, voice: Voice
+) -> Assembled[S]:
+    """Change what has to be changed before the run goes on, and assemble it again on every process."""
+    made: list[Assembled[S]] = []
+
+    def again() -> None:
+        settings, origin = stored_settings(run, job.kind, job.verb)
+        made.append(_again(job, run, settings, origin, voice))
+
+    def prepare() -> None:
+        watcher.prepare_next()
+        again()
+
+    first_does(prepare)
+    if not made:  # the others read what the first has written
+        again()
+    # The time that is allowed is that of the whole command.
+    return replace(made[0], plan=replace(made[0].plan, deadline=assembled.plan.deadline))
+
+
+def _fit(
+    job: Job[S, Any],
+    run: RunFolder,
+    assembled: Assembled[S],
+    voice: Voice,
+    watcher: Watcher,
+    callbacks: Sequence[Callback],
+) -> Outcome:
+    start = checkpoint_position(run.last)[1] if run.last.exists() else 0
+    return fit(
+        assembled.objective,
+        lambda: job.loader(assembled, start),
+        job.optimization(assembled),
+        assembled.plan,
+        Records(run, saver(run, assembled.card), watcher.watch(), watcher.on_epoch, watcher.on_start),
+        [*voice.callbacks(), *callbacks],
+    )

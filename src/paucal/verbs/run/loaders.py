@@ -1,0 +1,74 @@
+"""Settings turned into loaders, for any job."""
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.data.dataset import ViewDataset
+from paucal.data.loader import TrainLoader, make_eval_loader, make_train_loader
+from paucal.data.sampler import StepSampler
+from paucal.data.views.normalisation import Normalisation, compute_normalisation
+from paucal.distributed import rank, world_size
+from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.runs import RunFolder
+from paucal.settings.groups import JobSettings
+from paucal.training import Plan
+from paucal.verbs.run.images import Prepared
+
+EVAL_BATCH = 256
+
+
+def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
+    """Return how images are prepared for the model of a run that goes on; None where it has stored none yet.
+
+    Raises:
+        UserError: the run's model card is damaged.
+    """
+    if run is None or not run.card.is_file():
+        return None
+    return Card.from_dict(run.read_json(run.card.name)).preprocessing
+
+
+def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput | None = None) -> Normalisation:
+    """Return mean and deviation: of the training images, ImageNet's, or those that belong to the weights."""
+    if settings.normalise == "computed":
+        return compute_normalisation(prepared.images, prepared.part("train"))
+    if settings.normalise == "model":
+        fed = start or input_of_timm(settings.model or "")
+        return Normalisation(fed.mean, fed.std)
+    return Normalisation()
+
+
+def step_loader(
+    dataset: ViewDataset, prepared: Prepared, settings: JobSettings, plan: Plan, start: int, repeats: int = 1
+) -> TrainLoader:
+    """Return the loader of this process over the training images, from a forward pass on."""
+    sampler = StepSampler(
+        prepared.part("train"),
+        settings.images_per_pass,
+        plan.total_steps * plan.accumulate,
+        settings.seed,
+        start,
+        rank=rank(),
+        world=world_size(),
+        accumulate=plan.accumulate,
+        repeats=repeats,
+    )
+    return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
+
+
+def eval_loader(
+    prepared: Prepared, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
+) -> DataLoader:
+    """Return a loader over given images, in order, as the deployed model will see them."""
+    return make_eval_loader(
+        prepared.images,
+        indices,
+        preprocess.transform(),
+        EVAL_BATCH,
+        settings.workers or 0,
+        rank=rank(),
+        world=world_size(),
+        pin_memory=settings.device == "cuda",
+    )

@@ -1,0 +1,164 @@
+"""Where results go: a place that can be written, is nobody else's, and lies apart from the images."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from paucal.data.named.locations import is_named
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.opening import BUILT_IN
+from paucal.evaluation.results import ClassificationReport
+from paucal.reading import named_path
+from paucal.runs import RunFolder, create_run
+from paucal.runs.folder import is_taken
+from paucal.runs.replacing import aside_of, require_replaceable, settle
+from paucal.runs.writable import try_file, try_folder
+from paucal.settings.groups import JobSettings
+from paucal.settings.options import flag
+from paucal.types import UserError
+from paucal.verbs.run.voice import Voice
+
+S = TypeVar("S", bound=JobSettings)
+DEFAULT = Path("runs")
+
+
+def settle_output(settings: S, reads: Iterable[str], voice: Voice) -> S:
+    """Refuse a place for a run that will not do before any work is done, and return the settings with its full path.
+
+    A run that a killed call has left aside is moved back first.
+
+    Raises:
+        UserError: the place cannot be written, lies among the images, or holds something that may not be replaced.
+    """
+    read = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
+    for name, value in read.items():
+        named_path(value, name)  # raises where it names nothing
+    images = {name: value for name, value in read.items() if name in ("--data", "--monitor")}
+    if settings.output is None:
+        refuse_among(DEFAULT, images, settings.data_root)
+        return settings
+    path = named_path(str(settings.output))
+    refuse_among(path, images, settings.data_root)
+    if settle(path):
+        voice.say(f"the run that a stopped call was to replace was in {aside_of(path)}, and is in {path} again")
+    if not _taken(path):
+        try_folder(path)
+    elif not settings.overwrite:
+        create_run(path)  # raises, with the advice that belongs to it
+    else:
+        require_replaceable(path)
+        try_folder(path)
+        try_folder(aside_of(path))
+        _refuse_to_remove(path, read)
+    return replace(settings, output=str(path))
+
+
+def refuse_among(path: Path, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output") -> None:
+    """Refuse results within a folder of images, where the next look would take them for images or a class.
+
+    Args:
+        path: of a folder or file of results.
+        images: by the flag that names them.
+        root: of published sets.
+        flag: that names the results.
+
+    Raises:
+        UserError: they lie within.
+    """
+    for name, location in images.items():
+        if location is None or location == BUILT_IN or is_named(location, root):
+            continue
+        folder = named_path(location, name)
+        if folder.is_dir() and _real(path).is_relative_to(_real(folder)):
+            raise UserError(
+                f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be taken for one of "
+                f"them or for a class: give {flag} another place."
+            )
+
+
+def check_results(folder: Path, images: Mapping[str, str | None], root: str | None = None) -> None:
+    """Refuse a folder for the results of an evaluation that cannot be written or whose files are of others.
+
+    Raises:
+        UserError: it will not do.
+    """
+    refuse_among(folder, images, root)
+    try_folder(folder)
+    for kind, names in RESULTS.items():
+        there = [name for name in (kind, *names) if (folder / name).exists() or (folder / name).is_symlink()]
+        if there and not _is_result(RunFolder(folder), kind):
+            raise UserError(
+                f"--output: {str(folder / there[0])!r} would be replaced, and no evaluation of paucal has written it: "
+                "give another folder."
+            )
+
+
+def check_file(text: str, images: Mapping[str, str | None], root: str | None, flag: str) -> Path:
+    """Return the path of a picture to write.
+
+    Raises:
+        UserError: it exists, cannot be written, or lies among images.
+    """
+    path = named_path(text, flag)
+    refuse_among(path, images, root, flag)
+    try_file(path, flag)
+    return path
+
+
+def check_table(text: str) -> Path:
+    """Return the path of a table to write.
+
+    Raises:
+        UserError: it exists, cannot be written, or is called like an image.
+    """
+    path = named_path(text)
+    if path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet")):
+        raise UserError(
+            f"--output: {text[:120]!r} is a name of images, and a table is written: end it in .csv or .json."
+        )
+    if not path.parent.exists():
+        raise UserError(f"there is no folder for {text[:120]!r}: make it, or choose another --output.")
+    try_file(path)
+    return path
+
+
+# What evaluations write, by the file that tells that it was one of ours.
+RESULTS = {
+    "metrics.json": (
+        *("per_class.csv", "predictions.csv", "real_labels.json"),
+        *("confusion.png", "per_class.png", "reliability.png", "mistakes.png"),
+    ),
+    "results.json": ("table.csv",),
+}
+
+
+def _is_result(folder: RunFolder, kind: str) -> bool:
+    try:
+        content = folder.read_json(kind)
+        if kind == "metrics.json":
+            ClassificationReport.from_dict(content)
+        return kind == "metrics.json" or {"tallies", "rows"} <= set(content)
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _real(path: Path) -> Path:
+    """Follow all links; one that leads to itself is left as it is, where `Path.resolve` raises."""
+    return Path(os.path.realpath(path))
+
+
+def _taken(path: Path) -> bool:
+    try:
+        return is_taken(path)
+    except (OSError, ValueError):  # too long a name, a folder that may not be read: `try_folder` says so
+        return False
+
+
+def _refuse_to_remove(path: Path, read: Mapping[str, str]) -> None:
+    for name, value in read.items():
+        if value != BUILT_IN and _real(named_path(value, name)).is_relative_to(_real(path)):
+            raise UserError(
+                f"{name}: {value!r} lies in the run that --overwrite would remove: choose another --output."
+            )

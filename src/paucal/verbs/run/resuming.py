@@ -1,0 +1,119 @@
+"""Going on with a run: what is stored of it, and what may change."""
+
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jsonargparse import ArgumentParser
+
+from paucal.data.images import ImageSet
+from paucal.data.splits.file import read_split
+from paucal.data.splits.split import Split
+from paucal.runs import RunFolder, open_run
+from paucal.settings.options import check_ranges, flag
+from paucal.types import UserError
+from paucal.wording import shortened
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MOST_SHOWN = 80  # characters of a value
+# Settings that may change when a run goes on: on the CPU none of them changes the result.
+CHANGEABLE = ("workers", "device", "time_limit")
+S = TypeVar("S", bound="DataclassInstance")
+
+
+def reopen(
+    path: str | Path, changes: Mapping[str, Any], kind: type[S], verb: str
+) -> tuple[RunFolder, S, dict[str, str]]:
+    """Open a run that is to go on; return it with its settings as changed and their origins, and write nothing.
+
+    Raises:
+        UserError: there is no such run, it is finished, or a setting may not change.
+    """
+    refused = [name for name in changes if name not in CHANGEABLE]
+    if refused:
+        raise UserError(
+            f"--resume goes on with the settings stored in the run; leave out {', '.join(map(flag, refused))} "
+            f"(only {', '.join(map(flag, CHANGEABLE))} may change)."
+        )
+    run = open_run(path)
+    if (run.path / "summary.json").exists():
+        raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {verb}'.")
+    settings, origin = stored_settings(run, kind, verb)
+    settings = replace(settings, **changes)
+    check_ranges(settings)
+    return run, settings, {**origin, **dict.fromkeys(changes, "flag of --resume")}
+
+
+def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> None:
+    """Write changed settings into the run's config, where the other processes and the next resumption find them."""
+    config = run.read_yaml(run.config.name)
+    run.write_yaml(run.config.name, {**config, "settings": asdict(settings), "origin": dict(origin)})
+
+
+def stored_split(run: RunFolder, images: ImageSet) -> Split:
+    """Return the split of a run, described as when it was made.
+
+    Raises:
+        UserError: the file cannot be read, or the images are not those of the run.
+    """
+    split = read_split(run.split, images)
+    words = run.read_yaml(run.config.name).get("split")
+    return replace(split, description=str(words)) if words else split
+
+
+def typed_settings(values: Any, kind: type[S]) -> S:
+    """Build settings of a kind from values of a file, each of which must be of its setting's type.
+
+    Raises:
+        TypeError: there is an unknown name or a value of another type.
+    """
+    if not isinstance(values, dict):
+        raise TypeError("no mapping of settings")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    known = {item.name for item in fields(kind)}
+    if unknown := [name for name in values if name not in known]:
+        raise TypeError(f"there is no setting {shortened(repr(unknown[0]), MOST_SHOWN)}")
+    hints = typing.get_type_hints(kind)
+    for name, value in values.items():
+        if value is None and type(None) not in typing.get_args(hints[name]):  # the parser lets every setting be empty
+            raise TypeError(f"{name} is empty, which it cannot be")
+    try:
+        checked = parser.parse_object(values)
+    except Exception as problem:  # the parser has several, in words of its own
+        raise TypeError(_odd_setting(parser, values)) from problem
+    return kind(**vars(checked))
+
+
+def _odd_setting(parser: ArgumentParser, values: Mapping[str, Any]) -> str:
+    """Say which value is none of its setting."""
+    for name, value in values.items():
+        try:
+            parser.parse_object({name: value})
+        except Exception:  # as above
+            return f"{name} is {shortened(repr(value), MOST_SHOWN)}, which it cannot be"
+    return "its settings do not go together"
+
+
+def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
+    """Return the settings of a run and the origin of each.
+
+    Raises:
+        UserError: they cannot be read, or are those of another verb.
+    """
+    config = run.read_yaml(run.config.name)
+    if run.verb != verb:
+        raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
+    try:
+        origin = {str(name): str(text) for name, text in dict(config["origin"]).items()}
+        return typed_settings(config["settings"], kind), origin
+    except KeyError as problem:
+        raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train anew.") from problem
+    except (TypeError, ValueError) as problem:
+        raise UserError(
+            f"{str(run.config)!r} is damaged or not of this version of paucal ({problem}): restore it or train anew."
+        ) from problem

@@ -1,0 +1,259 @@
+"""What a run starts from: another run, a weights file, or the weights that timm publishes."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import timm
+import torch
+from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+from torch import nn
+
+from paucal.backbones.weights.adapt import position_grid
+from paucal.backbones.weights.fetching import hushed, require_reachable
+from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
+from paucal.backbones.weights.load_report import LoadReport
+from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
+from paucal.evaluation.deployed import Card
+from paucal.objectives import Objective
+from paucal.rules.circumstances import StartFacts
+from paucal.runs import RunFolder, open_run, read_weights
+from paucal.runs.foreign import read_foreign
+from paucal.settings.groups import ModelSettings
+from paucal.types import UserError
+from paucal.verbs.run.start_inputs import input_of_card, recorded_input, run_around
+
+TIMM = "timm"
+M = TypeVar("M", bound=ModelSettings)
+RECORD = "init.json"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run's first weights come from; by default from nowhere. None of them are read yet.
+
+    Attributes:
+        facts: what the automatic settings look at.
+        read: reads the weights, given the timm name of the run's model.
+        input: how images were prepared for them, given the timm name of the run's model; None where that is unknown.
+        record: what was loaded at the beginning of a run that goes on from a saved state.
+    """
+
+    facts: StartFacts | None = None
+    read: Callable[[str], StartWeights] | None = None
+    input: Callable[[str], ImageInput] | None = None
+    record: LoadReport | None = None
+
+
+def pin_start(settings: M) -> M:
+    """Return settings that find the same start from any folder and at any later time.
+
+    Raises:
+        UserError: there is nothing of that name.
+    """
+    if settings.init is None or settings.init == TIMM:
+        return settings
+    path = _existing(settings.init)
+    return replace(settings, init=str((open_run(path).path if path.is_dir() else path).resolve()))
+
+
+def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
+    """Look at what `--init` names, without reading its weights.
+
+    Args:
+        settings: as given, the start's path pinned.
+        run: the run that goes on, if it is one. Once it has saved a state it needs its start no more.
+
+    Raises:
+        UserError: the start is gone, is no run, or does not say which model it holds and `--model` does not either.
+    """
+    _require_sense(settings)
+    if settings.init is None:
+        return Start()
+    if run is not None and run.last.exists():
+        return _recorded(run)
+    if settings.init == TIMM:
+        return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_timm)
+    path = _existing(settings.init)
+    folder = RunFolder(path) if path.is_dir() else run_around(path)
+    if folder is not None:
+        card, file = Card.from_dict(folder.read_json(folder.card.name)), None if path.is_dir() else path
+        return Start(
+            _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: input_of_card(card)
+        )
+    source, tree = f"the file {path.name}", cache(lambda: read_foreign(path))
+    model = settings.model or _model_of(path, tree())
+    return Start(
+        StartFacts(source, model, normalise="model"),
+        lambda _: StartWeights(_network(path, tree(), settings), source),
+        lambda name: input_of_file(program_of(tree()), name),
+    )
+
+
+def load_start(
+    start: Start, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
+) -> LoadReport | None:
+    """Load the start's weights into every backbone of an objective; heads of extra losses begin anew.
+
+    Returns:
+        What was loaded, or None where the run starts from nothing.
+
+    Raises:
+        UserError: the weights cannot be read or fetched, or do not fit.
+    """
+    if start.read is None:
+        return start.record
+    weights = start.read(model or "")
+    reports = [start_from(backbone.model, weights, classes, head) for backbone in objective.backbones()]
+    fed = {} if start.input is None else asdict(start.input(model or ""))
+    return replace(reports[0], input=fed)
+
+
+def load_published(
+    model: nn.Module,
+    file: str | Path,
+    network: str | None = None,
+    classes: Sequence[str] | None = None,
+    head: Head = "auto",
+) -> LoadReport:
+    """Load a published checkpoint into a model in place; no code in the file is run.
+
+    The files of VTs-Drloc, Swin-Transformer, CvT, T2T-ViT, TokenLabeling, EsViT, DHVT, DINO and Vision Longformer are
+    recognised by the names of their tensors and translated; those of timm and torchvision need no translation.
+
+    Args:
+        model: one of timm's or ours, built with fresh weights.
+        file: what `torch.save` wrote, or safetensors.
+        network: of several in one file, the name of the one to take ("teacher", "student", "state_dict_ema"); by
+            default an average or the teacher.
+        classes: names of the model's outputs, where known.
+        head: what becomes of the classifier: kept where it fits ("auto"), insisted on ("keep"), discarded ("fresh").
+
+    Returns:
+        What was loaded, adapted, left out and not found; print it.
+
+    Raises:
+        UserError: the file is damaged or holds Python objects, little of it matches, or a recognised checkpoint is of
+            another variant.
+    """
+    path = Path(file).expanduser()
+    tree, source = read_foreign(path), f"the file {path.name}"
+    tree = tree if network is None else pick_network(tree, network, source)
+    return start_from(model, StartWeights(tree, source), classes, head)
+
+
+def run_behind(init: str | None) -> RunFolder | None:
+    """Return the run whose model or saved state a start is; None where it is none or is not there."""
+    if init is None or init == TIMM:
+        return None
+    path = Path(init).expanduser()
+    return RunFolder(path) if path.is_dir() else run_around(path)
+
+
+def _model_of(path: Path, tree: Mapping[str, Any]) -> str:
+    name = suggest_model(tree)
+    if name is None:
+        raise UserError(
+            f"--init: {str(path)!r} does not say which model its weights are of; give --model, such as "
+            "--model swin_tiny_patch4_window7_224."
+        )
+    return name
+
+
+def _network(path: Path, tree: Mapping[str, Any], settings: ModelSettings) -> Mapping[str, Any]:
+    return tree if settings.init_network is None else pick_network(tree, settings.init_network, f"the file {path.name}")
+
+
+def _existing(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(
+            f"--init: there is no file or run folder {name!r}; give a run folder such as runs/1, a weights file "
+            f"(.safetensors, .pth), or {TIMM!r} for the weights that timm publishes."
+        )
+    return path
+
+
+def _require_sense(settings: ModelSettings) -> None:
+    if settings.init is None and getattr(settings, "init_head", "auto") != "auto":
+        raise UserError("--init-head says what becomes of the classifier of --init: give --init too, or leave it out.")
+    if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
+        raise UserError(
+            f"--init-network {settings.init_network} names a network within a file: give the file to --init, or leave "
+            "it out."
+        )
+
+
+def _recorded(run: RunFolder) -> Start:
+    try:
+        record = LoadReport.from_dict(run.read_json(RECORD))
+        fed = recorded_input(record)
+    except TypeError as problem:
+        path = str(run.path / RECORD)
+        raise UserError(f"{path!r} is no report of paucal ({problem}): restore it or train anew.") from problem
+    return Start(input=None if fed is None else lambda _: fed, record=record)
+
+
+def _facts_of_run(run: RunFolder, card: Card) -> StartFacts:
+    settings = run.settings
+    words = settings.get("model_args")
+    return StartFacts(
+        str(run.path),
+        card.backbone.name,
+        card.backbone.image_size,
+        _with_patches(tuple(map(str, words)) if isinstance(words, list) else (), card),
+        "model",
+    )
+
+
+def _with_patches(typed: Sequence[str], card: Card) -> tuple[str, ...]:
+    """Return the words of `--model-args` that were typed for the start, and the size of the patches chosen for it.
+
+    Without the latter, images of another size would get other patches instead of more of them.
+    """
+    chosen = card.backbone.arguments.get("patch_size")
+    if chosen is None or any(word.partition("=")[0] == "patch_size" for word in typed):
+        return tuple(typed)
+    return (*typed, f"patch_size={json.dumps(chosen)}")
+
+
+def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
+    tree = read_weights(run.weights) if file is None else read_foreign(file)
+    height, width = card.backbone.image_size
+    grid = None
+    if height != width:
+        with torch.device("meta"):
+            grid = position_grid(card.backbone.build().model)
+    source = f"the run {run.path}" if file is None else f"{file.name} of the run {run.path}"
+    return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
+
+
+def read_timm(name: str) -> StartWeights:
+    """Fetch the weights that timm publishes for a model.
+
+    Raises:
+        UserError: there are none, or they cannot be fetched.
+    """
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    if config is None or not config.has_weights:
+        raise UserError(
+            f"--init timm: timm publishes no weights of {name}; start from a run or a file, or from nothing."
+        )
+    try:
+        require_reachable(config)
+        with torch.random.fork_rng(devices=[]), hushed():
+            model = timm.create_model(name, pretrained=True)
+    except Exception as problem:  # no network, no such file any more, a proxy: each library has types of its own
+        where = config.hf_hub_id or config.url
+        reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
+        raise UserError(
+            f"--init timm: the weights of {name} could not be fetched ({reason}); fetch {where} on a machine with a "
+            "network and give the file to --init."
+        ) from problem
+    subset = infer_imagenet_subset(model)
+    classes = tuple(ImageNetInfo(subset).label_names()) if subset else None
+    grid = position_grid(model)
+    return StartWeights(dict(model.state_dict()), f"timm's weights of {name}", name, classes, grid)

@@ -1,0 +1,153 @@
+"""Settings turned into what the trainer is told."""
+
+import os
+import re
+import time
+
+import torch
+
+from paucal.data.sampler import steps_per_epoch
+from paucal.data.views.mixing import Mixing
+from paucal.rules.circumstances import best_device
+from paucal.settings.groups import JobSettings
+from paucal.training import Hardware, Plan
+from paucal.types import UserError
+from paucal.verbs.run.processes import launched_shape
+
+FEW_STEPS = 5
+ACCELERATORS = ("cpu", "cuda", "mps")
+
+
+def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
+    """Return the length of the run, its randomness and its hardware."""
+    per_epoch = steps_per_epoch(n_train, settings.effective_batch)
+    return Plan(
+        total_steps=per_epoch * (settings.epochs or 1),
+        steps_per_epoch=per_epoch,
+        accumulate=settings.accumulate,
+        seed=settings.seed,
+        mixing=mixing,
+        n_classes=n_classes,
+        deadline=None if settings.time_limit is None else time.monotonic() + seconds_of(settings.time_limit),
+        hardware=hardware(settings),
+    )
+
+
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds_of(duration: str) -> float:
+    """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
+
+    Raises:
+        UserError: it is not a duration above 0.
+
+    Example:
+        >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
+        (129600.0, 5400.0, 2730.0)
+    """
+    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", duration):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", duration)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    elif re.fullmatch(r"\d+:\d{2}:\d{2}", duration):
+        hours, minutes, rest = map(int, duration.split(":"))
+        seconds = float(3600 * hours + 60 * minutes + rest)
+    else:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UserError(f"--time-limit is {duration!r}, expected a time such as 45m, 8h, 1d12h or 1:30:00.")
+    return seconds
+
+
+def hardware(settings: JobSettings) -> Hardware:
+    """Return where to compute.
+
+    Raises:
+        UserError: the device is not one this machine has, or a setting does not go with the number of devices or with
+            another one.
+    """
+    device = settings.device or "cpu"
+    if device not in ACCELERATORS:
+        raise UserError(f"--device is {device!r}, expected one of {', '.join(ACCELERATORS)}.")
+    if device != "cpu" and best_device()[0] != device:
+        raise UserError(f"--device is {device!r}, and this machine has none that torch can use; leave it out.")
+    launched, wanted = launched_shape(), (settings.devices or 1, settings.nodes or 1)
+    if launched is None and wanted[1] > 1:
+        raise UserError(f"--nodes is {wanted[1]}, and nothing has started the other machines: start with torchrun.")
+    if launched is not None and wanted != launched:
+        raise UserError(
+            f"--devices {wanted[0]} and --nodes {wanted[1]} are not what the launcher has started "
+            f"({launched[0]} on each of {launched[1]}): leave them out."
+        )
+    if launched is None:
+        _check_count(device, wanted[0])
+    _check_strategy(settings)
+    return Hardware(
+        accelerator=device,
+        devices=settings.devices or 1,
+        nodes=settings.nodes or 1,
+        strategy=settings.strategy or "auto",
+        precision=settings.precision or "32-true",
+        compile_backend="inductor" if settings.compile else None,
+    )
+
+
+def _check_count(device: str, wanted: int) -> None:
+    if device == "cpu":
+        there, what = max(2, os.cpu_count() or 1), "processor cores"
+    else:
+        there, what = torch.cuda.device_count() if device == "cuda" else 1, f"{device} devices"
+    if wanted > there:
+        raise UserError(f"--devices is {wanted}, and this machine has {there} {what}: give {there} or less.")
+
+
+def _check_strategy(settings: JobSettings) -> None:
+    strategy = settings.strategy
+    if strategy in (None, "auto"):
+        return
+    if settings.processes == 1:
+        raise UserError(
+            f"--strategy {strategy} says how several devices share a model and this run has one: leave it out, or give "
+            "--devices 2 or more."
+        )
+    if strategy == "fsdp" and settings.precision == "16-mixed":
+        raise UserError(
+            "--precision is 16-mixed, which does not go with --strategy fsdp: use bf16-mixed or 32-true, or "
+            "--strategy ddp."
+        )
+
+
+def check_rates(settings: JobSettings) -> None:
+    """Refuse a course of the learning rate that cannot be meant; a run that exists goes on with what it has.
+
+    Raises:
+        UserError: the floor is above the peak, or the warm-up is longer than the run.
+    """
+    peak, floor, warmup, epochs = settings.lr, settings.min_lr, settings.warmup_epochs, settings.epochs
+    if peak is not None and floor is not None and floor > peak:
+        raise UserError(
+            f"--min-lr is {floor:g} and --lr {peak:g}, below it: the learning rate would rise where it should fall; "
+            "give a smaller --min-lr or a higher --lr."
+        )
+    if warmup is not None and epochs is not None and warmup > epochs:
+        raise UserError(
+            f"--warmup-epochs is {warmup:g} and --epochs {epochs}: the learning rate would never reach its peak; give "
+            "fewer --warmup-epochs or more --epochs."
+        )
+
+
+def check_length(settings: JobSettings, n_train: int) -> list[str]:
+    """Return remarks on lengths that will run but may disappoint."""
+    remarks = []
+    batch = settings.effective_batch
+    steps = steps_per_epoch(n_train, batch)
+    if batch > n_train:
+        remarks.append(
+            f"a step takes {batch} images and there are {n_train}: images repeat within a step; "
+            "a smaller --batch-size is better"
+        )
+    elif steps < FEW_STEPS:
+        remarks.append(f"only {steps} steps an epoch: a smaller --batch-size or more --epochs may train better")
+    if settings.warmup_epochs is not None and settings.warmup_epochs >= (settings.epochs or 1):
+        remarks.append("the warm-up lasts as long as the run: the learning rate never comes down")
+    return remarks

@@ -1,0 +1,198 @@
+"""What a run tells people while it goes on."""
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paucal.verbs.run.console import PlainConsole
+from paucal.wording import shortened, showable
+
+log = logging.getLogger("paucal")
+EPOCH_LINES = 30  # printed in a run, at most
+REFRESH = 10  # steps between two readings of the loss, each of which waits for the device
+
+
+class Voice:
+    """Prints to a terminal, and to the run's log once that is open."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or PlainConsole()
+        self._early: list[str] = []
+        self._handler: logging.Handler | None = None
+
+    def say(self, text: str) -> None:
+        """Print a line and log it."""
+        with suppress(OSError):  # the terminal may be gone while the run goes on, or ends as it should
+            self.console.print(text, markup=False, soft_wrap=True)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Log a line without printing it."""
+        if self._handler is None:
+            self._early.append(showable(text))
+        else:
+            log.info(showable(text))
+
+    def show(self, renderable: Any) -> None:
+        """Print a table."""
+        self.console.print(renderable)
+
+    @contextmanager
+    def logging_to(self, path: Path) -> Iterator[None]:
+        """Write everything said so far and inside the block to a file, with times."""
+        handler = _LogFile(path, encoding="utf-8", errors="surrogateescape")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log.addHandler(handler)
+        level, log.level = log.level, logging.INFO
+        self._handler = handler
+        for text in self._early:
+            log.info(text)
+        self._early.clear()
+        try:
+            yield
+        finally:
+            self._handler = None
+            log.level = level
+            log.removeHandler(handler)
+            handler.close()
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
+        """Show a bar for countable work; yields a function of (done, total)."""
+        with self._bar(transient=True) as bar:
+            task = bar.add_task(title, total=None, news="")
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return Lightning callbacks that show the training."""
+        return [LiveBar(self)]
+
+    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        """Say how an epoch went; of a long run every nth is printed, all are logged."""
+        text = epoch_line(epoch, epochs, row)
+        if epoch % math.ceil(epochs / EPOCH_LINES) == 0 or epoch in (1, epochs):
+            self.say(text)
+        else:
+            self.note(text)
+
+    def show_settings(self, settings: object, origins: Mapping[str, str], remarks: Sequence[str]) -> None:
+        """Show every setting that was given or chosen, with its reason, and remarks after them."""
+        table = Table(title="settings", title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for heading in ("setting", "value", "why"):
+            table.add_column(heading, overflow="fold")
+        for name, origin in origins.items():
+            value = getattr(settings, name)
+            if origin != "default" and value is not None:
+                table.add_row(name, escape(_plain(value)), escape(origin))
+                self.note(f"setting {name} = {_plain(value)} ({origin})")
+        self.show(table)
+        for remark in remarks:
+            self.say(f"note: {remark}")
+
+    def _bar(self, transient: bool) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[news]}"),
+            console=self.console,
+            transient=transient,
+            disable=not self.console.is_terminal,
+        )
+
+
+class _LogFile(logging.FileHandler):
+    """A log that a full disk ends quietly: what matters is said by the files that matter."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leave the line out; logging would print a traceback."""
+
+    def close(self) -> None:
+        """Close the file, with what could be written of it."""
+        with suppress(OSError):
+            super().close()
+
+
+class Quiet(Voice):
+    """Prints nothing but mistakes; the run's log has everything."""
+
+    def __init__(self) -> None:
+        super().__init__(PlainConsole(file=sys.stderr, quiet=True))
+
+
+class Mute(Quiet):
+    """Neither prints nor logs: the voice of all processes but the first."""
+
+    @contextmanager
+    def logging_to(self, path: Path) -> Iterator[None]:
+        """Leave the log to the first process."""
+        yield
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Show nothing."""
+        return []
+
+
+class LiveBar(Callback):
+    """A live bar of steps with the newest losses; only on a terminal."""
+
+    def __init__(self, voice: Voice) -> None:
+        self.voice = voice
+        self._bar: Progress | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Open the bar at the step where the run stands."""
+        if trainer.is_global_zero and self.voice.console.is_terminal:
+            self._bar = self.voice._bar(transient=True)
+            self._task = self._bar.add_task("training", total=pl_module.plan.total_steps, news="")
+            self._bar.update(self._task, completed=trainer.global_step)
+            self._bar.start()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Move the bar."""
+        if self._bar is None or trainer.global_step % REFRESH:
+            return
+        epoch = trainer.global_step // pl_module.plan.steps_per_epoch
+        loss = pl_module.meters.newest_mean("train_loss")
+        news = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
+        self._bar.update(self._task, completed=trainer.global_step, news=news)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Close the bar, so that the message of the error is readable."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
+    """Return one line about an epoch: losses, scores, time."""
+    losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
+    scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_")]
+    width = len(str(epochs))
+    parts = [f"epoch {epoch:>{width}}/{epochs}", f"train: {', '.join(losses)}"]
+    parts += [f"val: {', '.join(scores)}"] if scores else []
+    return "  ".join([*parts, f"{row['seconds']:.0f} s"])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return shortened(" ".join(map(str, value)) if isinstance(value, list) else str(value))

@@ -1,0 +1,178 @@
+"""The end of a run: the kept model judged once on the test images, pictures, and the page."""
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.distributed import rank
+from paucal.evaluation.classification import classification_report
+from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.deployed import load_deployed
+from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.record import record_classification, save_figure
+from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.tables import due_line, percent, report_table, score_lines
+from paucal.methods.training import method_of, unused_by
+from paucal.methods.training_settings import TrainSettings
+from paucal.report.page import write_report
+from paucal.runs import RunFolder
+from paucal.settings.options import flag, setting_fields
+from paucal.training import Outcome
+from paucal.verbs.run.loaders import eval_loader
+from paucal.verbs.run.processes import wait_for_all
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.training.assembly import AssembledTraining
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves.
+
+    Attributes:
+        run: the run folder.
+        report: scores on the test images.
+        seconds: of training.
+    """
+
+    run: Path
+    report: ClassificationReport
+    seconds: float
+
+
+def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Result:
+    """Judge the kept model on the test images, which nothing has looked at before, and write everything down.
+
+    All processes share the test images and know the result; the first one writes it down.
+    """
+    predictions = _predict_test(run, assembled, voice)
+    if rank() != 0:
+        report = classification_report(predictions, assembled.card.classes, _train_labels(assembled))
+        return Result(run.path, report, outcome.seconds)
+    chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
+    best = outcome.best.get("epoch") if _selected(assembled) else None
+    curves = curves_figure(outcome.rows, chance=chance, best=best)
+    save_figure(run.plots / "curves.png", curves)
+    report = _judge(run, assembled, predictions)
+    run.write_json("summary.json", summary(run, assembled, outcome, report))
+    page = write_report(run.path)
+    voice.show(report_table(report))
+    for line in closing_lines(run, assembled, outcome, report, page):
+        voice.say(line)
+    return Result(run.path, report, outcome.seconds)
+
+
+def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) -> Predictions:
+    settings, prepared = assembled.settings, assembled.prepared
+    device = settings.device or "cpu"
+    wait_for_all()  # the first process has written the model
+    # The files are loaded back, so that what is judged is what will be deployed.
+    model = load_deployed(run, device)
+    indices = prepared.part("test")
+    loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
+    with voice.progress("testing") as advance:
+        return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
+
+
+def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> ClassificationReport:
+    images, classes = assembled.prepared.images, assembled.card.classes
+    labels = _train_labels(assembled)
+    return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
+
+
+def _selected(assembled: AssembledTraining) -> bool:
+    """Return whether validation images have chosen the epoch that is kept."""
+    return len(assembled.prepared.part("val")) > 0
+
+
+def _train_labels(assembled: AssembledTraining) -> torch.Tensor:
+    prepared = assembled.prepared
+    return torch.from_numpy(prepared.images.labels[prepared.part("train")])
+
+
+def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, report: ClassificationReport) -> dict:
+    """Return the facts of the run as plain values, for `summary.json` and the page."""
+    prepared, card = assembled.prepared, assembled.card
+    per_class = {
+        part: dict(zip(card.classes, prepared.images.class_counts(prepared.part(part)).tolist(), strict=True))
+        for part in prepared.counts()
+    }
+    objective = assembled.objective
+    return {
+        "title": f"{card.backbone.name} on {prepared.images.name}",
+        "model": card.backbone.name,
+        "method": assembled.settings.method,
+        "data": f"{prepared.images.name}: {len(prepared.images)} images, {len(card.classes)} classes",
+        "split": prepared.split.description,
+        "parts": per_class,
+        "parameters": sum(p.numel() for p in objective.deployable().parameters()),
+        "grid": assembled.grid_text,
+        "epochs": assembled.settings.epochs,
+        "selected": _selected(assembled),
+        "best_epoch": outcome.best.get("epoch"),
+        "best_val_top1": outcome.best.get("val_top1"),
+        "seconds": round(outcome.seconds, 1),
+        "test_top1": report.scores["top1"].value,
+        "start": None if assembled.start is None else assembled.start.short(),
+        "remarks": list(assembled.remarks),
+        "next_steps": next_steps(run, assembled),
+    }
+
+
+def closing_lines(
+    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, report: ClassificationReport, page: Path
+) -> list[str]:
+    """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
+    top1 = score_lines(report)[0]
+    why = "the best of the validation images"
+    if not _selected(assembled):
+        why = "the last: no images were kept for validation, so nothing was selected"
+    due = due_line(report, assembled.prepared.images.name)
+    return [
+        "",
+        f"test accuracy: {top1.value} (95 % interval {top1.interval}, {report.images} images); "
+        f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
+        *([due] if due else []),
+        f"trained: {assembled.describe()}, {assembled.settings.method}, "
+        f"epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s; "
+        f"kept: epoch {outcome.best.get('epoch', 0):g}, {why}",
+        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/",
+        "try next:",
+        *(f"  {step}" for step in next_steps(run, assembled)),
+    ]
+
+
+def next_steps(run: RunFolder, assembled: AssembledTraining) -> list[str]:
+    """Return commands that make sense now."""
+    settings = assembled.settings
+    steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
+    contrast = method_of(settings).contrast
+    if contrast is not None:
+        steps.append(f"{command_again(assembled, method=contrast[0])}     # {contrast[1]}")
+    if settings.data == "digits":
+        steps.append("paucal train photos/     # your own images, one folder per class")
+    else:
+        longer = command_again(assembled, epochs=2 * (settings.epochs or 1))
+        steps.append(f"{longer}     # train for longer")
+    return steps
+
+
+def command_again(assembled: AssembledTraining, **changes: Any) -> str:
+    """Return the command of this run, but for some settings and for where it writes."""
+    settings = {**vars(assembled.settings), **changes}
+    given = {name for name, origin in assembled.origin.items() if origin in ("flag", "config", "given")}
+    # What belongs to a method or to a length is chosen anew where that changes.
+    dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
+    if "method" in changes:
+        dropped |= unused_by(replace(assembled.settings, method=changes["method"]))
+    defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
+    words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
+    for name, value in settings.items():
+        kept = name in changes or (name in given and name not in dropped)
+        if not kept or value is False or (value == defaults[name] and name not in changes):
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [flag(name), *([] if value is True else map(str, values))]
+    return shlex.join(words)

@@ -1,0 +1,110 @@
+"""What `paucal train` says about its runs."""
+
+from collections.abc import Mapping
+
+from paucal.data.loader import TrainLoader
+from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
+from paucal.methods.training_settings import TrainSettings
+from paucal.runs import RunFolder, write_atomically
+from paucal.settings.options import check_ranges
+from paucal.training import Optimization, Outcome, Watch
+from paucal.verbs.run.images import pin_data
+from paucal.verbs.run.job import Bars
+from paucal.verbs.run.start_weights import pin_start
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.training.assembly import AssembledTraining, assemble
+from paucal.verbs.training.conclusion import Result, conclude
+from paucal.verbs.training.loaders import train_loader, training_sheet, validation
+from paucal.verbs.training.optimizer import optimization
+
+
+class TrainingWatcher:
+    """Scores each epoch on the validation images; nothing it sees ends the run."""
+
+    def __init__(self, assembled: AssembledTraining, voice: Voice) -> None:
+        self._assembled, self._voice = assembled, voice
+
+    def watch(self) -> Watch | None:
+        """Return the scores on the validation images; without them nothing is selected: the newest state is kept."""
+        made = self._assembled
+        if not len(made.prepared.part("val")):
+            return None
+        scores = validation(made.prepared, made.card.preprocessing, made.settings)
+        return Watch(scores, score="val_top1", loss="val_loss")
+
+    on_start = None  # the weights a run begins with are not looked at
+
+    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        """Say how an epoch went."""
+        self._voice.on_epoch(epoch, epochs, row)
+
+    wants_a_change = False
+
+    def prepare_next(self) -> None:
+        """Have only one stage."""
+
+    def last_words(self) -> list[str]:
+        """Return nothing: whoever stopped the run knows why."""
+        return []
+
+
+class TrainingJob:
+    """Supervised training, with any of its methods; a `Job`."""
+
+    verb = "train"
+    kind = TrainSettings
+    reads: tuple[str, ...] = ("data", "data_root", "init", "classes", *sorted(paths_of_methods()))
+
+    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+        """Fill in a recipe and refuse what makes no sense."""
+        terms_of(settings)  # names first: a recipe must not hide that one is unknown
+        settings, origin = with_recipe(settings, given)
+        check_used(settings, origin)
+        check_ranges(settings)
+        return settings, origin
+
+    def pin(self, settings: TrainSettings) -> TrainSettings:
+        """Return settings with full paths."""
+        return pin_start(pin_data(settings, paths_of_methods()))
+
+    def assemble(
+        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    ) -> AssembledTraining:
+        """Open the data, choose what was left open, build the objective."""
+        return assemble(settings, given, bars, run)
+
+    def announce(self, assembled: AssembledTraining, voice: Voice) -> None:
+        """Say what will be trained, on what, and why the settings are what they are."""
+        prepared, classes = assembled.prepared, assembled.card.classes
+        counts = prepared.counts()
+        voice.say(
+            f"data: {prepared.images.name}, {len(prepared.images)} images, {len(classes)} classes; "
+            f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
+        )
+        voice.say(f"split: {prepared.split.description}")
+        voice.say(f"model: {assembled.describe()}; method: {assembled.settings.method}")
+        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+
+    def write_pictures(self, run: RunFolder, assembled: AssembledTraining) -> None:
+        """Draw training images as the network will see them."""
+        sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
+        write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
+
+    def loader(self, assembled: AssembledTraining, start: int) -> TrainLoader:
+        """Return the loader of this process, from a forward pass on."""
+        request, preprocess = assembled.objective.data_request, assembled.card.preprocessing
+        return train_loader(assembled.prepared, preprocess, assembled.settings, assembled.plan, request, start)
+
+    def optimization(self, assembled: AssembledTraining) -> Optimization:
+        """Return AdamW and its schedule."""
+        return optimization(assembled.settings, assembled.plan)
+
+    def watcher(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> TrainingWatcher:
+        """Return who scores the epochs."""
+        return TrainingWatcher(assembled, voice)
+
+    def conclude(
+        self, run: RunFolder, assembled: AssembledTraining, outcome: Outcome, watcher: TrainingWatcher, voice: Voice
+    ) -> Result:
+        """Judge the best model on the test images and write everything down."""
+        return conclude(run, assembled, outcome, voice)

@@ -1,0 +1,141 @@
+"""How a supervised run reads its images: changed for training, as the deployed model sees them for validation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from PIL import Image
+from torch import nn
+
+from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
+from paucal.data.batch_cache import KeptBatches
+from paucal.data.dataset import ViewDataset
+from paucal.data.loader import TrainLoader
+from paucal.data.views.augment import Augmentation
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.preview import sheet
+from paucal.data.views.transforms import TrainTransform, ViewTransform
+from paucal.evaluation.classification import quick_scores
+from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.evaluation.predictions import predict_all
+from paucal.methods.training_settings import TrainSettings
+from paucal.rules.model import SMALL
+from paucal.runs import RunFolder
+from paucal.settings.options import height_and_width
+from paucal.training import Plan
+from paucal.types import Crops, DataRequest
+from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.loaders import eval_loader, normalisation, step_loader, stored_preprocessing
+
+PAD_SHARE = 8  # a padded crop shifts by up to an eighth of the side
+
+
+def feeding(
+    settings: TrainSettings, prepared: Prepared, start: ImageInput | None, run: RunFolder | None
+) -> Preprocessing:
+    """Return how images are prepared for a run's model: as it has stored, or as its settings and its start have it.
+
+    Args:
+        settings: of the run, complete.
+        prepared: its images.
+        start: how images were prepared for the weights it starts from.
+        run: the run that goes on.
+
+    Raises:
+        UserError: the run's model card is damaged.
+    """
+    stored = stored_preprocessing(run)
+    if stored is not None:
+        return stored
+    return preprocessing(settings, normalisation(settings, prepared, start), start)
+
+
+def preprocessing(settings: TrainSettings, statistics: Normalisation, start: ImageInput | None = None) -> Preprocessing:
+    """Return how images are prepared for the trained model: all of those that training shows whole, else a crop.
+
+    The crop and its filter are those of the weights that the run starts from; of a recipe's program or of the model's
+    where there are none.
+    """
+    size = height_and_width(settings.img_size)
+    recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
+    fed = ImageInput() if recipe else start or input_of_scratch(settings.model or "")
+    ratio = 1.0 if settings.crop in ("padded", "none") or min(size) <= SMALL else fed.crop_ratio
+    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std)
+
+
+def augmentation(settings: TrainSettings) -> Augmentation:
+    """Return how training images are changed."""
+    policy = settings.rand_augment
+    return Augmentation(
+        crop=settings.crop or "random-resized",
+        scale=(settings.crop_scale or 0.08, 1.0),
+        padding=max(1, min(height_and_width(settings.img_size)) // PAD_SHARE),
+        hflip=settings.hflip or 0.0,
+        rand_augment=None if policy in (None, "none") else policy,
+        erase_prob=settings.erase or 0.0,
+    )
+
+
+def train_loader(
+    prepared: Prepared,
+    preprocess: Preprocessing,
+    settings: TrainSettings,
+    plan: Plan,
+    request: DataRequest,
+    start: int,
+) -> TrainLoader:
+    """Return the loader of what an objective asks for, from a forward pass on."""
+    dataset = ViewDataset(
+        prepared.images,
+        [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
+        settings.seed,
+        labels=request.labels,
+        geometry=request.geometry,
+        label_maps=prepared.label_maps if request.label_maps else None,
+    )
+    return step_loader(dataset, prepared, settings, plan, start, settings.repeats)
+
+
+def view_transform(crops: Crops, preprocess: Preprocessing, settings: TrainSettings, tracked: bool) -> ViewTransform:
+    """Return the training transform of a group of views."""
+    size = preprocess.image_size
+    if crops.size is not None:
+        size = (crops.size, crops.size) if isinstance(crops.size, int) else crops.size
+    change = augmentation(settings)
+    if crops.scale is not None:  # a method's own crops, such as the local ones of self-distillation
+        change = replace(change, crop="random-resized", scale=crops.scale)
+    return TrainTransform(size, change, Normalisation(preprocess.mean, preprocess.std), tracked)
+
+
+def validation(
+    prepared: Prepared, preprocess: Preprocessing, settings: TrainSettings
+) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
+    """Return a function that scores a model on the validation images.
+
+    Nothing about the images is random, so they are prepared once and kept where they take little memory.
+    """
+    indices = prepared.part("val")
+    height, width = preprocess.image_size
+    batches = KeptBatches(
+        lambda workers: eval_loader(prepared, indices, preprocess, replace(settings, workers=workers)),
+        n_bytes=len(indices) * height * width * 3 * 4,
+        workers=settings.workers or 0,
+        device=settings.device or "cpu",
+    )
+
+    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        return {f"val_{name}": value for name, value in quick_scores(predict_all(module, batches, device)).items()}
+
+    return validate
+
+
+def training_sheet(prepared: Prepared, card: Card, settings: TrainSettings, plan: Plan) -> Image.Image:
+    """Return a picture of training images as the network will see them, mixed where the run mixes."""
+    preprocess = card.preprocessing
+    alone = replace(settings, workers=0)
+    batch = next(iter(train_loader(prepared, preprocess, alone, plan, DataRequest(), 0)))
+    if plan.mixing is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            batch = plan.mixing.mix(batch, plan.n_classes)
+    return sheet(batch, Normalisation(preprocess.mean, preprocess.std), card.classes)  # type: ignore[arg-type]

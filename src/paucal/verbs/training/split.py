@@ -1,0 +1,30 @@
+"""Which images a supervised run trains on, selects with and reports on."""
+
+from typing import Any
+
+from paucal.data.images import ImageSet
+from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
+from paucal.methods.training_settings import TrainSettings
+from paucal.types import UserError
+from paucal.verbs.run.images import Prepared
+
+
+def split_images(settings: TrainSettings, images: ImageSet) -> Prepared:
+    """Split the images, and reduce the training part where the settings say so.
+
+    Raises:
+        UserError: a class has too few images for the parts, or a share is not one.
+    """
+    shares: dict[str, Any] = {
+        name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
+    }
+    split = make_split(images, seed=settings.seed, **shares)
+    if settings.fraction is not None and settings.few_labels is not None:
+        raise UserError("--fraction and --few-labels both reduce the training images; give one of them.")
+    if settings.fraction is not None:
+        split = take_fraction(split, images.labels, settings.fraction, settings.seed)
+    if settings.few_labels is not None:
+        split = take_few(split, images.labels, settings.few_labels, settings.seed)
+    if settings.fraction is not None or settings.few_labels is not None:
+        split = limit_val(split, images.labels, settings.seed)
+    return Prepared(images, split)

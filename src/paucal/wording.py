@@ -1,0 +1,68 @@
+"""Text from outside (names of files and classes, values, messages of libraries) made fit to be shown.
+
+Whatever is printed or raised passes here once, so that no sentence has to think of it: a name can hold codes that
+move a terminal's cursor or change its colours, and a value can be as long as a file.
+"""
+
+import re
+import unicodedata
+
+MOST_WORD, MOST_SENTENCE = 300, 1000  # characters; a longer path than that is rare
+_LONG_WORD = re.compile(rf"\S{{{MOST_WORD + 1},}}")
+_BYTE = re.compile("[\udc80-\udcff]")
+_BREAK = re.compile(r"\s*\n\s*")
+_LINE_BREAKS = "\n\t"
+# Control codes, what hides or reorders text, and separators of lines; bytes that are no UTF-8 are surrogates and stay,
+# but for those that a terminal of 8 bits takes for control codes.
+_UNSHOWN = ("Cc", "Cf", "Zl", "Zp")
+_RAW_CONTROLS = range(0xDC80, 0xDCA0)
+_JOINERS = "\u200c\u200d"  # of scripts and of emoji: they belong to names
+
+
+def showable(text: str) -> str:
+    r"""Return text with control characters as escapes; line breaks and tabs stay.
+
+    Example:
+        >>> showable("cat\x1b[31m.png")
+        'cat\\x1b[31m.png'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(character) if _is_hidden(character) else character for character in text)
+
+
+def shortened(text: str, most: int = MOST_SENTENCE) -> str:
+    """Return text of at most `most` characters: the beginning, three dots and the end.
+
+    Example:
+        >>> shortened("a" * 500, 20)
+        'aaaaaaaaaaaa ... aaa'
+    """
+    if len(text) <= most:
+        return text
+    begin = (most * 2) // 3 - 1
+    return f"{text[:begin]} ... {text[len(text) - (most - begin - 5) :]}"
+
+
+def sentence(text: str) -> str:
+    r"""Return a message in one line, with control characters as escapes and long values shortened.
+
+    Example:
+        >>> sentence("expected a number,\n  got \x1b[1m")
+        'expected a number, got \\x1b[1m'
+        >>> sentence("no image: cat\udce3.png")  # a byte of a name that is no UTF-8
+        'no image: cat\\xe3.png'
+    """
+    line = _BREAK.sub(" ", text.strip())
+    words = _LONG_WORD.sub(lambda found: shortened(found[0], MOST_WORD // 2), line)
+    return _BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", showable(shortened(words)))
+
+
+def _is_hidden(character: str) -> bool:
+    if character in _LINE_BREAKS or character in _JOINERS:
+        return False
+    return unicodedata.category(character) in _UNSHOWN or ord(character) in _RAW_CONTROLS
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

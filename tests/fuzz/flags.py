@@ -1,0 +1,81 @@
+"""The flags of every verb, read from its own parser: a new verb or flag is tried without a word here."""
+
+import importlib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+from unittest import mock
+
+from jsonargparse import ArgumentParser
+
+from paucal.cli.main import VERBS
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One argument of a verb.
+
+    Attributes:
+        name: with its dashes; "" for a positional argument.
+        kinds: what one value may be: int, float, str, bool (a switch), and words for those of a Literal.
+        words: of a Literal.
+        several: whether it takes several values.
+    """
+
+    name: str
+    kinds: tuple[type, ...]
+    words: tuple[str, ...] = ()
+    several: bool = False
+
+
+class _Captured(BaseException):
+    """Carries a parser out of a verb; no Exception, so that the verb lets it through."""
+
+
+@cache
+def flags_of(verb: str) -> tuple[Flag, ...]:
+    """Return the flags of a verb, without --help."""
+    return tuple(_flag(action) for action in _parser_of(verb)._actions if action.dest != "help")
+
+
+@cache
+def named_flags() -> tuple[tuple[str, Flag], ...]:
+    """Return every (verb, flag) with a name."""
+    return tuple((verb, flag) for verb in VERBS for flag in flags_of(verb) if flag.name)
+
+
+def _parser_of(verb: str) -> ArgumentParser:
+    def capture(parser: ArgumentParser, *_: Any, **__: Any) -> NoReturn:
+        raise _Captured(parser)
+
+    with mock.patch.object(ArgumentParser, "parse_args", capture):
+        try:
+            importlib.import_module(f"paucal.cli.{verb}").run([])
+        except _Captured as found:
+            return found.args[0]
+    raise AssertionError(f"paucal {verb} has parsed nothing")
+
+
+def _flag(action: Any) -> Flag:
+    name = max(action.option_strings, key=len, default="")
+    if action.nargs == 0:
+        return Flag(name, (bool,))
+    kinds, words = _parts(getattr(action, "_typehint", None) or str)
+    return Flag(name, tuple(kinds), tuple(words), action.nargs in ("+", "*"))
+
+
+def _parts(hint: Any) -> tuple[list[type], list[str]]:
+    if typing.get_origin(hint) is typing.Literal:
+        return [], [str(word) for word in typing.get_args(hint)]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [_parts(member) for member in typing.get_args(hint)]
+        return [kind for kinds, _ in parts for kind in kinds], [word for _, words in parts for word in words]
+    return ([] if hint is type(None) else [hint]), []
+
+
+def flag_names(verb: str) -> Sequence[str]:
+    """Return the names of a verb's flags."""
+    return [flag.name for flag in flags_of(verb) if flag.name]

@@ -1,0 +1,105 @@
+"""Sound things that calls are made with and that none may change: `python -m fuzz.material FOLDER` makes them."""
+
+import json
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+
+from cli.calls import QUICK, TINY, make_photos
+from paucal.cli.main import main
+
+LEARNER = ["--model", "lvvit_t", "--model-args", "embed_dim=16", "depth=1", "num_heads=2", "stem_width=8"]
+MAPS = ["-j", "0", "--img-size", "32", *LEARNER, "--method", "token-labeling", "--epochs", "1"]
+
+
+def make_material(folder: Path) -> None:
+    """Make photographs, runs, maps, weights, lists and odd files below a folder."""
+    make_photos(folder / "photos")
+    for part in ("train", "val", "test"):
+        make_photos(folder / "nested" / part, each=4)
+    _lists(folder)
+    _odd(folder / "odd")
+    photos = str(folder / "photos")
+    stopped = [*TINY, "--epochs", "100000", "--time-limit", "1s", "--output"]
+    _call("train", photos, *QUICK, "--output", str(folder / "run"))
+    _call("train", photos, *stopped, str(folder / "stopped"), expected=130)
+    _call("pretrain", photos, *TINY, "--epochs", "1", "--output", str(folder / "pre"))
+    _call("pretrain", photos, *stopped, str(folder / "prestopped"), expected=130)
+    teacher = ["--teacher", str(folder / "run"), "--min-accuracy", "0", "--img-size", "32"]
+    _call("label", photos, *teacher, "--output", str(folder / "maps"))
+    _unfinished(folder / "maps", folder / "unfinished")
+    _weights(folder / "weights", folder / "run" / "model.safetensors")
+    _parquet(folder / "parquet", folder / "photos")
+
+
+def _call(*argv: str, expected: int = 0) -> None:
+    code = main(argv)
+    assert code == expected, f"{code} of paucal {' '.join(argv)}"
+
+
+def _lists(folder: Path) -> None:
+    images = sorted(path.relative_to(folder) for path in (folder / "photos").rglob("*.png"))
+    (folder / "list.txt").write_text("".join(f"{path} {path.parent.name[-1]}\n" for path in images))
+    (folder / "names.txt").write_text("class0\nclass1\n")
+    (folder / "real.json").write_text(json.dumps([[0]] * len(images)))
+    (folder / "settings.yaml").write_text("epochs: 1\nmodel: vit_mini\nimg_size: [16]\nworkers: 0\n")
+
+
+def _odd(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "link").symlink_to("../run")
+    (folder / "loop").symlink_to("loop")
+    (folder / "nowhere").symlink_to("../none")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "null").symlink_to("/dev/null")
+    os.mkfifo(folder / "fifo")
+    (folder / "empty").touch()
+    (folder / "nothing").mkdir()
+    for name in ("garbage", "garbage.pth"):
+        (folder / name).write_bytes(bytes(range(256)) * 9)
+    here = os.getcwd()
+    os.chdir(folder)  # the name of a socket is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+    os.chdir(here)
+
+
+def _unfinished(maps: Path, folder: Path) -> None:
+    shutil.copytree(maps, folder)
+    with (folder / "done.npy").open("r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"\0" * 5)
+
+
+def _weights(folder: Path, deployed: Path) -> None:
+    folder.mkdir()
+    state = safetensors.torch.load_file(deployed)
+    safetensors.torch.save_file(state, folder / "plain.safetensors")
+    torch.save(state, folder / "plain.pth")
+    torch.save(state, folder / "old.pth", _use_new_zipfile_serialization=False)
+    prefixed = {f"module.backbone.{name}": value for name, value in state.items()}
+    torch.save({"teacher": prefixed, "student": prefixed, "epoch": 3}, folder / "several.pth")
+
+
+def _parquet(folder: Path, photos: Path) -> None:
+    folder.mkdir()
+    files = sorted(photos.rglob("*.png"))
+    table = pa.table(
+        {
+            "image": [{"bytes": file.read_bytes(), "path": file.name} for file in files],
+            "label": [int(file.parent.name[-1]) for file in files],
+        }
+    )
+    pq.write_table(table, folder / "train-00000-of-00001.parquet")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).mkdir(parents=True)
+    make_material(Path(sys.argv[1]).resolve())

@@ -1,0 +1,64 @@
+"""The model chosen from scratch is the one that the stored comparison found best."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from paucal.methods.training import resolve_training as resolve
+from paucal.methods.training_settings import TrainSettings
+from paucal.rules.circumstances import Facts, StartFacts
+
+RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("small_data_*.json"))
+SIDES = {"cifar10": 32, "clothing": 160}  # shorter side of the images
+TRANSFORMERS = ("vit", "swin", "dhvt", "dhvt-drloc")
+
+
+def groups() -> list[tuple[str, int, dict[str, dict[int, float]]]]:
+    """Test accuracy in percent by arm and seed, for each data set and number of training images."""
+    found = []
+    for file in RESULTS:
+        stored = json.loads(file.read_text())
+        rows = [row for row in stored["runs"] if not row["tried"] and row["equal"] == "epochs"]
+        for images in sorted({row["images"] for row in rows}):
+            scores = {arm: {} for arm in TRANSFORMERS}
+            for row in rows:
+                if row["images"] == images and row["arm"] in scores:
+                    scores[row["arm"]][row["seed"]] = 100 * row["test_top1"]
+            if min(map(len, scores.values())) >= 2:
+                found.append((stored["data"], images, scores))
+    return found
+
+
+def chosen_arm(settings: TrainSettings) -> str:
+    family = (settings.model or "").split("_")[0]
+    return f"{family}-drloc" if settings.method == "drloc" else family
+
+
+def test_comparison__is_stored():
+    assert groups()
+
+
+@pytest.mark.parametrize(
+    ("data", "images", "scores"), groups(), ids=lambda value: str(value) if isinstance(value, str | int) else ""
+)
+def test_choice__is_beaten_by_no_other_transformer_beyond_the_spread(data, images, scores):
+    facts = Facts(n_train=images or 3000, n_classes=10, median_side=SIDES[data])
+    settings, reasons = resolve(TrainSettings(), facts)
+    ours = scores[chosen_arm(settings)]
+    assert "learned most from few images" in reasons["model"]
+    for arm, others in scores.items():
+        gains = [others[seed] - ours[seed] for seed in others if seed in ours]
+        assert statistics.mean(gains) <= statistics.stdev(gains), arm
+    # And it is far above those that this project used to choose.
+    assert statistics.mean(ours.values()) > statistics.mean(scores["swin"].values()) + 1
+
+
+def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
+    tiny, _ = resolve(TrainSettings(), Facts(n_train=1000, n_classes=10, median_side=8, hinted_size=16))
+    assert tiny.model == "vit_mini"
+    tuned, _ = resolve(
+        TrainSettings(init="timm"), Facts(n_train=99, n_classes=2, median_side=300, start=StartFacts("timm"))
+    )
+    assert tuned.model == "swin_tiny_patch4_window7_224"
