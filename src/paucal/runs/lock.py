@@ -59,7 +59,9 @@ class RunLock:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         _HELD.add(self._token)  # before others can see the claim: they would take it for a dead process's
         try:
-            claim.write_text(json.dumps(asdict(Holder(self._token, os.getpid(), socket.gethostname(), _space(), since))))
+            claim.write_text(
+                json.dumps(asdict(Holder(self._token, os.getpid(), socket.gethostname(), _space(), since)))
+            )
             self._seize(self.path, claim)
         except BaseException:
             _HELD.discard(self._token)

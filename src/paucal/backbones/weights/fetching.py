@@ -4,7 +4,7 @@ Without a network the hub's client would try for most of a minute and report eve
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,15 +26,12 @@ def require_reachable(config: Any) -> None:
     Raises:
         ConnectionError: they are neither in the cache nor can the hub be reached; the message is a clause.
     """
-    if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None):
+    if not getattr(config, "hf_hub_id", None) or getattr(config, "file", None) or is_cached(config):
         return
-    name, _, revision = str(config.hf_hub_id).partition("@")
-    files = [config.hf_hub_filename] if getattr(config, "hf_hub_filename", None) else _FILES
-    if any(_is_cached(name, file, revision or None) for file in files):
-        return
+    name, revision, files = _whereabouts(config)
     if constants.is_offline_mode():
         raise ConnectionError("they are not in the cache, and HF_HUB_OFFLINE forbids to fetch them")
-    url = huggingface_hub.hf_hub_url(name, files[0], revision=revision or None)
+    url = huggingface_hub.hf_hub_url(name, files[0], revision=revision)
     try:
         with hushed():
             huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
@@ -42,6 +39,20 @@ def require_reachable(config: Any) -> None:
         return  # the hub has answered; what it has is found out by fetching
     except Exception as problem:  # whatever the client's layers below raise
         raise ConnectionError(f"{constants.ENDPOINT} cannot be reached: {_reason(problem)}") from problem
+
+
+def is_cached(config: Any) -> bool:
+    """Return whether published weights lie in the hub's cache on this machine; asks no network."""
+    if config is None or not getattr(config, "hf_hub_id", None):
+        return False
+    name, revision, files = _whereabouts(config)
+    return any(isinstance(huggingface_hub.try_to_load_from_cache(name, file, revision=revision), str) for file in files)
+
+
+def _whereabouts(config: Any) -> tuple[str, str | None, Sequence[str]]:
+    """Return the repository, the revision and the possible files of published weights."""
+    name, _, revision = str(config.hf_hub_id).partition("@")
+    return name, revision or None, [config.hf_hub_filename] if getattr(config, "hf_hub_filename", None) else _FILES
 
 
 @contextmanager
@@ -56,10 +67,6 @@ def hushed() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _is_cached(name: str, file: str, revision: str | None) -> bool:
-    return isinstance(huggingface_hub.try_to_load_from_cache(name, file, revision=revision), str)
 
 
 def _reason(problem: Exception) -> str:

@@ -17,6 +17,7 @@ from paucal.backbones.weights.fetching import hushed, require_reachable
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
+from paucal.backbones.weights.trained import Package, named_in_order, packaged
 from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
@@ -232,11 +233,14 @@ def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
 
 
 def read_timm(name: str) -> StartWeights:
-    """Fetch the weights that timm publishes for a model.
+    """Return the weights that timm publishes for a model: from an installed package, the cache or the network.
 
     Raises:
-        UserError: there are none, or they cannot be fetched.
+        UserError: there are none, they cannot be fetched, or the package is damaged.
     """
+    carried = packaged(name)
+    if carried is not None and carried.package is not None:
+        return _read_package(name, carried.package)
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if config is None or not config.has_weights:
         raise UserError(
@@ -253,7 +257,23 @@ def read_timm(name: str) -> StartWeights:
             f"--init timm: the weights of {name} could not be fetched ({reason}); fetch {where} on a machine with a "
             "network and give the file to --init."
         ) from problem
+    return _published(model, dict(model.state_dict()), f"timm's weights of {name}", name)
+
+
+def _read_package(name: str, package: Package) -> StartWeights:
+    with torch.random.fork_rng(devices=[]):
+        model = timm.create_model(name, pretrained=False)
+    try:
+        state = named_in_order(read_foreign(package.checked_path()), model)
+    except ValueError as problem:
+        raise UserError(
+            f"the weights in the package {package.distribution} are not those of {name}: {problem}; install another "
+            "version of it."
+        ) from problem
+    return _published(model, state, f"the weights of {name} in the package {package.distribution}", name)
+
+
+def _published(model: nn.Module, state: dict[str, torch.Tensor], source: str, name: str) -> StartWeights:
     subset = infer_imagenet_subset(model)
     classes = tuple(ImageNetInfo(subset).label_names()) if subset else None
-    grid = position_grid(model)
-    return StartWeights(dict(model.state_dict()), f"timm's weights of {name}", name, classes, grid)
+    return StartWeights(state, source, name, classes, position_grid(model))
