@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keeps the two alike
     from paucal.evaluation.deployed import Deployed as Deployed
     from paucal.evaluation.deployed import load_deployed as load
     from paucal.losses import drloc_loss as drloc_loss
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
     from paucal.types import UserError as UserError
+    from paucal.verbs.judging.launch import evaluate as evaluate
+    from paucal.verbs.labeling.launch import label as label
+    from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
     from paucal.verbs.training.launch import train as train
@@ -37,33 +40,28 @@ if TYPE_CHECKING:
 __version__ = version("paucal")
 
 _WHERE = {
-    "Deployed": ("paucal.evaluation.deployed", "Deployed"),
-    "DrLoc": ("paucal.objectives", "DrLoc"),
-    "LocalizationHead": ("paucal.objectives", "LocalizationHead"),
-    "Objective": ("paucal.objectives", "Objective"),
-    "SelfDistillation": ("paucal.objectives", "SelfDistillation"),
-    "Supervised": ("paucal.objectives", "Supervised"),
-    "Term": ("paucal.objectives", "Term"),
-    "UserError": ("paucal.types", "UserError"),
-    "drloc_loss": ("paucal.losses", "drloc_loss"),
-    "lejepa_loss": ("paucal.losses", "lejepa_loss"),
-    "token_label_loss": ("paucal.losses", "token_label_loss"),
-    "load": ("paucal.evaluation.deployed", "load_deployed"),
-    "load_published": ("paucal.verbs.run.start_weights", "load_published"),
-    "pretrain": ("paucal.verbs.pretraining.launch", "pretrain"),
-    "train": ("paucal.verbs.training.launch", "train"),
+    "Deployed": "paucal.evaluation.deployed",
+    "DrLoc": "paucal.objectives",
+    "LocalizationHead": "paucal.objectives",
+    "Objective": "paucal.objectives",
+    "SelfDistillation": "paucal.objectives",
+    "Supervised": "paucal.objectives",
+    "Term": "paucal.objectives",
+    "UserError": "paucal.types",
+    "drloc_loss": "paucal.losses",
+    "evaluate": "paucal.verbs.judging.launch",
+    "label": "paucal.verbs.labeling.launch",
+    "lejepa_loss": "paucal.losses",
+    "load": "paucal.evaluation.deployed:load_deployed",
+    "load_published": "paucal.verbs.run.start_weights",
+    "predict": "paucal.verbs.prediction.launch",
+    "pretrain": "paucal.verbs.pretraining.launch",
+    "token_label_loss": "paucal.losses",
+    "train": "paucal.verbs.training.launch",
 }
 _PACKAGES = (
-    "backbones",
-    "data",
-    "evaluation",
-    "losses",
-    "objectives",
-    "recipes",
-    "report",
-    "runs",
-    "training",
-    "types",
+    *("backbones", "data", "evaluation", "labeling", "losses", "methods", "objectives", "recipes", "report", "rules"),
+    *("runs", "settings", "training", "types", "verbs"),
 )
 
 __all__ = [
@@ -77,9 +75,12 @@ __all__ = [
     "UserError",
     "__version__",
     "drloc_loss",
+    "evaluate",
+    "label",
     "lejepa_loss",
     "load",
     "load_published",
+    "predict",
     "pretrain",
     "token_label_loss",
     "train",
@@ -94,8 +95,8 @@ if Path(sys.argv[0] if sys.argv else "").stem != "paucal":
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        module, attribute = _WHERE[name]
-        return getattr(importlib.import_module(module), attribute)
+        module, _, attribute = _WHERE[name].partition(":")
+        return getattr(importlib.import_module(module), attribute or name)
     if name in _PACKAGES:
         return importlib.import_module(f"paucal.{name}")
     raise AttributeError(f"module 'paucal' has no attribute {name!r}")

@@ -4,8 +4,10 @@ Whatever is printed or raised passes here once, so that no sentence has to think
 move a terminal's cursor or change its colours, and a value can be as long as a file.
 """
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Iterable
 
 MOST_WORD, MOST_SENTENCE = 300, 1000  # characters; a longer path than that is rare
 _LONG_WORD = re.compile(rf"\S{{{MOST_WORD + 1},}}")
@@ -56,6 +58,17 @@ def sentence(text: str) -> str:
     line = _BREAK.sub(" ", text.strip())
     words = _LONG_WORD.sub(lambda found: shortened(found[0], MOST_WORD // 2), line)
     return _BYTE.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", showable(shortened(words)))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the names nearest to a mistyped one, as the end of a sentence; empty where none is near.
+
+    Example:
+        >>> did_you_mean("epoch", ["epochs", "lr"])
+        ' (did you mean epochs?)'
+    """
+    near = difflib.get_close_matches(word, list(known), n=2)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 def _is_hidden(character: str) -> bool:

@@ -46,7 +46,7 @@ def convert(base, images=None, **settings):
     images = images or open_images(base / "photos")
     names = settings.pop("classes", ("ant", "bee", "cow", "dog"))
     voice = Voice(Console(quiet=True))
-    return convert_published(images, base / "maps", base / "labels", voice, names, **settings)
+    return convert_published(images, base / "maps", base / "labels", voice, names, **settings).facts
 
 
 def test_convert__keeps_the_raw_logits_and_knows_the_square(photos):

@@ -1,22 +1,22 @@
 """Flags made from a settings dataclass, and mistakes on the command line turned into one sentence."""
 
-import difflib
 import json
 import re
 import typing
 from collections.abc import Sequence
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_text
-from paucal.settings.options import flag
+from paucal.settings.options import flag, setting_fields
+from paucal.settings.values import KINDS, expectation, got, without_none
 from paucal.types import UserError
-from paucal.wording import shortened
+from paucal.wording import did_you_mean
 
-MOST_SHOWN = 80  # characters of a value
+S = TypeVar("S")
 ALIASES = {
     "-b": "--batch-size",
     "-j": "--workers",
@@ -65,6 +65,11 @@ def add_settings(parser: ArgumentParser, settings: type, skip: Sequence[str] = (
         _add_flag(group, item, hints[item.name])
 
 
+def settings_among(values: Namespace, kind: type[S]) -> S:
+    """Return the settings among all values of a verb."""
+    return kind(**{name: getattr(values, name) for name in setting_fields(kind) if hasattr(values, name)})
+
+
 def parse_run(
     verb: str, description: str, settings: type, argv: Sequence[str]
 ) -> tuple[Namespace, dict[str, str], dict[str, Any]]:
@@ -98,11 +103,12 @@ def parse_run(
 def _add_flag(group: Any, item: Field, hint: Any) -> None:
     flags = [flag(item.name), *(short for short, long in ALIASES.items() if long == flag(item.name))]
     keywords: dict[str, Any] = {"help": item.metadata["help"], "default": item.default}
-    inner = _without_none(hint)
+    inner = without_none(hint)
     if inner is bool:
         keywords["action"] = "store_true"
     elif typing.get_origin(inner) is list:
-        keywords |= {"nargs": "+", "type": typing.get_args(inner)[0], "metavar": _metavar(item.name)}
+        entry = typing.get_args(inner)[0]
+        keywords |= {"nargs": "+", "type": entry, "metavar": _choices(entry) or _metavar(item.name)}
     else:
         keywords |= {"type": hint, "metavar": _choices(inner) or _metavar(item.name)}
     group.add_argument(*flags, **keywords)
@@ -116,11 +122,6 @@ def _choices(hint: Any) -> str | None:
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
     words = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
     return "{" + ",".join(map(str, words)) + "}" if words else None
-
-
-def _without_none(hint: Any) -> Any:
-    members = [m for m in typing.get_args(hint) if m is not type(None)]
-    return members[0] if len(members) == 1 and typing.get_origin(hint) is not typing.Literal else hint
 
 
 def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
@@ -210,9 +211,9 @@ def _sentence(parser: ArgumentParser, message: str) -> str:
     known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     if found := re.search(r"unrecognized arguments: (.*)", message):
         words = found[1].split() or [""]  # as of two empty words
-        return f"unknown argument {words[0]!r}{_near(words[0], known)}; {help_hint}"
+        return f"unknown argument {words[0]!r}{did_you_mean(words[0], known)}; {help_hint}"
     if found := re.search(r"Option '([^']*)' is not accepted", message):
-        near = _near(found[1], [option.lstrip("-").replace("-", "_") for option in known])
+        near = did_you_mean(found[1], [option.lstrip("-").replace("-", "_") for option in known])
         return f"unknown key {found[1]!r} in the config{near}; {help_hint}"
     if found := re.search(r'Parser key "([^"]*)"', message):
         value = re.search(r"(?:Given value: |Got value: )(.*)", message)
@@ -223,21 +224,10 @@ def _sentence(parser: ArgumentParser, message: str) -> str:
 def _expectation(parser: ArgumentParser, key: str, message: str) -> str:
     if "File does not exist" in message:
         return "there is no such file: " + message.rpartition("File does not exist: ")[2]
-    words = {
-        "<class 'int'>": "a whole number",
-        "<class 'float'>": "a number",
-        "<class 'bool'>": "true or false",
-    }
-    kinds = [text for kind, text in words.items() if kind in message]
+    kinds = [kind for kind in KINDS if str(kind) in message]
     literal = re.search(r"typing\.Literal\[([^\]]*)\]", message)
-    kinds += [f"one of {literal[1]}"] if literal else []
-    return f"expected {' or '.join(kinds)}" if kinds else "the value does not fit"
+    return expectation(kinds, literal[1] if literal else "")
 
 
 def _got(value: re.Match[str] | None) -> str:
-    return f", got {shortened(value[1], MOST_SHOWN)!r}" if value else ""
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=2)
-    return f" (did you mean {' or '.join(near)}?)" if near else ""
+    return got(value[1]) if value else ""

@@ -71,6 +71,11 @@ class ClassificationReport:
         """Names of the classes, in the order of the model's answers."""
         return [row.name for row in self.per_class]
 
+    @property
+    def values(self) -> dict[str, float]:
+        """The scores without their intervals."""
+        return {name: score.value for name, score in self.scores.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """Return nested dicts and lists that JSON can hold without loss."""
         return {**asdict(self), "confusion": [list(row) for row in self.confusion]}

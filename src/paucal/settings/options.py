@@ -68,17 +68,6 @@ def check_ranges(settings: object) -> None:
     check_size(getattr(settings, "img_size", None))
 
 
-def check_numbers(values: object, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a UserError for the first number that is out of its range; for flags that are no settings.
-
-    Args:
-        values: with the numbers as attributes.
-        ranges: the smallest and the largest value allowed, by name.
-    """
-    for name, (low, high) in ranges.items():
-        _check_number(name, getattr(values, name), {"low": low, "high": high, "above": None, "or_zero": False})
-
-
 def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:
     low, high = bounds["low"], bounds["high"]
     for value in values if low is not None else ():

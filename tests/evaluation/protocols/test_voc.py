@@ -9,8 +9,8 @@ from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judge import judge
 from paucal.evaluation.protocols.metrics import value_of
 from paucal.types import UserError
-from paucal.verbs.judging.frozen import FrozenSettings
 from paucal.verbs.judging.frozen_data import DataSettings, open_data
+from paucal.verbs.judging.settings import FrozenSettings
 from paucal.verbs.run.voice import Quiet
 
 

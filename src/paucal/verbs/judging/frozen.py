@@ -1,9 +1,9 @@
 """Frozen backbones judged on data sets, and one table of it: what `paucal eval --protocol knn ...` does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -18,83 +18,48 @@ from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.subjects import Subject, floor_of
-from paucal.evaluation.protocols.table import protocol_table, remarks
+from paucal.evaluation.protocols.table import protocol_table, remarks, store_table
 from paucal.runs import RunFolder
-from paucal.settings.options import MOST, check_ranges, option
+from paucal.settings.options import setting_fields
 from paucal.types import UserError
-from paucal.verbs.judging.frozen_data import OpeningSettings, open_data, require_unseen
+from paucal.verbs.judging.frozen_data import open_data, require_unseen
 from paucal.verbs.judging.models import find_run, open_subject
+from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.seen import seen_unlabelled
 from paucal.verbs.run.start_weights import run_behind
 from paucal.verbs.run.voice import Voice
 
 SUITE = "table9"
-_GROUP = "frozen features"
 
 
 @dataclass(frozen=True)
-class FrozenSettings:
-    """Every setting of the protocols on frozen features."""
+class FrozenTable:
+    """Scores of frozen backbones on data sets.
 
-    compare: str | None = option("a second model, on the same test images", None, group=_GROUP)
-    model: str | None = option("the timm model that a weights file is of", None, group=_GROUP)
-    network: str | None = option("of several networks in a weights file: teacher, student, ...", None, group=_GROUP)
-    pretrained: bool = option("give a timm model its published weights, not random ones", False, group=_GROUP)
-    img_size: list[int] | None = option("image side of a file or timm model, or height and width", None, group=_GROUP)
-    no_floor: bool = option("leave out the same architecture with random weights", False, group=_GROUP)
-    features: str = option("auto, pooled, or the last few side by side: blocks:4, stages:2", "auto", group=_GROUP)
-    feature_dtype: Literal["float32", "float16"] = option("precision of stored features", "float32", group=_GROUP)
-    cache: str | None = option("folder of stored features; by default in the user's cache", None, group=_GROUP)
-    no_cache: bool = option("store no features", False, group=_GROUP)
-    metric: Literal["accuracy", "mean_per_class", "roc_auc"] | None = option(
-        "score of linear and logistic; by default that of the paper's table", None, group=_GROUP
-    )
-    max_images: int | None = option("use at most so many images of each part", None, group=_GROUP, low=1, high=MOST)
-    augment: bool = option("linear probe: new augmented views in every epoch, as published (slow)", False, group=_GROUP)
-    probe_epochs: int = option(
-        "linear probe: passes over the training images", 100, group=_GROUP, low=1, high=1_000_000
-    )
-    solver: Literal["auto", "sklearn", "torch"] = option(
-        "logistic: torch runs where the model does; auto is that on a GPU", "auto", group=_GROUP
-    )
-    bootstrap: int = option("resampled image sets for an interval", 1000, group=_GROUP, low=2, high=1_000_000)
-    seed: int = option(
-        "of random weights, splits, few labels, second views and resampling", 0, group=_GROUP, low=0, high=2**62
-    )
+    Attributes:
+        rows: all lines: data set, protocol and measure, with the score of every model and the gains of the first.
+        about: what is stored about models, data and settings beside them, of JSON types.
+        folder: where the table lies.
+    """
+
+    rows: Sequence[Row]
+    about: Mapping[str, Any]
+    folder: Path
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where and how fast."""
-
-    device: str = "cpu"
-    batch_size: int = 256
-    workers: int = 0
-
-
-def evaluate_frozen(
-    model: str,
-    data: Sequence[str],
-    protocols: Sequence[Protocol],
-    settings: FrozenSettings,
-    opening: OpeningSettings,
-    machine: Machine,
-    voice: Voice,
-) -> tuple[list[Row], dict[str, Any]]:
-    """Judge a model, the one to compare it with and the random one; print the table.
+def judge_frozen(
+    model: str, data: Sequence[str], protocols: Sequence[Protocol], settings: EvalSettings, folder: Path, voice: Voice
+) -> FrozenTable:
+    """Judge a model, the one to compare it with and the random one; print and store the table.
 
     Args:
         model: a run folder, a weights file or a timm model.
         data: sources of images; none for the run's own, "table9" for all of its sets that are there.
         protocols: which.
-        settings: of the protocols.
-        opening: of the images.
-        machine: device and batches.
+        settings: of the protocols, the images and the machine.
+        folder: for the table.
         voice: what is told.
-
-    Returns:
-        All lines, and what is stored about models and data beside them.
 
     Raises:
         UserError: a model or a data set is not there, or does not suit a protocol.
@@ -103,14 +68,14 @@ def evaluate_frozen(
     run = find_run(model)
     if run is None and not data:
         raise UserError(f"give DATA to judge {model!r} on: only a run has images of its own.")
-    subjects = _subjects(model, settings, machine)
+    subjects = _subjects(model, settings)
     for subject in subjects:
-        check_batch(machine.batch_size, subject.preprocessing.image_size)
+        check_batch(settings.batch_size, subject.preprocessing.image_size)
     _introduce(subjects, voice)
-    options = _options(settings, machine, subjects[0])
+    options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
-    for one in _opened(data, run, settings, opening, voice):
+    for one in _opened(data, run, settings, voice):
         judged = [name for name in (model, settings.compare) if name]
         require_unseen(one, judged)
         seen = _seen(one, judged, voice)
@@ -122,16 +87,17 @@ def evaluate_frozen(
     if not rows:
         raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
     _show(rows, voice)
-    return rows, _about(subjects, sets, settings, protocols)
+    about = _about(subjects, sets, settings, protocols)
+    store_table(folder, rows, about)
+    voice.say(f"the table lies in {folder}")
+    return FrozenTable(rows, about, folder)
 
 
-def _opened(
-    data: Sequence[str], run: RunFolder | None, settings: FrozenSettings, opening: OpeningSettings, voice: Voice
-) -> Iterator[JudgedData]:
+def _opened(data: Sequence[str], run: RunFolder | None, settings: EvalSettings, voice: Voice) -> Iterator[JudgedData]:
     """Open one data set after the other; those of a suite that are not there are left out with a note."""
     for target in _targets(data) or [None]:
         try:
-            one = open_data(target, run, settings, opening, voice)
+            one = open_data(target, run, settings, settings, voice)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
@@ -170,12 +136,11 @@ def _show(rows: Sequence[Row], voice: Voice) -> None:
 
 
 def _require_sense(settings: FrozenSettings) -> None:
-    check_ranges(settings)
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache names a folder and --no-cache wants none; give one of them.")
 
 
-def _subjects(model: str, settings: FrozenSettings, machine: Machine) -> list[Subject]:
+def _subjects(model: str, settings: EvalSettings) -> list[Subject]:
     runs = [find_run(name) is not None for name in (model, settings.compare) if name]
 
     def opened(name: str) -> Subject:
@@ -183,7 +148,7 @@ def _subjects(model: str, settings: FrozenSettings, machine: Machine) -> list[Su
         own = find_run(name) is not None and not all(runs)
         return open_subject(
             name,
-            machine.device,
+            settings.device,
             model=settings.model,
             network=settings.network,
             pretrained=settings.pretrained,
@@ -199,7 +164,7 @@ def _subjects(model: str, settings: FrozenSettings, machine: Machine) -> list[Su
     return [first, *others, *floor]
 
 
-def _options(settings: FrozenSettings, machine: Machine, first: Subject) -> JudgeOptions:
+def _options(settings: EvalSettings, first: Subject) -> JudgeOptions:
     folder = None if settings.no_cache else Path(settings.cache).expanduser() if settings.cache else default_folder()
     kind = None if settings.features == "auto" else parse_kind(settings.features)
     on_gpu = first.device.type == "cuda"
@@ -208,7 +173,7 @@ def _options(settings: FrozenSettings, machine: Machine, first: Subject) -> Judg
     return JudgeOptions(
         features=kind or POOLED,
         probe_features=kind,
-        extraction=Extraction(machine.batch_size, machine.workers, dtype, FeatureCache(folder)),
+        extraction=Extraction(settings.batch_size, settings.workers, dtype, FeatureCache(folder)),
         solver=Solver(backend),
         probe=ProbeSettings(epochs=settings.probe_epochs, seed=settings.seed),
         augment=settings.augment,
@@ -222,7 +187,7 @@ def _targets(data: Sequence[str]) -> list[str]:
 
 
 def _about(
-    subjects: Sequence[Subject], sets: list[dict[str, Any]], settings: FrozenSettings, protocols: Sequence[Protocol]
+    subjects: Sequence[Subject], sets: list[dict[str, Any]], settings: EvalSettings, protocols: Sequence[Protocol]
 ) -> dict[str, Any]:
     return {
         "models": [
@@ -238,6 +203,6 @@ def _about(
         ],
         "data": sets,
         "protocols": list(protocols),
-        "settings": vars(settings),
+        "settings": {name: getattr(settings, name) for name in setting_fields(FrozenSettings)},
         "level": Resampling().level,
     }

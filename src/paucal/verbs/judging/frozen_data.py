@@ -1,7 +1,7 @@
 """The images that frozen backbones are judged on, and that no run among them has been trained on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,17 +13,12 @@ from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
 from paucal.evaluation.protocols.metrics import MetricName
 from paucal.runs import RunFolder
-from paucal.settings.groups import DataSettings, LabelledDataSettings
-from paucal.settings.parts import CutSettings
+from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.verbs.judging.models import find_run
+from paucal.verbs.judging.settings import OpeningSettings
 from paucal.verbs.run.images import load_images, open_again, pin_data
 from paucal.verbs.run.voice import Voice
-
-
-@dataclass(frozen=True)
-class OpeningSettings(CutSettings, LabelledDataSettings):
-    """How the images of DATA are opened, whatever DATA is."""
 
 
 class PartSettings(Protocol):

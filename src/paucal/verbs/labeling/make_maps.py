@@ -24,12 +24,12 @@ from paucal.runs import RunFolder, open_run
 from paucal.runs.seen_images import trained_on
 from paucal.settings.options import check_size
 from paucal.types import UserError
+from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.start_weights import read_timm
 from paucal.verbs.run.voice import Voice
 
 SAMPLE = 1000  # labelled images that the teacher is tried on
-LEVEL = 0.5  # share it must get right
 ALONE = 0.8  # of the accuracy on whole images, what the cells must keep
 
 
@@ -52,6 +52,26 @@ class Teacher:
     trained_on: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Labeled:
+    """The label maps of a set of images.
+
+    Attributes:
+        folder: where they lie.
+        images: how many there are.
+        facts: who made them, the classes, and the grid of a map.
+        check: how often the teacher is right on labelled images (its `whole` is 0 for published maps, which say
+            nothing of whole images); None where the images have no labels.
+        said: what the command line prints.
+    """
+
+    folder: Path
+    images: int
+    facts: MapFacts
+    check: TeacherCheck | None
+    said: tuple[str, ...] = ()
+
+
 def label_images(
     images: ImageSet,
     teacher: Teacher,
@@ -61,7 +81,7 @@ def label_images(
     min_accuracy: float = LEVEL,
     batch_size: int = 32,
     workers: int = 0,
-) -> MapFacts:
+) -> Labeled:
     """Try a teacher on labelled images, then write its map of every image.
 
     Args:
@@ -79,8 +99,8 @@ def label_images(
     """
     device = next(teacher.dense.parameters()).device
     check_batch(min(batch_size, len(images)), teacher.dense.backbone.image_size)
-    if images.labelled:
-        found = _try(images, teacher, device, batch_size)
+    found = _try(images, teacher, device, batch_size) if images.labelled else None
+    if found is not None:
         voice.say(
             f"teacher: {teacher.name}; on {found.images} labelled images it is right on {found.whole:.1%}, the mean of "
             f"its cells on {found.cells:.1%}"
@@ -105,7 +125,7 @@ def label_images(
     with voice.progress("labeling") as advance:
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
     say_what_lies(facts, len(images), output, voice)
-    return facts
+    return Labeled(output, len(images), facts, found)
 
 
 def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Teacher:

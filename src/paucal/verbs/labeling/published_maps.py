@@ -10,7 +10,8 @@ from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.labeling.published import MOST_CLASSES, find_maps, mean_over_cells, read_map, read_maps
 from paucal.labeling.write import TeacherCheck, hash_images
 from paucal.types import UserError
-from paucal.verbs.labeling.make_maps import LEVEL, SAMPLE, require_knowledge, say_what_lies
+from paucal.verbs.labeling.make_maps import SAMPLE, Labeled, require_knowledge, say_what_lies
+from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.run.voice import Voice
 
 
@@ -21,7 +22,7 @@ def convert_published(
     voice: Voice,
     classes: Sequence[str] | None = None,
     min_accuracy: float = LEVEL,
-) -> MapFacts:
+) -> Labeled:
     """Turn published maps, one file per image, into a folder of ours.
 
     They keep their raw logits, under which a class that is not named counts as zero, and cover the central square of
@@ -43,8 +44,8 @@ def convert_published(
         raise UserError(f"published maps number from 2 to {MOST_CLASSES} classes, and {len(names)} are named.")
     positions, files = find_maps(images, folder)
     labelled = images.select(positions)
-    if labelled.labelled:
-        found = _try_published(labelled, files, names)
+    found = _try_published(labelled, files, names) if labelled.labelled else None
+    if found is not None:
         voice.say(
             f"maps: {folder}; on {found.images} labelled images the mean of the cells is right on {found.cells:.1%}"
         )
@@ -60,7 +61,7 @@ def convert_published(
             writer.write(missing[first : first + len(values)].tolist(), values, indices)
             advance(len(writer) - len(missing) + first + len(values), len(writer))
     say_what_lies(facts, len(files), output, voice)
-    return facts
+    return Labeled(output, len(files), facts, found)
 
 
 def _try_published(images: ImageSet, files: Sequence[Path], names: tuple[str, ...]) -> TeacherCheck:

@@ -18,25 +18,30 @@ from paucal.training import Outcome
 from paucal.verbs.pretraining.assembly import AssembledPretraining
 from paucal.verbs.pretraining.crops import describe_crops
 from paucal.verbs.pretraining.stage_watch import StageWatch
+from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.voice import Voice
 
 
 @dataclass(frozen=True)
-class PretrainResult:
-    """What a finished pre-training run leaves.
+class PretrainResult(FinishedRun):
+    """What a finished run of pre-training leaves.
 
     Attributes:
-        run: the run folder; its model is the teacher's backbone after the last epoch.
+        folder: the run folder; its model is the teacher's backbone after the last epoch.
         last: the metrics of the last epoch.
         verdict: what is wrong with the networks at the end; None where they are well.
         seconds: of training.
     """
 
-    run: Path
     last: Mapping[str, float]
     verdict: Verdict | None
     seconds: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the last epoch: losses, health, and "val_knn" where a labelled set was watched."""
+        return dict(self.last)
 
 
 def conclude(

@@ -1,5 +1,6 @@
 """`paucal.pretrain`: one pre-training run from settings to report."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.settings.values import shows_settings
 from paucal.verbs.pretraining.conclusion import PretrainResult
 from paucal.verbs.pretraining.job import PretrainingJob
 from paucal.verbs.run import life
@@ -14,16 +16,22 @@ from paucal.verbs.run.life import Stopped
 from paucal.verbs.run.voice import Voice
 
 
-def pretrain(data: str | Path = "digits", **settings: Any) -> PretrainResult:
+@shows_settings(PretrainSettings)
+def pretrain(
+    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+) -> PretrainResult:
     """Pre-train a backbone without labels; the same as `paucal pretrain`.
 
     Args:
-        data: "digits" (the built-in images), a folder of images of any depth, Parquet, or the name of a published set.
+        data: "digits" (the built-in images, which are the default), a folder of images of any depth, Parquet, or the
+            name of a published set.
+        resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken. It
+            has its own data and settings; of these only what does not change the result may be given anew.
         **settings: any field of `paucal.methods.pretraining_settings.PretrainSettings`; what is left out is chosen
             from the images.
 
     Returns:
-        The run folder, whose model is the trained backbone, and what the run has shown of itself.
+        The run: its folder, its model, which is the trained backbone, and what the run has shown of itself.
 
     Raises:
         UserError: the images or a setting do not do, the networks collapsed with `on_collapse="stop"`, or the run was
@@ -31,10 +39,11 @@ def pretrain(data: str | Path = "digits", **settings: Any) -> PretrainResult:
         TypeError: a setting does not exist.
 
     Example:
-        >>> result = paucal.pretrain("unlabelled/", model="vit_mini", epochs=50)  # doctest: +SKIP
-        >>> paucal.train("photos/", init=str(result.run))  # doctest: +SKIP
+        >>> run = paucal.pretrain("unlabelled/", model="vit_mini", epochs=50)  # doctest: +SKIP
+        >>> paucal.train("photos/", init=run.folder)  # doctest: +SKIP
     """
-    return life.run_quietly(PretrainingJob(), data, settings, name="paucal.pretrain")
+    given = settings if data is None else {**settings, "data": data}
+    return life.run_quietly(PretrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.pretrain")
 
 
 def pretrain_run(

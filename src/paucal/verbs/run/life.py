@@ -14,7 +14,7 @@ from paucal.data.splits.file import write_split
 from paucal.evaluation.deployed import saver
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.groups import JobSettings
-from paucal.settings.options import setting_fields
+from paucal.settings.values import from_python, given_names
 from paucal.training import Outcome, Records, checkpoint_position, fit
 from paucal.types import UserError
 from paucal.verbs.run.assembled import Assembled
@@ -132,18 +132,24 @@ def resume(
         return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
 
 
-def run_quietly(job: Job[S, R], data: str | Path, settings: Mapping[str, Any], name: str) -> R:
+def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path | None, name: str) -> R:
     """Run a job from Python: nothing is printed, and a run that was stopped is an error.
+
+    Args:
+        job: what kind of run.
+        settings: by name, as they were given.
+        resumed: the run to go on with, in which case `settings` are changes; None for a new one.
+        name: of the function that was called.
 
     Raises:
         UserError: the data or a setting does not do; or the run was stopped, and the message says how to go on.
         TypeError: a setting does not exist.
     """
-    unknown = set(settings) - set(setting_fields(job.kind))
-    if unknown:
-        raise TypeError(f"{name} has no setting {sorted(unknown)[0]!r}; see {job.kind.__name__} for all of them")
-    given = dict.fromkeys([*settings, "data"], "given")
-    result = begin(job, job.kind(**{**settings, "data": str(data)}), given, Quiet())
+    made, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
+    if resumed is None:
+        result = begin(job, made, dict.fromkeys(given, "given"), Quiet())
+    else:
+        result = resume(job, resumed, Quiet(), {word: getattr(made, word) for word in given})
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result

@@ -131,6 +131,30 @@ class Quiet(Voice):
         super().__init__(PlainConsole(file=sys.stderr, quiet=True))
 
 
+class Logged(Quiet):
+    """Prints nothing, and warns of what it is told: the voice of functions that leave no file behind."""
+
+    def say(self, text: str) -> None:
+        """Warn of it in the log of paucal, which Python shows unless the program says otherwise."""
+        log.warning(showable(text))
+
+
+class Heard(Quiet):
+    """Prints nothing, and keeps the sentences for the result of the call.
+
+    Attributes:
+        said: the sentences so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Keep a sentence."""
+        self.said.append(text)
+
+
 class Mute(Quiet):
     """Neither prints nor logs: the voice of all processes but the first."""
 

@@ -21,6 +21,7 @@ from paucal.report.page import write_report
 from paucal.runs import RunFolder
 from paucal.settings.options import flag, setting_fields
 from paucal.training import Outcome
+from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.voice import Voice
@@ -28,18 +29,22 @@ from paucal.verbs.training.assembly import AssembledTraining
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a finished run leaves.
+class Result(FinishedRun):
+    """What a finished run of training leaves.
 
     Attributes:
-        run: the run folder.
-        report: scores on the test images.
+        folder: the run folder.
+        report: scores on the test images, with intervals, by class, and the confusion of classes.
         seconds: of training.
     """
 
-    run: Path
     report: ClassificationReport
     seconds: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores on the test images as plain numbers: "top1", "balanced_accuracy", "loss" and others."""
+        return self.report.values
 
 
 def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Result:

@@ -1,5 +1,6 @@
 """`paucal.train`: one training run from settings to report."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from paucal.methods.training_settings import TrainSettings
+from paucal.settings.values import shows_settings
 from paucal.verbs.run import life
 from paucal.verbs.run.life import Stopped
 from paucal.verbs.run.voice import Voice
@@ -14,17 +16,22 @@ from paucal.verbs.training.conclusion import Result
 from paucal.verbs.training.job import TrainingJob
 
 
-def train(data: str | Path = "digits", **settings: Any) -> Result:
+@shows_settings(TrainSettings)
+def train(
+    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+) -> Result:
     """Train a model and judge it on the test images; the same as `paucal train`.
 
     Args:
-        data: "digits" (the built-in images), a folder of images, Parquet in the Hugging Face layout, a list file, or
-            the name of a published set such as "cifar10".
+        data: "digits" (the built-in images, which are the default), a folder of images, Parquet in the Hugging Face
+            layout, a list file, or the name of a published set such as "cifar10".
+        resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken. It
+            has its own data and settings; of these only what does not change the result may be given anew.
         **settings: any field of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or
             `output`; what is left out is chosen from the data.
 
     Returns:
-        The run folder and the report on the test images.
+        The run: its folder, its model and what it has reached on the test images.
 
     Raises:
         UserError: the data or a setting does not do, and the message says what to change; or the run was stopped, by a
@@ -32,11 +39,14 @@ def train(data: str | Path = "digits", **settings: Any) -> Result:
         TypeError: a setting does not exist.
 
     Example:
-        >>> result = paucal.train("photos/", model="resnet18", epochs=20)  # doctest: +SKIP
-        >>> result.report.scores["top1"].value  # doctest: +SKIP
-        0.93
+        >>> run = paucal.train("photos/", model="resnet18", epochs=20)  # doctest: +SKIP
+        >>> run.metrics["top1"], run.report.scores["top1"]  # doctest: +SKIP
+        (0.93, Score(value=0.93, low=0.91, high=0.95))
+        >>> run.model.probabilities([image])  # doctest: +SKIP
+        tensor([[0.0312, 0.9688]])
     """
-    return life.run_quietly(TrainingJob(), data, settings, name="paucal.train")
+    given = settings if data is None else {**settings, "data": data}
+    return life.run_quietly(TrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.train")
 
 
 def train_run(

@@ -1,0 +1,174 @@
+"""Settings given in Python: names and values checked as the command line checks its flags."""
+
+import inspect
+import math
+import os
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from paucal.settings.options import flag, setting_fields
+from paucal.types import UserError
+from paucal.wording import did_you_mean, shortened
+
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+MOST_SHOWN = 80  # characters of a value
+
+
+class _Unfit(Exception):
+    """A value is not of the kind that is asked for."""
+
+
+def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
+    """Make settings of keyword arguments.
+
+    A path becomes its text, and a single value does where a list is expected.
+
+    Args:
+        kind: dataclass of the settings.
+        values: by the names of its fields; None for "as where it is left out".
+        name: of the function that was called.
+        verb: of the command line that does the same.
+
+    Raises:
+        UserError: a value is of the wrong kind; the sentence is the command line's.
+        TypeError: there is no such setting; the message has the nearest.
+    """
+    known, hints = setting_fields(kind), typing.get_type_hints(kind)
+    for word in values:
+        if word not in known:
+            raise TypeError(f"{name} has no setting {word!r}{did_you_mean(word, known)}; help({name}) lists all.")
+    made = {}
+    for word, value in values.items():
+        if value is None:
+            continue
+        try:
+            made[word] = _fitted(value, hints[word])
+        except _Unfit:
+            what = expectation(*_wanted(hints[word]))
+            raise UserError(f"{flag(word)}: {what}{got(value)}; see 'paucal {verb} --help'.") from None
+    return kind(**made)
+
+
+def given_names(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that have a value; None says "as where it is left out"."""
+    return [name for name, value in values.items() if value is not None]
+
+
+def shows_settings(kind: type) -> Callable[[F], F]:
+    """Show the settings that a function takes as `**settings` in its `help`, and where an editor completes names."""
+
+    def show(function: F) -> F:
+        own, hints = inspect.signature(function), typing.get_type_hints(kind)
+        first = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[name])
+            for name, item in setting_fields(kind).items()
+            if name not in own.parameters
+        ]
+        function.__signature__ = own.replace(parameters=[*first, *more])  # type: ignore[attr-defined]
+        return function
+
+    return show
+
+
+def expectation(kinds: Iterable[type], choices: str = "") -> str:
+    """Return what a setting expects, in words.
+
+    Args:
+        kinds: of numbers.
+        choices: words it may be, as text; empty for none.
+
+    Example:
+        >>> expectation([int], "'auto'")
+        "expected a whole number or one of 'auto'"
+    """
+    words = [KINDS[kind] for kind in kinds] + ([f"one of {choices}"] if choices else [])
+    return f"expected {' or '.join(words)}" if words else "the value does not fit"
+
+
+def got(value: object) -> str:
+    """Return the end of a sentence about a value that does not fit."""
+    return f", got {shortened(str(value), MOST_SHOWN)!r}"
+
+
+def without_none(hint: Any) -> Any:
+    """Return the one kind of value beside None; the hint itself where there are several.
+
+    Example:
+        >>> without_none(int | None), without_none(bool)
+        (<class 'int'>, <class 'bool'>)
+    """
+    members = [m for m in typing.get_args(hint) if m is not type(None)]
+    return members[0] if len(members) == 1 and not _is_literal(hint) and not _is_list(hint) else hint
+
+
+def _is_literal(hint: Any) -> bool:
+    return typing.get_origin(hint) is typing.Literal
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) is list
+
+
+def _members(hint: Any) -> list[Any]:
+    """Return the kinds that a hint allows, one for each of a union's."""
+    plain = _is_literal(hint) or _is_list(hint)
+    return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
+
+
+def _wanted(hint: Any) -> tuple[list[type], str]:
+    """Return the kinds of numbers and the words that a hint allows, those of its entries for a list."""
+    members = [typing.get_args(m)[0] if _is_list(m) else m for m in _members(hint)]
+    words = [word for m in members if _is_literal(m) for word in typing.get_args(m)]
+    return [kind for kind in KINDS if kind in members], ", ".join(map(repr, words))
+
+
+def _fitted(value: Any, hint: Any) -> Any:
+    """Return a value as the kind it is meant to be; raises where it is none of them."""
+    for member in _members(hint):
+        try:
+            return _as_list(value, member) if _is_list(member) else _as_kind(value, member)
+        except _Unfit:
+            continue
+    raise _Unfit
+
+
+def _as_list(value: Any, hint: Any) -> list[Any]:
+    entries = value if isinstance(value, list | tuple) else [value]
+    if not entries:
+        raise _Unfit
+    return [_fitted(entry, typing.get_args(hint)[0]) for entry in entries]
+
+
+def _as_kind(value: Any, kind: Any) -> Any:
+    if _is_literal(kind):
+        return _require(value, isinstance(value, str) and value in typing.get_args(kind))
+    if kind is str:
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return _require(text, isinstance(text, str))
+    if kind is bool:
+        return _require(value, isinstance(value, bool))
+    number = not isinstance(value, bool)
+    if kind is int:
+        return int(_require(value, number and isinstance(value, Integral)))
+    if kind is float:
+        return _as_float(_require(value, number and isinstance(value, Real)))
+    return value
+
+
+def _as_float(value: Any) -> float | int:
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number that no float holds: the ranges refuse it
+        return value
+    return _require(number, math.isfinite(number))
+
+
+def _require(value: Any, fits: bool) -> Any:
+    if not fits:
+        raise _Unfit
+    return value

@@ -1,0 +1,147 @@
+"""The classifier of a run judged on labelled images: what `paucal eval` does without --protocol."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+from paucal.data.loader import make_eval_loader
+from paucal.data.splits.file import read_split
+from paucal.data.splits.split import held_out_part
+from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
+from paucal.evaluation.record import record_classification
+from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.tables import due_line, percent, report_table
+from paucal.runs import RunFolder, open_run, write_text
+from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.options import setting_fields
+from paucal.types import UserError
+from paucal.verbs.judging.places import report_folder
+from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.images import Advance, load_images, open_again
+from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.seen import seen_unlabelled
+from paucal.verbs.run.voice import Voice
+
+Judged = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images
+
+
+@dataclass(frozen=True)
+class ClassifiedSet:
+    """How a classifier does on one set of images.
+
+    Attributes:
+        data: name of the set.
+        report: scores with intervals, by class, and the confusion of classes.
+        folder: where tables and pictures lie.
+        real: accuracy among the right answers of `real_labels`; None where none were given.
+    """
+
+    data: str
+    report: ClassificationReport
+    folder: Path
+    real: RealAccuracy | None = None
+
+
+def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[ClassifiedSet]:
+    """Judge the classifier of a run on each data set, on its own images where there is none; print and store reports.
+
+    Raises:
+        UserError: there is no such run, it has no classifier, or it does not know a class of the images.
+    """
+    folder = open_run(run)
+    model = load_deployed(folder, settings.device).require_classifier()
+    real = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
+    found = []
+    for target in data or [None]:
+        judged = _images(folder, target, settings, model, voice)
+        for text in seen_unlabelled(folder, *judged[:2]) if target or settings.part == "test" else ():
+            voice.say(text)
+        output = report_folder(folder, target, data, settings)
+        found.append(_judge(model, judged, real, output, settings, voice))
+    return found
+
+
+def _judge(
+    model: Deployed, judged: Judged, real: Answers | None, output: Path, settings: EvalSettings, voice: Voice
+) -> ClassifiedSet:
+    images, _, train_labels = judged
+    predictions = _predict(model, judged, settings, voice)
+    report = record_classification(output, output, predictions, images, model.classes, train_labels)
+    voice.show(report_table(report))
+    top1 = report.scores["top1"]
+    voice.say(f"{images.name}: accuracy {percent(top1.value)}; tables and pictures lie in {output}")
+    if due := due_line(report, images.name):
+        voice.say(due)
+    among = None if real is None else _judge_by_real_labels(predictions, real, images, output, voice)
+    return ClassifiedSet(images.name, report, output, among)
+
+
+def _predict(model: Deployed, judged: Judged, settings: EvalSettings, voice: Voice) -> Predictions:
+    images, indices, _ = judged
+    fed = model.card.preprocessing
+    check_batch(min(settings.batch_size, len(indices)), fed.image_size)
+    on_gpu = model.device.type == "cuda"
+    loader = make_eval_loader(
+        images, indices, fed.transform(), settings.batch_size, settings.workers, pin_memory=on_gpu
+    )
+    with voice.progress("evaluating") as advance:
+        return predict_all(model.module, loader, model.device, progress=partial(_advance, advance, len(indices)))
+
+
+def _judge_by_real_labels(
+    predictions: Predictions, real: Answers, images: ImageSet, output: Path, voice: Voice
+) -> RealAccuracy:
+    answers = answers_of(real, [images.keys[position] for position in predictions.ids.tolist()])
+    found = real_accuracy(predictions, answers)
+    write_text(output / "real_labels.json", json.dumps(asdict(found), indent=2) + "\n")
+    voice.say(
+        f"among the right answers of --real-labels: {percent(found.top1.value)} of {found.images} images "
+        f"({found.skipped} without any were left out)"
+    )
+    return found
+
+
+def _advance(advance: Advance, total: int, done: int) -> None:
+    advance(done, total)
+
+
+def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model: Deployed, voice: Voice) -> Judged:
+    """Return images with labels in the model's order of classes, the positions to judge, and training labels."""
+    with voice.progress("reading images") as advance:
+        if target is None:
+            images = open_again(folder, advance, settings.download)
+            split = read_split(folder.split, images)
+            train_labels = torch.from_numpy(images.labels[split.indices("train")])
+            return images, split.indices(settings.part), train_labels
+        given = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
+        chosen = LabelledDataSettings(**{**given, "data": target})
+        images = match_classes(load_images(chosen, advance), model.classes)
+    for note in images.notes:
+        voice.say(f"note: {note}")
+    part = held_out_part(images.declared)
+    return images, np.flatnonzero(np.asarray(images.declared) == part) if part else np.arange(len(images)), None
+
+
+def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
+    """Renumber the labels of a set by the names of the model's classes.
+
+    Raises:
+        UserError: the set has a class that the model does not know.
+    """
+    unknown = [name for name in images.classes if name not in classes]
+    if unknown:
+        raise UserError(
+            f"{images.location} has {len(unknown)} classes that the model does not know ({', '.join(unknown[:3])}); "
+            f"it knows {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}: "
+            "rename or remove those, or choose classes with --classes."
+        )
+    return images.with_classes(tuple(classes))

@@ -1,0 +1,58 @@
+"""`paucal.evaluate`: a trained model judged on labelled images, or any frozen backbone by the papers' protocols."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.judging.classification import judge_classifier
+from paucal.verbs.judging.findings import Evaluation
+from paucal.verbs.judging.frozen import judge_frozen
+from paucal.verbs.judging.places import check_places, table_folder
+from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.voice import Heard, Voice
+
+Source = str | os.PathLike[str]
+
+
+@shows_settings(EvalSettings)
+def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, **settings: Any) -> Evaluation:
+    """Judge a model on labelled images; the same as `paucal eval`.
+
+    Args:
+        subject: a run or its folder; for frozen features a weights file or the name of a timm model too.
+        data: one or several sources of labelled images; by default the run's own test images.
+        **settings: any field of `paucal.verbs.judging.settings.EvalSettings`, such as `protocol`, `device` or
+            `output`.
+
+    Returns:
+        The reports and the table, which are stored as well.
+
+    Raises:
+        UserError: a model or a data set is not there, or does not suit a protocol.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> found = paucal.evaluate("runs/1", "photos/", protocol=["classification", "knn"])  # doctest: +SKIP
+        >>> found.metrics["top1"], found.score("knn")  # doctest: +SKIP
+        (0.93, Score(value=0.88, low=0.85, high=0.91))
+    """
+    chosen = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
+    sources = [] if data is None else [data] if isinstance(data, str | os.PathLike) else data
+    return judge_model(os.fspath(subject), [os.fspath(one) for one in sources], chosen, voice=Heard())
+
+
+def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> Evaluation:
+    """Judge a model by all protocols that are asked for, and say and store what is found; see `evaluate`."""
+    check_ranges(settings)
+    asked = settings.protocols
+    if settings.real_labels is not None and (len(data) > 1 or "classification" not in asked):
+        raise UserError("--real-labels goes with --protocol classification and the images of one DATA; give these.")
+    check_places(model, data, settings)
+    reports = judge_classifier(model, data, settings, voice) if "classification" in asked else []
+    frozen: list[Protocol] = [name for name in PROTOCOLS if name in asked]
+    table = judge_frozen(model, data, frozen, settings, table_folder(model, settings), voice) if frozen else None
+    return Evaluation(model, reports, table, voice.said if isinstance(voice, Heard) else ())

@@ -1,0 +1,76 @@
+"""The settings of `paucal eval`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.options import MOST, option
+from paucal.settings.parts import CutSettings
+
+_GROUP = "frozen features"
+Choice = Literal["classification", "knn", "linear", "logistic", "correspondence", "few-labels"]
+
+
+@dataclass(frozen=True)
+class OpeningSettings(CutSettings, LabelledDataSettings):
+    """How the images of DATA are opened, whatever DATA is."""
+
+
+@dataclass(frozen=True)
+class JudgingSettings:
+    """What is judged, by what, and where the results go."""
+
+    protocol: list[Choice] | None = option(
+        "any of classification, knn, linear, logistic, correspondence, few-labels; by default classification",
+        group="judging",
+    )
+    part: Literal["train", "val", "test"] = option("of the run's own images", "test", group="judging")
+    real_labels: str | None = option(
+        "JSON list of the right class numbers of each image, as published for ImageNet (ReaL); adds that accuracy",
+        group="judging",
+    )
+    output: str | None = option("folder for the results; by default in the run", group="judging")
+    batch_size: int = option("images per forward pass", 256, group="judging", low=1, high=1 << 20)
+    workers: int = option("processes that load images", 0, group="judging", low=0, high=64)
+    device: str = option("cpu, cuda or mps", "cpu", group="judging")
+
+
+@dataclass(frozen=True)
+class FrozenSettings:
+    """Every setting of the protocols on frozen features."""
+
+    compare: str | None = option("a second model, on the same test images", None, group=_GROUP)
+    model: str | None = option("the timm model that a weights file is of", None, group=_GROUP)
+    network: str | None = option("of several networks in a weights file: teacher, student, ...", None, group=_GROUP)
+    pretrained: bool = option("give a timm model its published weights, not random ones", False, group=_GROUP)
+    img_size: list[int] | None = option("image side of a file or timm model, or height and width", None, group=_GROUP)
+    no_floor: bool = option("leave out the same architecture with random weights", False, group=_GROUP)
+    features: str = option("auto, pooled, or the last few side by side: blocks:4, stages:2", "auto", group=_GROUP)
+    feature_dtype: Literal["float32", "float16"] = option("precision of stored features", "float32", group=_GROUP)
+    cache: str | None = option("folder of stored features; by default in the user's cache", None, group=_GROUP)
+    no_cache: bool = option("store no features", False, group=_GROUP)
+    metric: Literal["accuracy", "mean_per_class", "roc_auc"] | None = option(
+        "score of linear and logistic; by default that of the paper's table", None, group=_GROUP
+    )
+    max_images: int | None = option("use at most so many images of each part", None, group=_GROUP, low=1, high=MOST)
+    augment: bool = option("linear probe: new augmented views in every epoch, as published (slow)", False, group=_GROUP)
+    probe_epochs: int = option(
+        "linear probe: passes over the training images", 100, group=_GROUP, low=1, high=1_000_000
+    )
+    solver: Literal["auto", "sklearn", "torch"] = option(
+        "logistic: torch runs where the model does; auto is that on a GPU", "auto", group=_GROUP
+    )
+    bootstrap: int = option("resampled image sets for an interval", 1000, group=_GROUP, low=2, high=1_000_000)
+    seed: int = option(
+        "of random weights, splits, few labels, second views and resampling", 0, group=_GROUP, low=0, high=2**62
+    )
+
+
+@dataclass(frozen=True)
+class EvalSettings(FrozenSettings, JudgingSettings, OpeningSettings):
+    """Every setting of `paucal eval`; the command line and `paucal.evaluate` share it."""
+
+    @property
+    def protocols(self) -> list[Choice]:
+        """What was asked for, or classification."""
+        return self.protocol or ["classification"]

@@ -1,0 +1,31 @@
+"""The settings of `paucal label`."""
+
+from dataclasses import dataclass
+
+from paucal.settings.groups import LABELLED, LabelledDataSettings
+from paucal.settings.options import option
+
+LEVEL = 0.5  # share of a labelled sample that maps must get right
+_GROUP = "label maps"
+
+
+@dataclass(frozen=True)
+class LabelSettings(LabelledDataSettings):
+    """Every setting of `paucal label`; the command line and `paucal.label` share it."""
+
+    data: str = option(f"images: {LABELLED}", "digits", group="data")
+    teacher: str | None = option("run folder, or a timm model with its weights", group=_GROUP)
+    output: str | None = option("folder for the maps", group=_GROUP)
+    from_published: str | None = option("convert the maps in this folder", group=_GROUP)
+    published_classes: str | None = option(
+        "file with the names of the published maps' classes, one a line in the order of their numbers (default: the "
+        "data's)",
+        group=_GROUP,
+    )
+    picture: str | None = option("draw the maps of some images as this PNG", group=_GROUP)
+    top_k: int = option("classes kept at each cell", 5, group=_GROUP, low=1, high=1_000_000)
+    img_size: list[int] | None = option("pixels the teacher looks at images with", group=_GROUP)
+    min_accuracy: float = option("what the teacher must reach to go on", LEVEL, group=_GROUP, low=0, high=1)
+    batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
+    workers: int = option("processes that load images", 0, group=_GROUP, low=0, high=64)
+    device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)

@@ -1,0 +1,92 @@
+"""The images that paths, folders, patterns and pictures stand for, one after the other."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.opening import open_images
+from paucal.types import UserError
+from paucal.verbs.run.voice import Voice
+
+Picture = tuple[str | None, Image.Image]
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A single picture that is in memory already, in the place of a set of images."""
+
+    picture: Image.Image
+
+    def __len__(self) -> int:
+        return 1
+
+
+def open_sources(sources: Sequence[str | Image.Image], voice: Voice) -> list[ImageSet | InMemory]:
+    """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
+
+    Raises:
+        UserError: there is nothing at a path, or no image among what a pattern matches.
+    """
+    found: list[ImageSet | InMemory] = []
+    for source in sources:
+        found += [InMemory(source)] if isinstance(source, Image.Image) else _open(source, voice)
+    for note in (note for images in found if isinstance(images, ImageSet) for note in images.notes):
+        voice.say(f"note: {note}")
+    return found
+
+
+def read_all(sources: Sequence[ImageSet | InMemory], on_bad: str, voice: Voice) -> Iterator[Picture]:
+    """Yield (path, picture), of which only one is held at a time; the path of a picture that was given is None.
+
+    Raises:
+        UserError: an image cannot be read and `on_bad` is "refuse".
+    """
+    for images in sources:
+        if isinstance(images, InMemory):
+            yield None, images.picture
+            continue
+        for index, key in enumerate(images.keys):
+            try:
+                picture = images.store.read(index)
+            except UnreadableImage as problem:
+                if on_bad == "refuse":
+                    raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
+                voice.say(f"skipped: {problem}")
+                continue
+            yield _full_name(images, key), picture
+
+
+def _open(path: str, voice: Voice) -> Iterator[ImageSet]:
+    """Open a path, or everything a pattern stands for."""
+    if Path(path).exists() or not glob.has_magic(path):
+        yield open_images(path, labelled=False)
+        return
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
+    images = [name for name in found if _has_images(Path(name))]
+    if not images:
+        raise UserError(f"the pattern {path!r} matches {len(found)} files, none of which is an image.")
+    if len(images) < len(found):
+        voice.say(f"{len(found) - len(images)} matches of {path!r} are no images")
+    for name in images:
+        yield open_images(name, labelled=False)
+
+
+def _has_images(path: Path) -> bool:
+    """Return whether a match of a pattern is an image, Parquet, or a folder with images somewhere inside."""
+    if path.is_dir():
+        return any(_has_images(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    return path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet"))
+
+
+def _full_name(images: ImageSet, key: str) -> str:
+    root = Path(images.location)
+    return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)

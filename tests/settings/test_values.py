@@ -1,0 +1,77 @@
+"""Settings given in Python: what is taken as it is meant, and what is refused."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paucal.methods.training_settings import TrainSettings
+from paucal.settings.values import from_python, given_names, shows_settings
+from paucal.types import UserError
+
+
+def made(**values) -> TrainSettings:
+    return from_python(TrainSettings, values, "paucal.train", "train")
+
+
+def test_values__are_taken_as_they_are_meant():
+    settings = made(output=Path("runs") / "1", img_size=32, add="drloc", epochs=np.int64(3), lr=1, clip=np.float32(0.5))
+    assert (settings.output, settings.img_size, settings.add) == (str(Path("runs/1")), [32], ["drloc"])
+    assert type(settings.epochs) is int
+    assert (settings.lr, type(settings.lr)) == (1.0, float)
+    assert settings.clip == 0.5
+    assert made(img_size=(32, 24)).img_size == [32, 24]
+    assert made(batch_size="auto").batch_size == "auto"
+    assert made(freeze=2).freeze == 2
+
+
+def test_none__is_as_where_it_is_left_out():
+    values = {"seed": None, "epochs": None, "lr": 0.1}
+    assert made(**values) == made(lr=0.1)
+    assert given_names(values) == ["lr"]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"epochs": "many"}, "--epochs: expected a whole number, got 'many'; see 'paucal train --help'."),
+        ({"epochs": 1.5}, "--epochs: expected a whole number, got '1.5'"),
+        ({"epochs": True}, "--epochs: expected a whole number, got 'True'"),
+        ({"lr": float("nan")}, "--lr: expected a number, got 'nan'"),
+        ({"lr": "0.1"}, "--lr: expected a number, got '0.1'"),
+        ({"batch_size": "best"}, "--batch-size: expected a whole number or one of 'auto', got 'best'"),
+        ({"drloc_mode": "l2"}, "--drloc-mode: expected one of 'l1', 'signed', 'ce', 'reg', got 'l2'"),
+        ({"img_size": [32, "x"]}, "--img-size: expected a whole number, got"),
+        ({"img_size": []}, "--img-size: expected a whole number, got '[]'"),
+        ({"download": "yes"}, "--download: expected true or false, got 'yes'"),
+        ({"output": 3}, "--output: the value does not fit, got '3'"),
+    ],
+)
+def test_value__of_another_kind_is_one_sentence(values, sentence):
+    with pytest.raises(UserError) as error:
+        made(**values)
+    assert str(error.value).startswith(sentence)
+
+
+def test_name__that_is_unknown_is_answered_with_the_nearest():
+    with pytest.raises(TypeError) as error:
+        made(epoch=3)
+    assert (
+        str(error.value) == "paucal.train has no setting 'epoch' (did you mean epochs?); help(paucal.train) lists all."
+    )
+
+
+def test_number__that_no_float_holds_is_left_to_the_ranges():
+    assert made(lr=10**400).lr == 10**400
+
+
+def test_signature__shows_each_setting_once():
+    @shows_settings(TrainSettings)
+    def act(data, /, *, seed=7, **settings): ...
+
+    shown = inspect.signature(act).parameters
+    assert list(shown)[:2] == ["data", "seed"]
+    assert shown["seed"].default == 7
+    assert shown["epochs"].annotation == int | None
+    assert shown["clip"].default == 5.0
