@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paucal.settings.groups import LABELLED, LabelledDataSettings
+from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
 
 LEVEL = 0.5  # share of a labelled sample that maps must get right
@@ -13,7 +13,6 @@ _GROUP = "label maps"
 class LabelSettings(LabelledDataSettings):
     """Every setting of `paucal label`; the command line and `paucal.label` share it."""
 
-    data: str = option(f"images: {LABELLED}", "digits", group="data")
     teacher: str | None = option("run folder, or a timm model with its weights", group=_GROUP)
     output: str | None = option("folder for the maps", group=_GROUP)
     from_published: str | None = option("convert the maps in this folder", group=_GROUP)

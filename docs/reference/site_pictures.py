@@ -1,0 +1,21 @@
+"""Brings the pictures of benchmarks, which pages show from outside this folder, into the site."""
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+RESULTS = "benchmarks/results"
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    """Add the pictures."""
+    for path in sorted((ROOT / RESULTS).glob("*.png")):
+        files.append(File.generated(config, f"{RESULTS}/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Point to them."""
+    return markdown.replace(f"](../{RESULTS}/", f"]({RESULTS}/")
