@@ -47,6 +47,7 @@ def test_train__gives_the_run_of_the_command(trained, tmp_path, capsys):
     assert without_time == [{k: float(v) for k, v in row.items() if v and k != "seconds"} for row in rows]
     assert run.model.classes == ("class0", "class1", "class2")
     assert run.model is run.model
+    assert paucal.load(run).card == run.model.card
     weights = "model.safetensors"
     assert (run.folder / weights).read_bytes() == (trained / "run" / weights).read_bytes()
 

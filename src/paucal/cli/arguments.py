@@ -107,8 +107,7 @@ def _add_flag(group: Any, item: Field, hint: Any) -> None:
     if inner is bool:
         keywords["action"] = "store_true"
     elif typing.get_origin(inner) is list:
-        entry = typing.get_args(inner)[0]
-        keywords |= {"nargs": "+", "type": entry, "metavar": _choices(entry) or _metavar(item.name)}
+        keywords |= {"nargs": "+", "type": typing.get_args(inner)[0], "metavar": _metavar(item.name)}
     else:
         keywords |= {"type": hint, "metavar": _choices(inner) or _metavar(item.name)}
     group.add_argument(*flags, **keywords)

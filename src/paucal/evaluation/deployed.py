@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,7 +195,7 @@ def saver(run: RunFolder, card: Card) -> Callable[[nn.Module], None]:
     return lambda module: save_deployed(run, module, card)
 
 
-def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu") -> Deployed:
+def load_deployed(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> Deployed:
     """Load the best model of a run.
 
     Args:
@@ -210,7 +211,7 @@ def load_deployed(run: str | Path | RunFolder, device: torch.device | str = "cpu
         >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
         tensor([[0.0312, 0.9688]])
     """
-    folder = run if isinstance(run, RunFolder) else open_run(run)
+    folder = run if isinstance(run, RunFolder) else open_run(Path(run))
     target = usable_device(device)
     if folder.last.exists() and not folder.card.exists():
         raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")

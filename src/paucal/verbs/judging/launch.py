@@ -55,4 +55,4 @@ def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: 
     reports = judge_classifier(model, data, settings, voice) if "classification" in asked else []
     frozen: list[Protocol] = [name for name in PROTOCOLS if name in asked]
     table = judge_frozen(model, data, frozen, settings, table_folder(model, settings), voice) if frozen else None
-    return Evaluation(model, reports, table, voice.said if isinstance(voice, Heard) else ())
+    return Evaluation(model, reports, table, tuple(voice.said) if isinstance(voice, Heard) else ())

@@ -14,7 +14,7 @@ class LabelSettings(LabelledDataSettings):
     """Every setting of `paucal label`; the command line and `paucal.label` share it."""
 
     teacher: str | None = option("run folder, or a timm model with its weights", group=_GROUP)
-    output: str | None = option("folder for the maps", group=_GROUP)
+    output: str | None = option("folder for the maps; must be given", group=_GROUP)
     from_published: str | None = option("convert the maps in this folder", group=_GROUP)
     published_classes: str | None = option(
         "file with the names of the published maps' classes, one a line in the order of their numbers (default: the "
