@@ -11,8 +11,9 @@ from device_state import OutOfTime, Piece, Row, Session
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.verbs.pretraining.launch import pretrain_run, resume_pretraining
+from paucal.verbs.run.life import Stopped
 from paucal.verbs.run.voice import Quiet
-from paucal.verbs.training.launch import Stopped, resume_run, train_run
+from paucal.verbs.training.launch import resume_run, train_run
 
 RESERVE = 20  # seconds for judging a run at its end
 SEEDS = (0, 1, 2)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.decode import upright_rgb
 from paucal.data.views.augment import RESAMPLING, Interpolation
-from paucal.data.views.transforms import EvalTransform, Normalisation
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import EvalTransform
 from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_text
 from paucal.types import UserError
 
