@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
@@ -41,10 +42,9 @@ def pretrained(arm: str, data: Path, run: Path, **length: Any) -> Path:
     """Return a finished run of an arm, made where it is not there yet."""
     if not (run / "summary.json").exists():
         method = ARMS.get(arm, ARMS["view"])
-        paucal.pretrain(
-            data, output=str(run), overwrite=run.exists(), model=MODEL, model_args=ARGUMENTS, img_size=[32],
-            drop_path=0.0, **method, **length,
-        )  # fmt: skip
+        settings: dict[str, Any] = {**method, **length, "overwrite": run.exists()}
+        shape: dict[str, Any] = {"model": MODEL, "model_args": ARGUMENTS, "img_size": [32], "drop_path": 0.0}
+        paucal.pretrain(data, output=str(run), **shape, **settings)
     return run
 
 
@@ -74,7 +74,7 @@ def judged(run: Path, data: Path) -> dict[str, float]:
     asked, truth = features(model, data, "test")
     classes = int(labels.max()) + 1
     nearest = knn_scores(bank, labels, asked, classes, [NEIGHBOURS])[NEIGHBOURS].argmax(1)
-    held = np.random.default_rng(0).permutation(len(labels)) < len(labels) // 10
+    held = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)) < len(labels) // 10)
     settings = for_images(PUBLISHED, len(labels))
     probe = fit_probe(
         cached_batches(bank[~held], labels[~held], settings),
@@ -93,7 +93,7 @@ def course(run: Path) -> dict[str, Any]:
     """Return loss and nearest neighbours by epoch, and Spearman's correlation of the two."""
     rows = RunFolder(run).read_rows()
     loss, knn = [row["train_loss"] for row in rows], [row["val_knn"] for row in rows]
-    return {"loss": loss, "knn": knn, "spearman": float(spearmanr(loss, knn).statistic)}
+    return {"loss": loss, "knn": knn, "spearman": float(np.asarray(spearmanr(loss, knn))[0])}
 
 
 def draw(courses: dict[str, list[dict[str, Any]]], minutes: float) -> Figure:

@@ -41,6 +41,16 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One model that a run made on its way: what it was, its share of the validation images, its time."""
+
+    name: str
+    score: float
+    time: str
+    kept: bool = False
+
+
+@dataclass(frozen=True)
 class Summary:
     """`summary.json`: what a run was about, in words and numbers; everything may be missing.
 
@@ -57,6 +67,7 @@ class Summary:
         seconds: of training.
         selected: whether validation images chose the epoch whose weights were kept; else it is the last.
         best_epoch: whose weights were kept.
+        rungs: the models that it made on its way up from trained weights.
         next_steps: sentences of advice.
     """
 
@@ -72,6 +83,7 @@ class Summary:
     seconds: float | None = None
     selected: bool = True
     best_epoch: float | None = None
+    rungs: Sequence[Step] = ()
     next_steps: Sequence[str] = ()
 
 
@@ -164,8 +176,12 @@ def _summary(run: RunFolder) -> Summary:
             if content.get(name) is not None
         }
         parts = [_part(str(name), value) for name, value in content.get("parts", {}).items()]
-        return Summary(**known, parts=parts, next_steps=[_text(s) for s in content.get("next_steps", [])])
-    except (TypeError, ValueError, AttributeError, OverflowError) as problem:
+        rungs = [
+            Step(_text(r["name"]), _finite(r["score"]), _text(r["time"]), bool(r["kept"]))
+            for r in content.get("rungs", [])
+        ]
+        return Summary(**known, parts=parts, rungs=rungs, next_steps=[_text(s) for s in content.get("next_steps", [])])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         place = str(run.path / "summary.json")
         raise UserError(f"{place!r} is damaged ({problem}): restore it or train again.") from problem
 

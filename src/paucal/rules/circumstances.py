@@ -15,6 +15,7 @@ class StartFacts:
         image_size: (height, width) in pixels they were trained at; None for the size their model was designed for.
         model_args: constructor arguments they were given, as NAME=VALUE.
         normalise: the setting that gives images their mean and standard deviation.
+        chosen: whether nobody named them: they were looked for, and the run climbs from them in the time it has.
     """
 
     where: str
@@ -22,6 +23,7 @@ class StartFacts:
     image_size: tuple[int, int] | None = None
     model_args: tuple[str, ...] = ()
     normalise: str = "computed"
+    chosen: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from paucal.rules.model import PAPER, SMALL
 from paucal.rules.resolve import Choice
 
 Sides = Sequence[int] | None
+LIGHT = "light: the weights have seen many images already"
 
 
 def crop(img_size: Sides) -> Choice:
@@ -16,8 +17,10 @@ def crop(img_size: Sides) -> Choice:
     return "random-resized", "the paper's crop"
 
 
-def crop_scale(crop: str | None) -> Choice:
+def crop_scale(facts: Facts, crop: str | None) -> Choice:
     """The paper's smallest crop, where crops have a scale."""
+    if crop == "random-resized" and _chosen(facts):
+        return 0.5, LIGHT
     return (0.08, PAPER) if crop == "random-resized" else (None, "")
 
 
@@ -26,25 +29,33 @@ def hflip(facts: Facts) -> Choice:
     return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
 
 
-def rand_augment(img_size: Sides) -> Choice:
+def rand_augment(facts: Facts, img_size: Sides) -> Choice:
     """The paper's policy; nothing for tiny images, which it makes unreadable."""
+    if _chosen(facts):
+        return "none", LIGHT
     if _side(img_size) < 32:
         return "none", "images under 32 pixels become unreadable"
     return "rand-m9-mstd0.5-inc1", "the paper's policy"
 
 
-def erase(img_size: Sides) -> Choice:
+def erase(facts: Facts, img_size: Sides) -> Choice:
     """The paper's probability."""
+    if _chosen(facts):
+        return 0.0, LIGHT
     return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (0.25, PAPER)
 
 
-def mixup(img_size: Sides) -> Choice:
+def mixup(facts: Facts, img_size: Sides) -> Choice:
     """The paper's alpha; off for tiny images."""
+    if _chosen(facts):
+        return 0.0, LIGHT
     return _mixed(img_size, 0.8)
 
 
-def cutmix(img_size: Sides) -> Choice:
+def cutmix(facts: Facts, img_size: Sides) -> Choice:
     """The paper's alpha; off for tiny images."""
+    if _chosen(facts):
+        return 0.0, LIGHT
     return _mixed(img_size, 1.0)
 
 
@@ -64,3 +75,7 @@ RULES = (crop, crop_scale, hflip, rand_augment, erase, mixup, cutmix, normalise)
 
 def _side(img_size: Sides) -> int:
     return min(img_size or [224])
+
+
+def _chosen(facts: Facts) -> bool:
+    return facts.start is not None and facts.start.chosen

@@ -11,10 +11,22 @@ from paucal.rules.resolve import Choice
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 
 
+def time(facts: Facts, recipe: str | None, epochs: int | None) -> Choice:
+    """A wait that people take, where neither a recipe nor anybody else says how long a run is."""
+    if epochs is not None or recipe is not None or facts.hinted_epochs:
+        return None, ""
+    if facts.device == "cuda":
+        return "30m", "half an hour of a GPU; give --time 2h, or --epochs, for more"
+    return "15m", "a quarter of an hour; give --time 2h, or --epochs, for more"
+
+
 def epochs(
-    facts: Facts, init: str | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
-) -> Choice:
-    """The paper's 100, and more where a pass has few steps."""
+    facts: Facts, time: str | None, init: str | None, batch_size: int, accumulate: int, devices: int | None,
+    nodes: int | None,
+) -> Choice:  # fmt: skip
+    """The paper's 100, and more where a pass has few steps; left open where the time decides."""
+    if time is not None:
+        return None, ""
     if facts.hinted_epochs:
         return facts.hinted_epochs, "enough for this data set"
     if init is not None:
@@ -67,10 +79,12 @@ def min_lr(lr: float | None) -> Choice:
 
 def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
     """The paper's 20 of 100 epochs, as a share, but never longer than 20."""
+    if epochs is None:
+        return None, ""
     if init is not None:
-        chosen = min(10.0, 0.1 * (epochs or 1))
+        chosen = min(10.0, 0.1 * epochs)
         return chosen, "a tenth of the epochs and at most 10, as in the paper's fine-tuning"
-    chosen = min(20.0, 0.2 * (epochs or 1))
+    chosen = min(20.0, 0.2 * epochs)
     return chosen, "a fifth of the epochs and at most 20, as in the paper"
 
 
@@ -83,13 +97,15 @@ def average(
     facts: Facts, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
 ) -> Choice:
     """An average over about the last twentieth of the run."""
+    if epochs is None:
+        return None, ""
     each = steps_per_epoch(facts.n_train, effective_batch(batch_size, accumulate, devices, nodes))
-    steps = (epochs or 1) * each
+    steps = epochs * each
     decay = round(min(0.9999, 1 - 1 / max(20.0, steps / 20)), 6)
     return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
 
 
-RULES = (batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average)
+RULES = (batch_size, time, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average)
 
 
 def processes(devices: int | None, nodes: int | None) -> int:

@@ -51,7 +51,9 @@ class ModelSettings:
     img_size: list[int] | None = option("image side in pixels, or height and width", group="model")
     drop_path: float | None = option("stochastic depth rate", group="model", low=0, high=0.95)
     init: str | None = option(
-        "start from a run folder, a weights file (.safetensors, .pth) or 'timm' (its published weights)",
+        "start from a run folder, a weights file (.safetensors, .pth), 'timm' (its published weights) or 'none'; by "
+        "default 'paucal train' looks for trained weights on this machine and fetches some where it can, and 'paucal "
+        "pretrain' starts from none",
         group="fine-tuning",
     )
     init_network: str | None = option(

@@ -90,8 +90,12 @@ class AugmentationSettings(ViewSettings):
 
 @dataclass(frozen=True)
 class TrainScheduleSettings(ScheduleSettings):
-    """The optimizer of supervised training."""
+    """The length and the optimizer of supervised training."""
 
+    time: str | None = option(
+        "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
+        "hour, half an hour on a GPU"
+    )
     schedule_epochs: int | None = option(
         "length of the cosine, where it is not the number of epochs", low=1, high=MOST_EPOCHS
     )

@@ -31,11 +31,13 @@ class Watch:
         validate: gives scores of a model on the validation images, called on every process.
         score: the name of the score to maximise; None where the newest state is the best, whatever it scores.
         loss: the name of the value that breaks ties, the lower the better.
+        floor: the score of a model that the run has already, which stays unless an epoch has more; None for none.
     """
 
     validate: Validate
     score: str | None = None
     loss: str = ""
+    floor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,10 @@ class RunKeeper(Callback):
 
     def _improves(self, row: dict[str, float]) -> bool:
         watch = self.records.watch
-        if watch is None or watch.score is None or not self.best:
+        if watch is None or watch.score is None:
             return True
+        if not self.best:
+            return watch.floor is None or row[watch.score] > watch.floor
         return (row[watch.score], -row[watch.loss]) > (self.best[watch.score], -self.best[watch.loss])
 
     def _save(self, trainer: Trainer, module: TrainingModule) -> None:

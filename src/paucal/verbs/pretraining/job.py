@@ -65,7 +65,15 @@ class PretrainingJob:
         voice.say(f"model: {assembled.describe()}")
         voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
-    def write_pictures(self, run: RunFolder, assembled: AssembledPretraining) -> None:
+    def is_open(self, assembled: AssembledPretraining) -> bool:
+        """Return False: a run has its length from the beginning."""
+        return False
+
+    def find_out(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> bool:
+        """Have nothing to find out."""
+        return True
+
+    def write_beginning(self, run: RunFolder, assembled: AssembledPretraining) -> None:
         """Draw all crops of a few images."""
         alone = replace(assembled, settings=replace(assembled.settings, workers=0))
         batch = next(iter(self.loader(alone, 0)))

@@ -83,8 +83,16 @@ class Job(Protocol[S, R]):
         """Say what will be trained, on what, and why the settings are what they are."""
         ...
 
-    def write_pictures(self, run: RunFolder, assembled: Any) -> None:
-        """Draw what the network will see."""
+    def write_beginning(self, run: RunFolder, assembled: Any) -> None:
+        """Write what is known before anything is trained, and draw what the network will see."""
+        ...
+
+    def is_open(self, assembled: Any) -> bool:
+        """Return whether something has to be found out before the run has a length; all processes know."""
+        ...
+
+    def find_out(self, run: RunFolder, assembled: Any, voice: Voice) -> bool:
+        """Find it out and store it with the run, on the first process; return False where a signal came between."""
         ...
 
     def loader(self, assembled: Any, start: int) -> TrainLoader:

@@ -193,7 +193,7 @@ def _write_beginning(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) 
     if assembled.start is not None:
         run.write_json(RECORD, assembled.start.to_dict())
     write_split(run.split, images, split)
-    job.write_pictures(run, assembled)
+    job.write_beginning(run, assembled)
 
 
 def _go(
@@ -202,6 +202,13 @@ def _go(
     lead_children_to(run.path)
     try:
         with voice.logging_to(run.log):
+            if job.is_open(assembled):
+                settled = _settled(job, run, assembled, voice)
+                if settled is None:
+                    stopped = Stopped(run.path, 0, assembled.plan.total_steps, job.verb)
+                    voice.say(str(stopped))
+                    return stopped
+                assembled = settled
             while True:
                 watcher = job.watcher(run, assembled, voice)
                 outcome = _fit(job, run, assembled, voice, watcher, callbacks)
@@ -216,6 +223,26 @@ def _go(
             return stopped
     finally:
         forget_children()
+
+
+def _settled(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], voice: Voice) -> Assembled[S] | None:
+    """Let the first process find out what is open, and put the run together anew; None where it was stopped."""
+    done = [True]
+
+    def find_out() -> None:
+        try:
+            done[0] = job.find_out(run, assembled, voice)
+        except KeyboardInterrupt:
+            if not run.card.exists():  # nothing is there yet that would be worth going on with
+                raise
+            done[0] = False
+
+    first_does(find_out)
+    if not agreed(done[0]):
+        return None
+    settings, origin = stored_settings(run, job.kind, job.verb)
+    made = _again(job, run, settings, origin, voice)
+    return replace(made, plan=replace(made.plan, deadline=assembled.plan.deadline))
 
 
 def _next_stage(
@@ -247,6 +274,8 @@ def _fit(
     watcher: Watcher,
     callbacks: Sequence[Callback],
 ) -> Outcome:
+    if not assembled.plan.total_steps:  # what the run has is all that it will have
+        return Outcome(True, 0, [], {}, 0.0)
     start = checkpoint_position(run.last)[1] if run.last.exists() else 0
     return fit(
         assembled.objective,

@@ -36,8 +36,12 @@ def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = No
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
-def seconds_of(duration: str) -> float:
+def seconds_of(duration: str, name: str = "--time-limit") -> float:
     """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
+
+    Args:
+        duration: as typed.
+        name: the flag it was given to.
 
     Raises:
         UserError: it is not a duration above 0.
@@ -55,7 +59,7 @@ def seconds_of(duration: str) -> float:
     else:
         seconds = 0.0
     if seconds <= 0:
-        raise UserError(f"--time-limit is {duration!r}, expected a time such as 45m, 8h, 1d12h or 1:30:00.")
+        raise UserError(f"{name} is {duration!r}, expected a time such as 45m, 8h, 1d12h or 1:30:00.")
     return seconds
 
 

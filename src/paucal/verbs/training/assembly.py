@@ -1,5 +1,6 @@
 """A supervised run put together from its settings and its images."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,8 +15,9 @@ from paucal.methods.training import build_objective, resolve_training, settle_te
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
+from paucal.rules.circumstances import StartFacts
 from paucal.rules.resolve import origins
-from paucal.runs import RunFolder
+from paucal.runs import RunFolder, read_weights
 from paucal.types import DataRequest, UserError
 from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.images import Prepared, load_images, with_label_maps
@@ -23,21 +25,41 @@ from paucal.verbs.run.job import Bars
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.seen import seen_by_start
-from paucal.verbs.run.start_weights import find_start, load_start
-from paucal.verbs.run.trainer_inputs import check_rates
+from paucal.verbs.run.start_weights import Start, find_start, load_start
+from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
 from paucal.verbs.training.batch import fit_batch
+from paucal.verbs.training.ladder.frozen import linear_classifier
+from paucal.verbs.training.ladder.rungs import Rungs, read_rungs
+from paucal.verbs.training.ladder.start import Choice, choose, may_choose_start, started
 from paucal.verbs.training.loaders import feeding, view_transform
 from paucal.verbs.training.optimizer import check_plan, training_plan
 from paucal.verbs.training.split import split_images
 
+HEAD = "probe.safetensors"
+TUNING = "supervised"
+NO_CHOICE = Choice((), "")
+
 
 @dataclass(frozen=True)
 class AssembledTraining(Assembled[TrainSettings]):
-    """Everything a supervised run needs, checked, with nothing written yet."""
+    """Everything a supervised run needs, checked, with nothing written yet.
+
+    Attributes:
+        rungs: what is known on the way up from trained weights, or of the time there is; None where a run has its
+            length from elsewhere.
+        opening: seconds that reading the images took.
+    """
+
+    rungs: Rungs | None = None
+    opening: float = 0.0
 
 
 def assemble(
-    settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    settings: TrainSettings,
+    given: Mapping[str, str],
+    bars: Bars,
+    run: RunFolder | None = None,
+    opened: Prepared | None = None,
 ) -> AssembledTraining:
     """Open the data, choose what was left open, build the objective; write nothing.
 
@@ -46,15 +68,23 @@ def assemble(
         given: the origin of each setting that was given.
         bars: shows a bar for countable work.
         run: the run that goes on, with the split to use; None for a new one.
+        opened: its images, where they are open already.
 
     Raises:
         UserError: the data or a setting does not do.
     """
-    start = find_start(settings, run)
-    prepared = _open(settings, bars, run)
-    images, facts = prepared.images, replace(prepared.facts(), start=start.facts)
+    begin, rungs, looks = time.monotonic(), read_rungs(run), run is None and may_choose_start(settings, given)
+    start = Start() if looks else find_start(settings, run)
+    prepared = opened or _open(settings, bars, run)
+    found = NO_CHOICE
+    if looks:
+        settings, given, found = _look_for_start(settings, given, prepared)
+        start = find_start(settings)
+    images, facts = prepared.images, replace(prepared.facts(), start=_facts_of(start, found, rungs))
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
+    if run is None and (found.candidates or settings.time is not None):
+        rungs = Rungs(found.candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
     if run is None:
         check_rates(settings)
     objective, spec, notes = _build(settings, len(images.classes))
@@ -69,7 +99,10 @@ def assemble(
         settings, reasons["batch_size"] = fit_batch(settings, prepared, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
     loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
+    if rungs is not None and run is not None and not run.last.exists():
+        load_head(run, objective)
     remarks = [
+        *([found.remark] if found.remark else ()),
         *images.notes,
         *check_plan(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
@@ -79,8 +112,47 @@ def assemble(
     ]
     _check_request(objective.data_request, settings, card)
     plan = training_plan(settings, facts.n_train, facts.n_classes)
+    if rungs is not None and not rungs.tune:
+        plan = replace(plan, total_steps=0)
     origin = origins(settings, given, reasons)
-    return AssembledTraining(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded)
+    opening = time.monotonic() - begin
+    return AssembledTraining(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, rungs, opening)
+
+
+def load_head(run: RunFolder, objective: Objective) -> None:
+    """Give the deployed network the head that its run has fitted; nothing where there is none.
+
+    Raises:
+        UserError: the file does not fit.
+    """
+    path = run.path / HEAD
+    classifier = linear_classifier(objective.deployable())
+    if not path.is_file() or classifier is None:
+        return
+    try:
+        classifier.load_state_dict(read_weights(path))
+    except RuntimeError as problem:
+        raise UserError(f"{str(path)!r} does not fit the model of its run: train anew.") from problem
+
+
+def _look_for_start(
+    settings: TrainSettings, given: Mapping[str, str], prepared: Prepared
+) -> tuple[TrainSettings, dict[str, str], Choice]:
+    """Choose the weights to start from, and the method that suits them where nobody has named one."""
+    facts = prepared.facts()
+    found = choose(settings.model, settings.device or facts.device, facts.median_side)
+    if not found.candidates:
+        return settings, {**given, "init": f"auto: {found.why}"}, found
+    settings, given = started(settings, found.candidates[0]), {"model": f"auto: {found.why}", **given}
+    if "method" not in given:
+        settings = replace(settings, method=TUNING)
+        given["method"] = "auto: tuned from trained weights, where the paper's gain over it is not shown"
+    return settings, {**given, "init": f"auto: {found.why}"}, found
+
+
+def _facts_of(start: Start, found: Choice, rungs: Rungs | None) -> StartFacts | None:
+    chosen = bool(found.candidates or (rungs is not None and rungs.candidates))
+    return None if start.facts is None else replace(start.facts, chosen=chosen)
 
 
 def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepared:

@@ -24,8 +24,10 @@ from paucal.training import Outcome
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
+from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.ladder.told import kept_words, rung_rows, whole_time
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
     best = outcome.best.get("epoch") if _selected(assembled) else None
-    curves = curves_figure(outcome.rows, chance=chance, best=best)
-    save_figure(run.plots / "curves.png", curves)
+    if outcome.rows:
+        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance, best=best))
     report = _judge(run, assembled, predictions)
     run.write_json("summary.json", summary(run, assembled, outcome, report))
     page = write_report(run.path)
@@ -114,11 +116,12 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, repo
         "parts": per_class,
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
         "grid": assembled.grid_text,
-        "epochs": assembled.settings.epochs,
+        "epochs": assembled.settings.epochs if outcome.rows else 0,
+        "rungs": rung_rows(assembled.rungs, outcome),
         "selected": _selected(assembled),
         "best_epoch": outcome.best.get("epoch"),
         "best_val_top1": outcome.best.get("val_top1"),
-        "seconds": round(outcome.seconds, 1),
+        "seconds": round(whole_time(assembled.rungs, outcome), 1),
         "test_top1": report.scores["top1"].value,
         "start": None if assembled.start is None else assembled.start.short(),
         "remarks": list(assembled.remarks),
@@ -131,9 +134,7 @@ def closing_lines(
 ) -> list[str]:
     """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
     top1 = score_lines(report)[0]
-    why = "the best of the validation images"
-    if not _selected(assembled):
-        why = "the last: no images were kept for validation, so nothing was selected"
+    kept = kept_words(assembled.rungs, outcome, _selected(assembled))
     due = due_line(report, assembled.prepared.images.name)
     return [
         "",
@@ -141,8 +142,8 @@ def closing_lines(
         f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
         *([due] if due else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
-        f"epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s; "
-        f"kept: epoch {outcome.best.get('epoch', 0):g}, {why}",
+        f"epochs: {assembled.settings.epochs if outcome.rows else 0}, "
+        f"{whole_time(assembled.rungs, outcome):.0f} s; kept: {kept}",
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/",
         "try next:",
         *(f"  {step}" for step in next_steps(run, assembled)),
@@ -160,6 +161,8 @@ def next_steps(run: RunFolder, assembled: AssembledTraining) -> list[str]:
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
         longer = command_again(assembled, epochs=2 * (settings.epochs or 1))
+        if settings.time is not None:
+            longer = command_again(assembled, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")
     return steps
 

@@ -8,12 +8,15 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges
 from paucal.training import Optimization, Outcome, Watch
+from paucal.types import UserError
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.start_weights import pin_start
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining, assemble
 from paucal.verbs.training.conclusion import Result, conclude
+from paucal.verbs.training.ladder.climb import climb
+from paucal.verbs.training.ladder.start import plain_init
 from paucal.verbs.training.loaders import train_loader, training_sheet, validation
 from paucal.verbs.training.optimizer import optimization
 
@@ -30,7 +33,9 @@ class TrainingWatcher:
         if not len(made.prepared.part("val")):
             return None
         scores = validation(made.prepared, made.card.preprocessing, made.settings)
-        return Watch(scores, score="val_top1", loss="val_loss")
+        rungs = made.rungs
+        floor = None if rungs is None or rungs.probe is None else rungs.probe.score
+        return Watch(scores, score="val_top1", loss="val_loss", floor=floor)
 
     on_start = None  # the weights a run begins with are not looked at
 
@@ -57,10 +62,15 @@ class TrainingJob:
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in a recipe and refuse what makes no sense."""
+        settings, given = plain_init(settings, given)
         terms_of(settings)  # names first: a recipe must not hide that one is unknown
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
         check_ranges(settings)
+        if settings.time is not None and settings.epochs is not None:
+            raise UserError(
+                f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
+            )
         return settings, origin
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
@@ -85,8 +95,18 @@ class TrainingJob:
         voice.say(f"model: {assembled.describe()}; method: {assembled.settings.method}")
         voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
-    def write_pictures(self, run: RunFolder, assembled: AssembledTraining) -> None:
-        """Draw training images as the network will see them."""
+    def is_open(self, assembled: AssembledTraining) -> bool:
+        """Return whether a run has yet to find out what its length depends on."""
+        return assembled.rungs is not None and not assembled.rungs.plan
+
+    def find_out(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> bool:
+        """Climb as far as the last rung's beginning."""
+        return climb(run, assembled, voice)
+
+    def write_beginning(self, run: RunFolder, assembled: AssembledTraining) -> None:
+        """Write down what is known so far, and draw training images as the network will see them."""
+        if assembled.rungs is not None:
+            assembled.rungs.write(run)
         sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
         write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
 

@@ -45,8 +45,8 @@ def feeding(
         UserError: the run's model card is damaged.
     """
     stored = stored_preprocessing(run)
-    if stored is not None:
-        return stored
+    if stored is not None and stored.image_size == height_and_width(settings.img_size):
+        return stored  # else it is that of a model which the run has made at another size, on its way
     return preprocessing(settings, normalisation(settings, prepared, start), start)
 
 

@@ -1,0 +1,99 @@
+"""Which trained weights a run starts from where nobody says: those at hand, else some that can be fetched."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import timm
+
+from paucal.backbones.weights.trained import TRAINED, Trained, at_hand, can_be_fetched, packaged
+from paucal.methods.training import method_of
+from paucal.methods.training_settings import TrainSettings
+from paucal.verbs.run.start_weights import TIMM
+
+TINY = 24  # pixels of the shorter side under which photographs show nothing that trained weights know
+NONE, AUTO = "none", "auto"
+HELP = 'what would help most: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was found.
+
+    Attributes:
+        candidates: timm names of the weights worth trying, the first one first; none where a run begins from scratch.
+        why: the reason, for people.
+        remark: a sentence that they should read, or "".
+    """
+
+    candidates: tuple[str, ...]
+    why: str
+    remark: str = ""
+
+
+def plain_init(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+    """Return settings in which "none" and "auto" are written as they are meant: given as nothing, and not given."""
+    if settings.init == NONE:
+        return replace(settings, init=None), dict(given)
+    if settings.init == AUTO:
+        return replace(settings, init=None), {name: origin for name, origin in given.items() if name != "init"}
+    return settings, dict(given)
+
+
+def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+    """Return whether a run may look for a start of its own: nobody has said how it begins, nor that it is a paper's."""
+    said = {"init", "init_head", "init_network", "attention_init", "model_args"} & set(given)
+    return not said and settings.recipe is None and not method_of(settings).label_maps
+
+
+def choose(model: str | None, device: str, side: int) -> Choice:
+    """Look for trained weights: in installed packages, in the cache, and shortly on the network.
+
+    Args:
+        model: the timm name that the user has asked for; None for any.
+        device: "cpu", "cuda" or "mps".
+        side: the median of the images' shorter sides in pixels.
+    """
+    if side < TINY:
+        return Choice((), f"images of {side} pixels are too small for trained weights")
+    return _named(model) if model is not None else _any(device)
+
+
+def _named(model: str) -> Choice:
+    carried = packaged(model)
+    if carried is not None:
+        return Choice((model,), f"trained weights in the package {carried.package and carried.package.distribution}")
+    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    if config is None or not config.has_weights:
+        return Choice((), f"no trained weights of {model} are published")
+    one = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
+    if at_hand(one):
+        return Choice((model,), f"trained weights in the cache of this machine ({one.licence})")
+    problem = can_be_fetched(one)
+    if problem is None:
+        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({one.licence})")
+    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it begins from scratch")
+
+
+def _any(device: str) -> Choice:
+    suited = [one for one in TRAINED if one.device == device] + [one for one in TRAINED if one.device == "cpu"]
+    suited = list(dict.fromkeys(suited))
+    here = [(one, where) for one in suited if (where := at_hand(one))]
+    if here:
+        told = "; ".join(f"{one.describe()} (from a {where})" for one, where in here)
+        return Choice(tuple(one.name for one, _ in here), f"trained weights on this machine: {told}")
+    problem = ""
+    for one in suited[:1]:
+        problem = can_be_fetched(one) or ""
+        if not problem:
+            return Choice((one.name,), f"trained weights, fetched: {one.describe()}")
+    return Choice(
+        (),
+        "no trained weights at hand",
+        f"no trained weights are on this machine, and none can be fetched ({problem}): this run begins from scratch, "
+        f"which takes many more images and hours to become good; {HELP}",
+    )
+
+
+def started(settings: TrainSettings, candidate: str) -> TrainSettings:
+    """Return settings that start from a candidate."""
+    return replace(settings, init=TIMM, model=candidate)

@@ -1,0 +1,92 @@
+"""How long a training step takes on this machine: tried before lengths are planned."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from paucal.types import Batch, Progress
+from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.loaders import train_loader
+
+MOST_IMAGES = 32  # of a batch that is tried
+STEPS = 2  # that are timed, after one that is not
+SLOWER = 1.08  # optimizer, moving average and records, which a bare step lacks
+
+
+def seconds_per_image(assembled: AssembledTraining) -> float:
+    """Return the seconds that training takes for an image: reading, changing, forward and backward.
+
+    The objective comes back as it was.
+    """
+    settings, objective = assembled.settings, assembled.objective
+    size = min(settings.images_per_pass, MOST_IMAGES, max(2, len(assembled.prepared.part("train"))))
+    device = torch.device(settings.device or "cpu")
+    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    alone = replace(settings, batch_size=size, accumulate=1, workers=0)
+    plan = replace(assembled.plan, total_steps=STEPS + 1, accumulate=1)
+    loader = train_loader(
+        assembled.prepared, assembled.card.preprocessing, alone, plan, objective.data_request, start=0
+    )
+    objective.to(device).train()
+    dtype = torch.bfloat16 if settings.precision == "bf16-mixed" else torch.float16
+    times: list[float] = []
+    try:
+        with torch.random.fork_rng(devices=[]):
+            begin = time.perf_counter()
+            for batch in loader:
+                _step(objective, batch.to(device), device, None if settings.precision == "32-true" else dtype)  # type: ignore[union-attr]
+                now = time.perf_counter()
+                times.append(now - begin)
+                begin = now
+                if len(times) > STEPS:
+                    break
+    finally:
+        objective.zero_grad(set_to_none=True)
+        objective.to("cpu")
+        objective.load_state_dict(before)
+    return SLOWER * min(times[1:] or times) / size
+
+
+def _step(objective: torch.nn.Module, batch: Batch, device: torch.device, dtype: torch.dtype | None) -> None:
+    with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        terms = objective(batch, Progress(0, 1, 1))
+    terms.total.backward()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people.
+
+    Example:
+        >>> [duration(seconds) for seconds in (8, 100, 1000, 9000)]
+        ['8 s', '1 min 40 s', '17 min', '2 h 30 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s".replace(" 0 s", "")
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min".replace(" 0 min", "")
+
+
+def finish(seconds: float) -> str:
+    """Return the time of day after so many seconds, with the day where it is another one."""
+    now, then = time.localtime(), time.localtime(time.time() + seconds)
+    return time.strftime("%H:%M" if now.tm_yday == then.tm_yday else "%A, %H:%M", then)
+
+
+def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
+    """Return the image sizes worth tuning at, the largest first.
+
+    Args:
+        native: one side, or height and width, that the weights were trained at.
+        fixed: whether there is no choice.
+    """
+    if fixed or len(native) > 1:
+        return [list(native)]
+    smaller = [round(share * native[0] / 32) * 32 for share in (0.72, 0.57)]
+    return [[native[0]], *([side] for side in smaller if 96 <= side < native[0])]

@@ -1,0 +1,50 @@
+"""The rungs of a finished run, for people: what each was worth on the validation images, and what it took."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paucal.training import Outcome
+from paucal.verbs.training.ladder.rungs import Rungs
+from paucal.verbs.training.ladder.timing import duration
+
+
+def rung_rows(rungs: Rungs | None, outcome: Outcome) -> list[dict[str, Any]]:
+    """Return a row per rung: name, share of the validation images, time, and whether it is the run's model."""
+    if rungs is None or rungs.probe is None:
+        return []
+    probe, images = rungs.probe, rungs.probe.details.get("images", 0)
+    rows = [
+        _row(f"candidate {one.name}, by cross-validation on some training images", one.score, one.seconds)
+        for one in rungs.race
+    ]
+    words = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
+    rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best))
+    rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in rungs.trials]
+    if outcome.rows:
+        best = max(row["val_top1"] for row in outcome.rows)
+        rows.append(_row("tuned: the best epoch", best, outcome.seconds, kept=bool(outcome.best)))
+    return rows
+
+
+def kept_words(rungs: Rungs | None, outcome: Outcome, selected: bool) -> str:
+    """Return which state of a run is its model, and why."""
+    if rungs is not None and rungs.probe is not None and not outcome.best:
+        why = "no epoch of tuning had more on the validation images" if outcome.rows else rungs.plan
+        return f"the probe: {why}"
+    why = "the best of the validation images"
+    if not selected:
+        why = "the last: no images were kept for validation, so nothing was selected"
+    return f"epoch {outcome.best.get('epoch', 0):g}, {why}"
+
+
+def whole_time(rungs: Rungs | None, outcome: Outcome) -> float:
+    """Return the seconds that a run has taken, from opening the images to the end of training."""
+    return outcome.seconds + (0.0 if rungs is None else rungs.spent)
+
+
+def _row(name: str, score: float, seconds: float, kept: bool = False) -> dict[str, Any]:
+    return {"name": name, "score": score, "time": duration(seconds), "kept": kept}
+
+
+def _size(sides: Any) -> str:
+    return "x".join(map(str, sides)) if isinstance(sides, Sequence) else "?"

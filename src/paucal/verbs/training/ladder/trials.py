@@ -1,0 +1,112 @@
+"""Ways to tune a network from its probe, and a short trial of each on the user's own images."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lightning.pytorch import Callback
+from torch import nn
+
+from paucal.runs import RunFolder
+from paucal.training import CosineWarmup, Optimization, Records, Watch, checkpoint_position, fit
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.ladder.rungs import Rung
+from paucal.verbs.training.loaders import train_loader, validation
+from paucal.verbs.training.optimizer import optimization
+
+FOLDER = "trials"
+LEAST_STEPS = 8  # of a trial that tells anything
+WARMUP = 0.1  # share of a trial
+
+
+@dataclass(frozen=True)
+class Way:
+    """Settings to tune with.
+
+    Attributes:
+        name: for people.
+        settings: by name; those that the user has given stay as given.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+# One seed of three sets of photographs (docs/which_model.md): each of the first two has lost to the other by 40 %.
+WITH_BATCH_NORM = (
+    Way("norms learning, rate 1e-3", {"eval_mode": False, "lr": 1e-3, "crop_scale": 0.6}),
+    Way("norms still, rate 2e-4", {"eval_mode": True, "lr": 2e-4, "crop_scale": 0.35}),
+)
+WITHOUT = (
+    Way("rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
+    Way("rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
+)
+
+
+def ways(model: nn.Module) -> Sequence[Way]:
+    """Return the ways that suit a network."""
+    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return WITH_BATCH_NORM if normed else WITHOUT
+
+
+def attempt(
+    run: RunFolder, assembled: AssembledTraining, way: Way, steps: int, voice: Voice, callbacks: Sequence[Callback] = ()
+) -> Rung | None:
+    """Train for a few steps from the probe, and judge on the validation images.
+
+    Args:
+        run: in a folder of which the trial keeps its state, so that it goes on where it was stopped.
+        assembled: built with the settings of the way, holding the probe's head.
+        way: what is tried.
+        steps: optimizer steps.
+        voice: shows progress.
+        callbacks: more of Lightning's.
+
+    Returns:
+        The trial; None where it was stopped before its end.
+    """
+    begin = time.monotonic()
+    folder = RunFolder(run.path / FOLDER / way.name.replace(" ", "-").replace(",", ""))
+    (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    plan = replace(assembled.plan, total_steps=steps, steps_per_epoch=steps)
+    scores = validation(assembled.prepared, assembled.card.preprocessing, assembled.settings)
+    start = checkpoint_position(folder.last)[1] if folder.last.exists() else 0
+    outcome = fit(
+        assembled.objective,
+        lambda: train_loader(
+            assembled.prepared,
+            assembled.card.preprocessing,
+            assembled.settings,
+            plan,
+            assembled.objective.data_request,
+            start,
+        ),
+        short(optimization(assembled.settings, plan), assembled.settings.lr or 0.0, steps),
+        plan,
+        Records(folder, lambda module: None, Watch(scores)),
+        [*voice.callbacks(), *callbacks],
+    )
+    if not outcome.finished:
+        return None
+    row = outcome.rows[-1]
+    details = {"loss": row["val_loss"], "steps": steps, **way.settings}
+    return Rung(way.name, row["val_top1"], time.monotonic() - begin, details)
+
+
+def short(usual: Optimization, peak: float, steps: int) -> Optimization:
+    """Return the optimization of a trial: one warm-up and one cosine over its steps, without an average."""
+    schedule = CosineWarmup(peak=peak, horizon=steps, warmup=round(WARMUP * steps), start=0.1 * peak, floor=0.0)
+    return replace(usual, schedule=schedule, average_decay=None)
+
+
+def clear(run: RunFolder) -> None:
+    """Remove the trials' states, whose scores are kept elsewhere."""
+    shutil.rmtree(run.path / FOLDER, ignore_errors=True)
+
+
+def best_of(trials: Sequence[Rung]) -> int:
+    """Return the position of the best trial: of equal scores the one of lower loss."""
+    return max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))

@@ -1,0 +1,198 @@
+"""From carried weights to a model: each rung judged, stored, resumable, the probe the floor."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import paucal
+from paucal.evaluation.deployed import load_deployed
+from paucal.methods.training_settings import TrainSettings
+from paucal.runs import RunFolder
+from paucal.types import UserError
+from paucal.verbs.run.life import Stopped, begin, resume
+from paucal.verbs.run.voice import Quiet
+from paucal.verbs.training.job import TrainingJob
+from paucal.verbs.training.ladder import climb as climbing
+from paucal.verbs.training.ladder import start as starting
+from verbs.training.ladder.carried import MODEL, install
+
+SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
+
+
+def photos(folder, each=80, classes=3, side=40):
+    """Write images of classes that differ in colour, with much noise."""
+    draw = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True)
+        for number in range(each):
+            pixels = draw.integers(0, 256, (side, side, 3))
+            pixels[..., label % 3] = np.clip(pixels[..., label % 3] + 14, 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"class{label}" / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    return photos(tmp_path / "photos")
+
+
+class Heard(Quiet):
+    """Remembers what is said."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+        super().say(text)
+
+
+def started(data, output, voice=None, **settings):
+    given = {**SHORT, **settings, "data": str(data), "output": str(output)}
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), voice or Quiet())
+
+
+def rungs_of(run):
+    return json.loads((run / "rungs.json").read_text())
+
+
+def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
+    voice = Heard()
+    result = started(data, tmp_path / "run", voice, epochs=2)
+    found, rows = rungs_of(result.folder), RunFolder(result.folder).read_rows()
+    assert found["probe"]["details"]["images"] > 100
+    assert [trial["name"] for trial in found["trials"]] == [way.name for way in climbing.ways(load(result).module)]
+    assert len(rows) == 2
+    settings = RunFolder(result.folder).settings
+    chosen = max(found["trials"], key=lambda trial: (trial["score"], -trial["details"]["loss"]))
+    assert settings["lr"] == chosen["details"]["lr"]
+    assert settings["eval_mode"] == chosen["details"]["eval_mode"]
+    assert settings["model"].startswith(MODEL)
+    assert not (result.folder / "trials").exists()
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert [row["kept"] for row in summary["rungs"]].count(True) == 1
+    said = "\n".join(voice.lines)
+    assert "first model after" in said
+    assert "plan: 2 passes, as given; about" in said
+    assert "The way to this model" in (result.folder / "report.html").read_text()
+
+
+def load(result):
+    return load_deployed(result.folder)
+
+
+def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(climbing, "_try_ways", stop)
+    stopped = started(data, tmp_path / "run", epochs=1)
+    assert isinstance(stopped, Stopped)
+    found = rungs_of(tmp_path / "run")
+    rows = [line.split(",") for line in (tmp_path / "run" / "split.csv").read_text().splitlines()]
+    part, path = rows[0].index("split"), rows[0].index("key")
+    label = rows[0].index("class") if "class" in rows[0] else None
+    model = load_deployed(tmp_path / "run")
+    val = [row for row in rows[1:] if row[part] == "val"]
+    right = 0
+    for row in val:
+        name = row[path].split("/")[0] if label is None else row[label]
+        given = model.probabilities([Image.open(data / row[path])])[0].argmax()
+        right += model.classes[int(given)] == name
+    assert right / len(val) == pytest.approx(found["probe"]["score"])
+
+
+@pytest.mark.parametrize("moment", ["_measure", "_try_ways", "attempt"])
+def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
+    whole = started(data, tmp_path / "whole", epochs=1)
+    real, calls = getattr(climbing, moment), []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == (2 if moment == "attempt" else 1):  # between the two trials
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(climbing, moment, interrupted)
+        if moment == "_measure":
+            with pytest.raises(KeyboardInterrupt):
+                started(data, tmp_path / "run", epochs=1)
+        else:
+            assert isinstance(started(data, tmp_path / "run", epochs=1), Stopped)
+    assert rungs_of(tmp_path / "run")["plan"] == ""
+    result = resume(TrainingJob(), tmp_path / "run", Quiet())
+    assert [t["score"] for t in rungs_of(result.folder)["trials"]] == [
+        t["score"] for t in rungs_of(whole.folder)["trials"]
+    ]
+    ours, theirs = load(result).module.state_dict(), load(whole).module.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_probe__is_the_floor(data, tmp_path):
+    result = started(data, tmp_path / "run", epochs=2, lr=20.0, label_smoothing=0.0)  # no network survives such a rate
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert [row["name"].split(":")[0] for row in summary["rungs"] if row["kept"]] == ["probe"]
+    assert summary["best_epoch"] is None
+    assert not RunFolder(result.folder).best.exists()
+
+
+def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    result = started(photos(tmp_path / "photos", each=8, classes=2), tmp_path / "run", time="30s")
+    found = rungs_of(result.folder)
+    assert not found["tune"]
+    assert "the probe is the model" in found["plan"]
+    assert RunFolder(result.folder).read_rows() == []
+    assert result.report.images > 0
+
+
+def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
+    first, second = install(tmp_path, monkeypatch, (MODEL, "resnet14t"))
+    result = started(photos(tmp_path / "photos"), tmp_path / "run", epochs=1)
+    race = {rung["name"]: rung["score"] for rung in rungs_of(result.folder)["race"]}
+    assert set(race) == {first.name, second.name}
+    assert RunFolder(result.folder).settings["model"] == max(race, key=race.__getitem__)
+
+
+def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(climbing, "seconds_per_image", lambda made: 0.02)
+    result = started(data, tmp_path / "run", time="40s", init="none", model="vit_mini", model_args=["depth=1"])
+    epochs = RunFolder(result.folder).settings["epochs"]
+    rows = (tmp_path / "run" / "split.csv").read_text().splitlines()
+    per_pass = 0.02 * sum("train" in row for row in rows)
+    assert 40 * 0.5 / per_pass < epochs <= 40 / per_pass
+    assert len(RunFolder(result.folder).read_rows()) == epochs
+    assert "fit in the time" in rungs_of(result.folder)["plan"]
+
+
+def test_time__that_does_not_suffice_for_a_pass_is_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(climbing, "seconds_per_image", lambda made: 10.0)
+    with pytest.raises(UserError, match=r"--time is 1m, and one pass over the \d+ training images takes"):
+        started(data, tmp_path / "run", time="1m", init="none", model="vit_mini")
+
+
+def test_time__and_epochs_are_one_too_many(data):
+    with pytest.raises(UserError, match="--time 1m and --epochs 3 both say how long"):
+        paucal.train(data, time="1m", epochs=3)
+
+
+@pytest.mark.parametrize("said", [{"init": "none"}, {"recipe": "small-images"}, {"attention_init": "mimetic"}])
+def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data, tmp_path, monkeypatch, said):
+    monkeypatch.setattr(starting, "choose", None)
+    started(data, tmp_path / "run", epochs=1, model="vit_mini", model_args=["depth=1"], **said)
+    assert RunFolder(tmp_path / "run").settings["init"] is None
+
+
+def test_start__without_any_weights_says_what_would_help(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, ())
+    monkeypatch.setattr(starting, "TRAINED", ())
+    voice = Heard()
+    started(photos(tmp_path / "photos", each=12), tmp_path / "run", voice, epochs=1)
+    assert any('pip install "paucal[weights]"' in line for line in voice.lines)
+    assert RunFolder(tmp_path / "run").settings["init"] is None
