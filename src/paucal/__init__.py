@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.evaluation.deployed import Deployed as Deployed
     from paucal.evaluation.deployed import load_deployed as load
     from paucal.losses import drloc_loss as drloc_loss
+    from paucal.losses import esvit_loss as esvit_loss
     from paucal.losses import lejepa_loss as lejepa_loss
     from paucal.losses import token_label_loss as token_label_loss
     from paucal.objectives import DrLoc as DrLoc
@@ -49,6 +50,7 @@ _WHERE = {
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
     "drloc_loss": "paucal.losses",
+    "esvit_loss": "paucal.losses",
     "evaluate": "paucal.verbs.judging.launch",
     "label": "paucal.verbs.labeling.launch",
     "lejepa_loss": "paucal.losses",
@@ -75,6 +77,7 @@ __all__ = [
     "UserError",
     "__version__",
     "drloc_loss",
+    "esvit_loss",
     "evaluate",
     "label",
     "lejepa_loss",

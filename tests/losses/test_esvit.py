@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from paucal.losses import (
+    EsvitTask,
     Sharpness,
     Targets,
+    esvit_loss,
     match_regions,
     moved_centre,
     prototype_cross_entropy,
@@ -89,6 +91,41 @@ def test_losses__equal_the_recorded_ones(rule, local, epoch):
     assert view_slope.norm().item() == pytest.approx(expected["view"]["gradient_l2_student_view"], rel=1e-4)
     (region_slope,) = torch.autograd.grad(0.5 * first_region, cells)
     assert region_slope.norm().item() == pytest.approx(both["gradient_l2_student_region"], rel=1e-4)
+
+
+def recorded_task(inputs, name, targets=None):
+    unit = torch.eye(32)
+    student, teacher = (torch.cat(inputs[f"{network}_{name}"], 1) for network in ("student", "teacher"))
+    return EsvitTask(student, unit, teacher, unit, torch.zeros(32), targets)
+
+
+@pytest.mark.parametrize(("rule", "local", "epoch"), CASES)
+def test_esvit_loss__is_the_recorded_one_with_and_without_regions(rule, local, epoch):
+    expected = RECORDED["runs"][rule]["expected"][f"2+{local} epoch {epoch}"]
+    inputs = recorded_inputs(rule, local)
+    view = recorded_task(inputs, "view")
+    region = recorded_task(inputs, "region", region_targets(inputs["student_features"], inputs["teacher_features"]))
+    alone = esvit_loss(view, teacher_temperature=TEMPERATURES[epoch])
+    both = esvit_loss(view, region, teacher_temperature=TEMPERATURES[epoch])
+    assert alone.total.item() == pytest.approx(expected["view"]["loss"], rel=1e-5)
+    assert alone.region is None
+    assert both.total.item() == pytest.approx(expected["view_region"]["loss"], rel=1e-5)
+    assert both.view.item() == alone.view.item()
+
+
+def test_esvit_loss__weighs_its_tasks_and_wants_targets_of_cells():
+    inputs = recorded_inputs("mix", 2)
+    view = recorded_task(inputs, "view")
+    region = recorded_task(inputs, "region", region_targets(inputs["student_features"], inputs["teacher_features"]))
+    found = esvit_loss(view, region, view_weight=2.0, region_weight=3.0)
+    assert found.region is not None
+    torch.testing.assert_close(found.total, 2 * found.view + 3 * found.region)
+    warm = scored(view.student, view.teacher, view_targets(2, 2, 4), view.centre, 0.04)
+    torch.testing.assert_close(found.view, warm)
+    cool = esvit_loss(view, student_temperature=0.2)
+    assert cool.view.item() != pytest.approx(warm.item(), rel=0.01)
+    with pytest.raises(ValueError, match="region_targets"):
+        esvit_loss(view, view)
 
 
 @pytest.mark.parametrize(("rule", "local"), [("mix", 2), ("mix", 8), ("sine", 2), ("sine", 8)])

@@ -20,7 +20,18 @@ from paucal.losses.drloc_targets import (
     permuted_pairs,
     sample_pairs,
 )
-from paucal.losses.esvit import Similarity, match_regions, moved_centre, region_targets, view_pairs, view_targets
+from paucal.losses.esvit import (
+    EsvitLoss,
+    EsvitTask,
+    Similarity,
+    esvit_loss,
+    match_regions,
+    moved_centre,
+    region_targets,
+    task_weights,
+    view_pairs,
+    view_targets,
+)
 from paucal.losses.feature_health import effective_rank, entropy, feature_spread
 from paucal.losses.lejepa import LeJepaLoss, lejepa_loss
 from paucal.losses.locality_guidance import guidance_loss
@@ -29,6 +40,8 @@ from paucal.losses.token_labeling import TokenLabelLoss, token_label_loss
 
 __all__ = [
     "DrLocReading",
+    "EsvitLoss",
+    "EsvitTask",
     "LeJepaLoss",
     "PairHead",
     "Sharpness",
@@ -42,6 +55,7 @@ __all__ = [
     "drloc_loss",
     "effective_rank",
     "entropy",
+    "esvit_loss",
     "feature_spread",
     "gather_cells",
     "gather_pairs",
@@ -61,6 +75,7 @@ __all__ = [
     "rank",
     "region_targets",
     "sample_pairs",
+    "task_weights",
     "token_label_loss",
     "view_pairs",
     "view_targets",

@@ -11,6 +11,7 @@ size.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
@@ -19,9 +20,117 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.distributed import all_reduce_mean
-from paucal.losses.prototypes import Targets
+from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
 
 Similarity = Literal["cosine", "dot"]
+
+
+@dataclass(frozen=True)
+class EsvitTask:
+    """What is compared in one of the two tasks: rows are crops in the view task, cells in the region task.
+
+    The score of a row for a prototype is their product. Scores that are there already, of K prototypes, are rows with
+    `torch.eye(K)` as prototypes.
+
+    Attributes:
+        student: (B, R, D), what the student's projection head makes of its rows.
+        prototypes: (K, D), the last layer of that head.
+        teacher: (B, S, D), rows of the teacher.
+        teacher_prototypes: (K, D).
+        centre: (K,), subtracted from the teacher's scores; see `moved_centre`.
+        targets: which rows meet; None, of crops, for all pairs of two different ones. Of cells, see `region_targets`.
+    """
+
+    student: Tensor
+    prototypes: Tensor
+    teacher: Tensor
+    teacher_prototypes: Tensor
+    centre: Tensor
+    targets: Targets | None = None
+
+
+@dataclass(frozen=True)
+class EsvitLoss:
+    """The two parts of the loss and their weighted sum, scalars.
+
+    Attributes:
+        view: of the crops.
+        region: of their cells; None where they were not given.
+        total: the sum by `task_weights`.
+    """
+
+    view: Tensor
+    region: Tensor | None
+    total: Tensor
+
+
+def esvit_loss(
+    view: EsvitTask,
+    region: EsvitTask | None = None,
+    *,
+    student_temperature: float = 0.1,
+    teacher_temperature: float = 0.04,
+    view_weight: float | None = None,
+    region_weight: float = 0.5,
+) -> EsvitLoss:
+    """Return the loss of EsViT; without regions that of DINO.
+
+    Never holds the scores of more than a few images, see `prototype_cross_entropy`. The teacher gets no gradient.
+
+    Args:
+        view: crops of the student and of the teacher, global ones first.
+        region: their cells, with the targets of `region_targets`.
+        student_temperature: divides the student's scores.
+        teacher_temperature: divides the teacher's scores less the centre.
+        view_weight: see `task_weights`.
+        region_weight: see `task_weights`.
+
+    Raises:
+        ValueError: there is no pair of crops, or the cells come without targets.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> draw = lambda *shape: torch.randn(*shape, generator=generator)
+        >>> prototypes, centre = torch.eye(16), torch.zeros(16)  # the rows are scores of 16 prototypes
+        >>> crops, global_crops = torch.zeros(4, 6, 16), draw(4, 2, 16)  # of 4 images; the teacher sees 2 crops of 6
+        >>> view = EsvitTask(crops, prototypes, global_crops, prototypes, centre)
+        >>> round(esvit_loss(view).total.item(), 4)  # ln 16: this student finds all prototypes equally likely
+        2.7726
+        >>> cells, goals = [draw(4, 9, 16) for _ in range(6)], [draw(4, 9, 16) for _ in range(2)]
+        >>> aim = region_targets(cells, goals)  # as a rule of the backbone's features, not of the projected ones
+        >>> region = EsvitTask(torch.cat(cells, 1), prototypes, torch.cat(goals, 1), prototypes, centre, aim)
+        >>> found = esvit_loss(view, region)
+        >>> bool(found.total == (found.view + found.region) / 2)
+        True
+    """
+    temperatures = student_temperature, teacher_temperature
+    weights = task_weights(region is not None, view_weight, region_weight)
+    images, crops = view.student.shape[:2]
+    pairs = view.targets or view_targets(images, view.teacher.shape[1], crops, view.student.device)
+    of_views = _task_loss(view, pairs, *temperatures)
+    if region is None:
+        return EsvitLoss(of_views, None, weights["view"] * of_views)
+    if region.targets is None:
+        raise ValueError("cells need targets that say which of the teacher's each is compared with: region_targets")
+    of_regions = _task_loss(region, region.targets, *temperatures)
+    return EsvitLoss(of_views, of_regions, weights["view"] * of_views + weights["region"] * of_regions)
+
+
+def task_weights(region: bool, view_weight: float | None = None, region_weight: float = 0.5) -> dict[str, float]:
+    """Return the weight of each task that is on.
+
+    Args:
+        region: whether the region task is.
+        view_weight: of the view task; None for a half beside the region task, and 1 alone.
+        region_weight: of the region task.
+
+    Example:
+        >>> task_weights(False), task_weights(True)
+        ({'view': 1.0}, {'view': 0.5, 'region': 0.5})
+    """
+    if not region:
+        return {"view": 1.0 if view_weight is None else view_weight}
+    return {"view": 0.5 if view_weight is None else view_weight, "region": region_weight}
 
 
 def view_pairs(teacher_views: int, student_views: int) -> list[tuple[int, int]]:
@@ -122,6 +231,12 @@ def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
     """
     mean = all_reduce_mean(mean)
     return torch.where(torch.isfinite(mean).all(), centre * momentum + mean * (1 - momentum), centre)
+
+
+def _task_loss(task: EsvitTask, targets: Targets, student_temperature: float, teacher_temperature: float) -> Tensor:
+    sharpness = Sharpness(student_temperature, teacher_temperature, task.centre)
+    pair = task.teacher, task.teacher_prototypes
+    return prototype_cross_entropy(task.student, task.prototypes, *pair, targets, sharpness)
 
 
 def _pair_weights(teacher_views: int, student_views: int, device: torch.device | str) -> Tensor:

@@ -7,7 +7,6 @@ most similar cell there. Centring and sharpening of the teacher keep both from a
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,12 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
 from paucal.losses import (
+    EsvitTask,
     Sharpness,
     Targets,
     all_reduce_mean,
+    esvit_loss,
     moved_centre,
-    prototype_cross_entropy,
     region_targets,
     view_pairs,
     view_targets,
@@ -33,15 +33,6 @@ from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
 HEALTH_EVERY = 10  # steps between two looks
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One comparison: rows of the student, of the teacher, and which meet."""
-
-    student: Tensor
-    teacher: Tensor
-    targets: Targets
 
 
 class SelfDistillation(Objective):
@@ -102,12 +93,16 @@ class SelfDistillation(Objective):
             crops, shares = mixed_crops(crops, self.options.mixup)
         seen = self.student.see(crops)
         temperature = self.options.temperature(progress.epoch)
-        losses = LossTerms({}, self.options.weights())
-        for name, task in self._tasks(seen, goal, shares).items():
-            losses.values[name] = self._compare(name, task, temperature)
+        found = esvit_loss(
+            self._view_task(seen, goal, shares),
+            self._region_task(seen, goal) if "region" in self.options.weights() else None,
+            student_temperature=self.options.student_temperature,
+            teacher_temperature=temperature,
+        )
+        values = {"view": found.view} if found.region is None else {"view": found.view, "region": found.region}
         if self.training and progress.step % min(HEALTH_EVERY, progress.steps_per_epoch) == 0:
             self._look(seen, goal, temperature)
-        return losses
+        return LossTerms(values, self.options.weights())
 
     def backbones(self) -> Sequence[FeatureBackbone]:
         """Return the teacher's backbone, then the student's."""
@@ -150,27 +145,26 @@ class SelfDistillation(Objective):
         newest, self._health = self._health, {}
         return newest
 
-    def _tasks(self, seen: Seen, goal: Seen, shares: Tensor | None) -> dict[str, _Task]:
-        images = seen.pooled.shape[0]
+    def _view_task(self, seen: Seen, goal: Seen, shares: Tensor | None) -> EsvitTask:
+        images, pooled = seen.pooled.shape[0], goal.pooled
         targets = view_targets(images, self.global_views, self.all_views, seen.pooled.device)
-        pooled = goal.pooled
         if shares is not None:
             pooled, targets = mixed_targets(pooled, targets, shares)
-        tasks = {"view": _Task(seen.pooled, pooled, targets)}
-        if "region" in self.options.weights():
-            regions = region_targets([cells.detach() for cells in seen.cells], goal.cells, self.options.similarity)
-            tasks["region"] = _Task(torch.cat(seen.cells, 1), torch.cat(goal.cells, 1), regions)
-        return tasks
+        return self._task("view", seen.pooled, pooled, targets)
 
-    def _compare(self, name: str, task: _Task, temperature: float) -> Tensor:
+    def _region_task(self, seen: Seen, goal: Seen) -> EsvitTask:
+        targets = region_targets([cells.detach() for cells in seen.cells], goal.cells, self.options.similarity)
+        return self._task("region", torch.cat(seen.cells, 1), torch.cat(goal.cells, 1), targets)
+
+    def _task(self, name: str, student: Tensor, teacher: Tensor, targets: Targets) -> EsvitTask:
+        """Project the rows (B, R, P) of student and teacher, and note the teacher's mean score for its centre."""
         with torch.no_grad():
-            goal, prototypes = self.teacher.project(name, task.teacher), self.teacher.prototypes(name)
+            goal, prototypes = self.teacher.project(name, teacher), self.teacher.prototypes(name)
             mean = mean_score(goal, prototypes)
         if self.training:
             self._means.setdefault(name, []).append(mean)
-        sharpness = Sharpness(self.options.student_temperature, temperature, self._centre(name))
-        own = self.student.project(name, task.student)
-        return prototype_cross_entropy(own, self.student.prototypes(name), goal, prototypes, task.targets, sharpness)
+        own = self.student.project(name, student)
+        return EsvitTask(own, self.student.prototypes(name), goal, prototypes, self._centre(name), targets)
 
     @torch.no_grad()
     def _look(self, seen: Seen, goal: Seen, temperature: float) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.losses import Similarity
+from paucal.losses import Similarity, task_weights
 from paucal.types import Progress
 
 Tasks = Literal["view", "view+region"]
@@ -82,9 +82,7 @@ class SelfDistillationOptions:
 
     def weights(self) -> dict[str, float]:
         """Return the weight of each task that is on."""
-        if self.tasks == "view":
-            return {"view": 1.0 if self.view_weight is None else self.view_weight}
-        return {"view": 0.5 if self.view_weight is None else self.view_weight, "region": self.region_weight}
+        return task_weights(self.tasks != "view", self.view_weight, self.region_weight)
 
     def temperature(self, epoch: int) -> float:
         """Return the teacher's temperature in an epoch, counted from 0.
