@@ -158,6 +158,22 @@ class LossTerms:
         return sum(others, start=first)
 
 
+def height_and_width(img_size: int | Sequence[int]) -> tuple[int, int]:
+    """Return (height, width) of a size in pixels that may be one side, of a square, or both.
+
+    Raises:
+        ValueError: there is no side, or there are more than two.
+
+    Example:
+        >>> height_and_width(32), height_and_width([32]), height_and_width([96, 64])
+        ((32, 32), (32, 32), (96, 64))
+    """
+    sides = (img_size,) if isinstance(img_size, int) else tuple(img_size)
+    if len(sides) not in (1, 2):
+        raise ValueError(f"img_size is {img_size!r}; give a side, or (height, width), in whole pixels")
+    return sides[0], sides[-1]
+
+
 @dataclass(frozen=True)
 class Crops:
     """A group of views made alike.
@@ -171,6 +187,11 @@ class Crops:
     count: int = 1
     size: int | tuple[int, int] | None = None
     scale: tuple[float, float] | None = None
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """(height, width) in pixels; None for the size the run trains at."""
+        return None if self.size is None else height_and_width(self.size)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
+from paucal.data.images import ImageSet
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.collapse import Verdict
 from paucal.objectives import Objective, Term
@@ -76,10 +77,12 @@ class Circumstances:
     """What an extra loss may know of the run it joins.
 
     Attributes:
+        images: all images of the run.
         held_out: keys of the images that the run validates or tests with.
         statistics: mean and deviation with which its images are normalised.
     """
 
+    images: ImageSet
     held_out: Collection[str]
     statistics: Normalisation
 

@@ -5,12 +5,12 @@ from typing import Any
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.evaluation.deployed import load_deployed
+from paucal.evaluation.seen_images import keys_told
 from paucal.methods.contract import Circumstances, ExtraLoss
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.locality_guidance import WEIGHT
 from paucal.runs import open_run
-from paucal.runs.seen_images import trained_on
 from paucal.types import FeatureRequest, UserError
 
 
@@ -35,7 +35,7 @@ def _settle(settings: Any, term: LocalityGuidance, circumstances: Circumstances)
         UserError: the guide was trained on images that this run validates or tests with, whose labels would leak.
     """
     run = open_run(settings.guide)
-    known = set(trained_on(run)).intersection(circumstances.held_out)
+    known = keys_told(run, circumstances.images).intersection(circumstances.held_out)
     if known:
         raise UserError(
             f"--guide {settings.guide} was trained on {len(known)} of the images that this run keeps for "

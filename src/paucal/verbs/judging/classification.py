@@ -19,6 +19,7 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
 from paucal.evaluation.record import record_classification
 from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.evaluation.tables import due_line, percent, report_table
 from paucal.runs import RunFolder, open_run, write_text
 from paucal.settings.groups import LabelledDataSettings
@@ -28,7 +29,6 @@ from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, load_images, open_again
 from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.seen import seen_unlabelled
 from paucal.verbs.run.voice import Voice
 
 Judged = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images

@@ -19,15 +19,15 @@ from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.subjects import Subject, floor_of
 from paucal.evaluation.protocols.table import protocol_table, remarks, store_table
+from paucal.evaluation.seen_images import require_unseen, seen_unlabelled
 from paucal.runs import RunFolder
+from paucal.runs.ancestry import run_behind
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
-from paucal.verbs.judging.frozen_data import open_data, require_unseen
+from paucal.verbs.judging.frozen_data import open_data
 from paucal.verbs.judging.models import find_run, open_subject
 from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
 from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.seen import seen_unlabelled
-from paucal.verbs.run.start_weights import run_behind
 from paucal.verbs.run.voice import Voice
 
 SUITE = "table9"
@@ -76,9 +76,7 @@ def judge_frozen(
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
     for one in _opened(data, run, settings, voice):
-        judged = [name for name in (model, settings.compare) if name]
-        require_unseen(one, judged)
-        seen = _seen(one, judged, voice)
+        seen = _seen(one, [name for name in (model, settings.compare) if name], voice)
         asked = _suiting(protocols, one) if SUITE in data else protocols
         outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
         rows += compare(one.name, outcomes, Resampling(settings.seed, settings.bootstrap))
@@ -110,9 +108,15 @@ def _opened(data: Sequence[str], run: RunFolder | None, settings: EvalSettings, 
 
 
 def _seen(data: JudgedData, models: Sequence[str], voice: Voice) -> dict[str, list[str]]:
-    """Say how many test images the pre-training of each model has seen; return the sentences."""
-    runs = {name: find_run(name) or run_behind(name) for name in models}
-    said = {name: seen_unlabelled(run, data.images, data.parts["test"]) for name, run in runs.items()}
+    """Say how many test images the pre-training of each model has seen; return the sentences.
+
+    Raises:
+        UserError: a model has been told the labels of some.
+    """
+    runs, test = {name: find_run(name) or run_behind(name) for name in models}, data.parts["test"]
+    for name, run in runs.items():
+        require_unseen(name, run, data.images, test)
+    said = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
     for text in dict.fromkeys(text for texts in said.values() for text in texts):
         voice.say(text)
     return said

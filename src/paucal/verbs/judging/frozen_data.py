@@ -1,21 +1,15 @@
-"""The images that frozen backbones are judged on, and that no run among them has been trained on."""
+"""The images that frozen backbones are judged on."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
-from paucal.data.images import ImageSet
 from paucal.data.splits.file import read_split
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
 from paucal.evaluation.protocols.metrics import MetricName
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
-from paucal.types import UserError
-from paucal.verbs.judging.models import find_run
 from paucal.verbs.judging.settings import OpeningSettings
 from paucal.verbs.run.images import load_images, open_again, pin_data
 from paucal.verbs.run.voice import Voice
@@ -81,32 +75,3 @@ def _is_own(run: RunFolder, target: str, opening: OpeningSettings) -> bool:
     """Whether a target is what the run was trained on, so that its own parts must be kept."""
     stored, chosen = run.settings, pin_data(DataSettings(target, opening.data_root))
     return stored.get("data") == chosen.data and opening.classes == stored.get("classes")
-
-
-def require_unseen(data: JudgedData, models: Sequence[str]) -> None:
-    """Refuse test images whose labels one of the runs was trained on or chosen by.
-
-    Raises:
-        UserError: there are such.
-    """
-    for name in models:
-        run = find_run(name)
-        if run is None or not run.split.is_file() or _is_pretrained(run):
-            continue
-        again = run.settings.get("data")
-        if again is None or not _same_source(data.images, again):
-            continue
-        split = read_split(run.split, data.images)
-        used = np.concatenate([split.indices("train"), split.indices("val")])
-        seen = int(np.isin(data.parts["test"], used).sum())
-        if seen:
-            raise UserError(
-                f"{name} was trained on, or chosen by, {seen} of the {len(data.parts['test'])} test images of "
-                f"{data.name}: judge it on images it has not seen, or on its own by leaving DATA out."
-            )
-
-
-def _same_source(images: ImageSet, stored: str) -> bool:
-    here = Path(images.location).expanduser().resolve()
-    there = Path(stored).expanduser()
-    return images.name == stored or (there.exists() and there.resolve() in (here, *here.parents[:1]))

@@ -14,10 +14,11 @@ from paucal.backbones.weights.start import suggest_model
 from paucal.evaluation.deployed import Card, Preprocessing, load_deployed, usable_device
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
 from paucal.runs import RunFolder, open_run
+from paucal.runs.ancestry import run_around
 from paucal.runs.foreign import read_foreign
 from paucal.settings.options import check_size
-from paucal.types import UserError
-from paucal.verbs.run.start_inputs import input_of_card, run_around
+from paucal.types import UserError, height_and_width
+from paucal.verbs.run.start_inputs import input_of_card
 from paucal.verbs.run.start_weights import load_published
 
 
@@ -106,7 +107,7 @@ def _spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> Back
     if pretrained and (config is None or not config.has_weights):
         raise UserError(f"timm publishes no weights of {name}: leave --pretrained out to judge it with random ones.")
     own = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
-    size = own if image_size is None else (image_size[0], image_size[-1])
+    size = own if image_size is None else height_and_width(image_size)
     return BackboneSpec(name, 0, image_size=size, pretrained=pretrained)
 
 

@@ -18,12 +18,12 @@ from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
 from paucal.evaluation.deployed import load_deployed, usable_device
+from paucal.evaluation.seen_images import keys_told
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.write import TeacherCheck, check_teacher, hash_images
 from paucal.runs import RunFolder, open_run
-from paucal.runs.seen_images import trained_on
 from paucal.settings.options import check_size
-from paucal.types import UserError
+from paucal.types import UserError, height_and_width
 from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.start_weights import read_timm
@@ -42,14 +42,18 @@ class Teacher:
         dense: the classifier, cell by cell.
         classes: names of its outputs.
         transform: makes its input of a whole image.
-        trained_on: keys of the images it was trained on, where they are known.
+        run: that made it; None for timm's.
     """
 
     name: str
     dense: DenseTeacher
     classes: tuple[str, ...]
     transform: WholeImage
-    trained_on: tuple[str, ...] = ()
+    run: RunFolder | None = None
+
+    def told(self, images: ImageSet) -> frozenset[str]:
+        """Return the keys of the images whose labels it was trained on."""
+        return frozenset() if self.run is None else keys_told(self.run, images)
 
 
 @dataclass(frozen=True)
@@ -108,14 +112,13 @@ def label_images(
         require_knowledge(found, min_accuracy, voice)
     else:
         voice.say(f"teacher: {teacher.name}; the images have no labels, so it cannot be tried")
-    # What the teacher has seen matters among these images only.
-    own = set(images.keys)
+    told = teacher.told(images)
     facts = MapFacts(
         teacher.name,
         teacher.classes,
         teacher.dense.grid,
         min(top, len(teacher.classes)),
-        tuple(key for key in teacher.trained_on if key in own),
+        tuple(key for key in images.keys if key in told),
     )
     with voice.progress("looking at images") as advance:
         hashes = hash_images(images, advance)
@@ -148,7 +151,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     weights = read_timm(name)
     config = timm.get_pretrained_cfg(name)
     assert config is not None
-    size = _size(image_size, config.input_size[1:])
+    size = height_and_width(image_size or config.input_size[1:])
     spec = BackboneSpec(name, config.num_classes, image_size=size)
     model = _loaded(spec, weights, device)
     transform = WholeImage(size, Normalisation(tuple(config.mean), tuple(config.std)))  # type: ignore[arg-type]
@@ -158,13 +161,13 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
 def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> Teacher:
     deployed = load_deployed(run, device)
     card, model = deployed.card, deployed.module
-    size = _size(image_size, card.preprocessing.image_size)
+    size = height_and_width(image_size or card.preprocessing.image_size)
     if size != card.backbone.image_size:
         weights = StartWeights(dict(model.state_dict()), str(run.path), card.backbone.name, card.classes)
         model = _loaded(replace(card.backbone, image_size=size, pretrained=False), weights, device)
     prepare = card.preprocessing
     transform = WholeImage(size, Normalisation(prepare.mean, prepare.std), prepare.interpolation)
-    return Teacher(str(run.path), DenseTeacher(model, size), card.classes, transform, trained_on(run))
+    return Teacher(str(run.path), DenseTeacher(model, size), card.classes, transform, run)
 
 
 def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> None:
@@ -173,11 +176,6 @@ def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> No
         f"{count} maps of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
         f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
     )
-
-
-def _size(given: Sequence[int] | None, own: Sequence[int]) -> tuple[int, int]:
-    sides = list(given or own)
-    return (sides[0], sides[0]) if len(sides) == 1 else (sides[0], sides[1])
 
 
 def _loaded(spec: BackboneSpec, weights: StartWeights, device: str) -> nn.Module:
@@ -200,8 +198,8 @@ def _try(images: ImageSet, teacher: Teacher, device: torch.device, batch_size: i
 
 def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
     """Return images that the teacher was not trained on, else any, spread over the set."""
-    seen = set(teacher.trained_on)
-    new = [index for index, key in enumerate(images.keys) if key not in seen]
+    told = teacher.told(images)
+    new = [index for index, key in enumerate(images.keys) if key not in told]
     pool = np.asarray(new or range(len(images)), dtype=np.int64)
     return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
 

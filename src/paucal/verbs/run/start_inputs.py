@@ -1,21 +1,8 @@
 """How images were prepared for the weights that a run starts from, by what it has written down."""
 
-from pathlib import Path
-
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.evaluation.deployed import Card, Preprocessing
-from paucal.runs import RunFolder
-from paucal.runs.folder import MARKER
-
-
-def run_around(file: Path) -> RunFolder | None:
-    """Return the run that a file is the model or a saved state of; None for other files."""
-    for folder in (file.parent, file.parent.parent):
-        run = RunFolder(folder)
-        if (folder / MARKER).is_file() and file in (run.weights, run.best, run.last):
-            return run
-    return None
 
 
 def input_of_card(card: Card) -> ImageInput:

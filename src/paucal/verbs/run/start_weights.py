@@ -22,12 +22,12 @@ from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
 from paucal.runs import RunFolder, open_run, read_weights
+from paucal.runs.ancestry import TIMM, run_around
 from paucal.runs.foreign import read_foreign
 from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
-from paucal.verbs.run.start_inputs import input_of_card, recorded_input, run_around
+from paucal.verbs.run.start_inputs import input_of_card, recorded_input
 
-TIMM = "timm"
 M = TypeVar("M", bound=ModelSettings)
 RECORD = "init.json"
 
@@ -144,14 +144,6 @@ def load_published(
     tree, source = read_foreign(path), f"the file {path.name}"
     tree = tree if network is None else pick_network(tree, network, source)
     return start_from(model, StartWeights(tree, source), classes, head)
-
-
-def run_behind(init: str | None) -> RunFolder | None:
-    """Return the run whose model or saved state a start is; None where it is none or is not there."""
-    if init is None or init == TIMM:
-        return None
-    path = Path(init).expanduser()
-    return RunFolder(path) if path.is_dir() else run_around(path)
 
 
 def _model_of(path: Path, tree: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import torch
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import Card
+from paucal.evaluation.seen_images import seen_by_start
 from paucal.methods.contract import Circumstances
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, resolve_training, settle_terms
@@ -24,7 +25,6 @@ from paucal.verbs.run.images import Prepared, load_images, with_label_maps
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
-from paucal.verbs.run.seen import seen_by_start
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
 from paucal.verbs.training.batch import fit_batch
@@ -93,7 +93,7 @@ def assemble(
             prepared = with_label_maps(prepared, settings.labels, settings.method, advance)
     fed = feeding(settings, prepared, start.input and start.input(settings.model or ""), run)
     held_out = frozenset(images.keys[i] for part in ("val", "test") for i in prepared.part(part))
-    settle_terms(settings, objective, Circumstances(held_out, Normalisation(fed.mean, fed.std)))
+    settle_terms(settings, objective, Circumstances(images, held_out, Normalisation(fed.mean, fed.std)))
     card = Card(spec, images.classes, fed)
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, prepared, objective, card)

@@ -1,0 +1,47 @@
+"""Which run a run began with (`--init RUN`), and which that one, and so on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paucal.runs.folder import MARKER, RunFolder
+
+TIMM = "timm"  # as a start: the weights that timm publishes
+LONGEST = 32  # runs that each began with the one before
+
+
+def run_around(file: Path) -> RunFolder | None:
+    """Return the run that a file is the model or a saved state of; None for other files."""
+    for folder in (file.parent, file.parent.parent):
+        run = RunFolder(folder)
+        if (folder / MARKER).is_file() and file in (run.weights, run.best, run.last):
+            return run
+    return None
+
+
+def run_behind(init: str | None) -> RunFolder | None:
+    """Return the run whose model or saved state a start is; None where it is none or is not there."""
+    if init is None or init == TIMM:
+        return None
+    path = Path(init).expanduser()
+    return RunFolder(path) if path.is_dir() else run_around(path)
+
+
+def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
+    """Yield a run, the run it began with, and so on.
+
+    The last may be gone, or may not be readable: then nobody can tell what it began with.
+
+    Raises:
+        UserError: the config of a run that is there cannot be read; what came before has been yielded.
+    """
+    for _ in range(LONGEST):
+        if run is None:
+            return
+        yield run
+        if not run.config.is_file():
+            return
+        init = run.settings.get("init")
+        if not isinstance(init, str):
+            return
+        gone = init != TIMM and not Path(init).exists()
+        run = RunFolder(Path(init)) if gone else run_behind(init)
