@@ -220,9 +220,9 @@ def crop_size(group: Crops) -> Size:
     Raises:
         ValueError: it has none.
     """
-    if group.size is None:
+    if group.sides is None:
         raise ValueError("a group of crops for self-distillation needs a size in pixels")
-    return (group.size, group.size) if isinstance(group.size, int) else group.size
+    return group.sides
 
 
 def clip_each(parameters: Iterable[nn.Parameter], max_norm: float) -> None:

@@ -10,8 +10,8 @@ from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
 from paucal.reading import parse_yaml
 from paucal.settings.groups import ModelSettings
-from paucal.settings.options import height_and_width
-from paucal.types import UserError
+from paucal.settings.options import USUAL_SIDE
+from paucal.types import UserError, height_and_width
 
 
 def backbone_spec(settings: ModelSettings, n_classes: int) -> tuple[BackboneSpec, list[str]]:
@@ -25,7 +25,7 @@ def backbone_spec(settings: ModelSettings, n_classes: int) -> tuple[BackboneSpec
     Raises:
         UserError: the name is unknown, or the backbone cannot take images of that size.
     """
-    size, name = height_and_width(settings.img_size), settings.model or ""
+    size, name = height_and_width(settings.img_size or USUAL_SIDE), settings.model or ""
     given = model_arguments(settings.model_args or [])
     sizing = fit_to_image_size(name, size, given)
     notes = [text for text in (sizing.reason, sizing.warning) if text]
@@ -48,7 +48,7 @@ def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size
     Raises:
         UserError: as `backbone_spec` does.
     """
-    return _shape(model or "", height_and_width(img_size), tuple(model_args or ()))
+    return _shape(model or "", height_and_width(img_size or USUAL_SIDE), tuple(model_args or ()))
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ from typing import Any
 from paucal.types import UserError
 
 AUTO = None
+USUAL_SIDE = 224  # in pixels, where nothing is known
 MAX_SIDE = 4096
 MOST = 10**9  # of what is counted in images; numbers beyond 64 bits overflow somewhere
 MOST_EPOCHS = 1_000_000
@@ -104,14 +105,3 @@ def check_size(size: Sequence[int] | None) -> None:
         raise UserError(
             f"--img-size is {words!r}, expected one side or height and width, each from 8 to {MAX_SIDE} pixels."
         )
-
-
-def height_and_width(sides: Sequence[int] | None, default: Sequence[int] = (224,)) -> tuple[int, int]:
-    """Return (height, width) in pixels of one side, of two, or of the default where there are none.
-
-    Example:
-        >>> height_and_width([32]), height_and_width([96, 64]), height_and_width(None)
-        ((32, 32), (96, 64), (224, 224))
-    """
-    given = sides or default
-    return given[0], given[-1]

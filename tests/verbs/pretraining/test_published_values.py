@@ -10,7 +10,7 @@ from paucal.methods.pretraining import with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.circumstances import Facts
-from paucal.settings.options import height_and_width
+from paucal.types import height_and_width
 from paucal.verbs.pretraining.crops import crop_groups
 from verbs.pretraining.short_runs import StopAfter, start
 
@@ -116,7 +116,7 @@ def test_drop_path__is_the_published_one_of_the_backbone(model, rate):
 @pytest.mark.parametrize("recipe", [None, "esvit-swin-tiny"])
 def test_deit_pipeline__has_timms_areas_for_all_crops(recipe):
     settings = chosen(recipe=recipe, pipeline="deit")
-    assert [group.scale for group in crop_groups(settings, height_and_width(settings.img_size))] == [
+    assert [group.scale for group in crop_groups(settings, height_and_width(settings.img_size or ()))] == [
         (0.08, 1.0)
     ] * 2  # 2.2: globals and locals
     small, _ = resolve(PretrainSettings(pipeline="deit"), Facts(9000, 0, 32, device="cpu"))

@@ -152,7 +152,7 @@ def crop_views(
     _check_probability("jitter_prob", jitter_prob)
     views: list[tuple[ViewTransform, int]] = []
     for number, crops in enumerate(groups):
-        size = _size(crops, image_size)
+        size = crops.sides or image_size
         if pipeline == "deit":
             change = Augmentation(scale=crops.scale or DEIT_SCALE, hflip=hflip)
             views.append((TrainTransform(size, change, normalisation), crops.count))
@@ -172,19 +172,13 @@ def _uniform(low: float, high: float) -> float:
     return low + (high - low) * torch.rand(()).item()
 
 
-def _size(crops: Crops, image_size: Size) -> Size:
-    if crops.size is None:
-        return image_size
-    return (crops.size, crops.size) if isinstance(crops.size, int) else crops.size
-
-
 def _check(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:
     if pipeline not in get_args(Pipeline):
         raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino or deit.")
     if not groups or groups[0].count < 1:
         raise UserError("there is no global crop, and the teacher sees only those: ask for at least one, better two.")
     for crops in groups:
-        size, (low, high) = _size(crops, image_size), crops.scale or LOCAL_SCALE
+        size, (low, high) = crops.sides or image_size, crops.scale or LOCAL_SCALE
         if crops.count < 0 or min(size) < 1:
             raise UserError(
                 f"a group has {crops.count} crops of {size} pixels; expected 0 or more, of at least 1 pixel."

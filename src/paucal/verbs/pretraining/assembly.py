@@ -23,9 +23,9 @@ from paucal.rules.backbone import backbone_spec
 from paucal.rules.model import SMALL
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder
-from paucal.settings.options import height_and_width
+from paucal.settings.options import USUAL_SIDE
 from paucal.training import Optimization, Plan, WarmupThenCosine
-from paucal.types import UserError
+from paucal.types import UserError, height_and_width
 from paucal.verbs.pretraining.crops import crop_groups, describe_crops, relative_pixels, views
 from paucal.verbs.pretraining.monitor import Monitor, knn_monitor
 from paucal.verbs.pretraining.published_order import timm_name, with_published_order
@@ -98,7 +98,7 @@ def assemble(
 
 
 def _build(settings: PretrainSettings) -> tuple[Objective, BackboneSpec, list[str]]:
-    groups = crop_groups(settings, height_and_width(settings.img_size))
+    groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
     with torch.random.fork_rng(devices=[]), enough_memory():
         torch.manual_seed(settings.seed)
@@ -116,7 +116,7 @@ def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, 
     if stored is not None:
         return stored
     statistics = normalisation(settings, prepared, start)
-    size = height_and_width(settings.img_size)
+    size = height_and_width(settings.img_size or USUAL_SIDE)
     ratio = 1.0 if min(size) <= SMALL else ImageInput().crop_ratio
     return Preprocessing(size, ratio, ImageInput().interpolation, statistics.mean, statistics.std)
 

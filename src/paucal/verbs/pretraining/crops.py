@@ -8,8 +8,8 @@ from paucal.data.views.multi_crop import BLUR, crop_views
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.settings.crops import CropSettings
-from paucal.settings.options import MAX_SIDE, flag, height_and_width
-from paucal.types import Crops, UserError
+from paucal.settings.options import MAX_SIDE, USUAL_SIDE, flag
+from paucal.types import Crops, UserError, height_and_width
 
 
 def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
@@ -40,25 +40,20 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
 
 def views(settings: PretrainSettings, statistics: Normalisation):
     """Return the transforms of the crops and how many each makes; raises a UserError for a radius that is none."""
-    size = height_and_width(settings.img_size)
+    size = height_and_width(settings.img_size or USUAL_SIDE)
     groups, radii = crop_groups(settings, size), _radii(settings.blur)
     return crop_views(settings.pipeline, groups, statistics, size, radii, settings.hflip or 0.0)
 
 
 def describe_crops(settings: PretrainSettings) -> str:
     """Return the groups of crops as text."""
-    groups = crop_groups(settings, height_and_width(settings.img_size))
-    sides = [(group.size, group.size) if isinstance(group.size, int) else group.size or () for group in groups]
-    return " and ".join(
-        f"{group.count} crops of {'x'.join(map(str, side))}" for group, side in zip(groups, sides, strict=True)
-    )
+    groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
+    return " and ".join(f"{group.count} crops of {'x'.join(map(str, group.sides or ()))}" for group in groups)
 
 
 def relative_pixels(groups: Sequence[Crops]) -> float:
     """Return the crops of an image, counted in pixels of a global one."""
-    pixels = [
-        math.prod((group.size, group.size) if isinstance(group.size, int) else group.size or (1,)) for group in groups
-    ]
+    pixels = [math.prod(group.sides or ()) for group in groups]
     return sum(group.count * one for group, one in zip(groups, pixels, strict=True)) / pixels[0]
 
 

@@ -21,9 +21,9 @@ from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.model import SMALL
 from paucal.runs import RunFolder
-from paucal.settings.options import height_and_width
+from paucal.settings.options import USUAL_SIDE
 from paucal.training import Plan
-from paucal.types import Crops, DataRequest
+from paucal.types import Crops, DataRequest, height_and_width
 from paucal.verbs.run.images import Prepared
 from paucal.verbs.run.loaders import eval_loader, normalisation, step_loader, stored_preprocessing
 
@@ -56,7 +56,7 @@ def preprocessing(settings: TrainSettings, statistics: Normalisation, start: Ima
     The crop and its filter are those of the weights that the run starts from; of a recipe's program or of the model's
     where there are none.
     """
-    size = height_and_width(settings.img_size)
+    size = height_and_width(settings.img_size or USUAL_SIDE)
     recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
     fed = ImageInput() if recipe else start or input_of_scratch(settings.model or "")
     ratio = 1.0 if settings.crop in ("padded", "none") or min(size) <= SMALL else fed.crop_ratio
@@ -69,7 +69,7 @@ def augmentation(settings: TrainSettings) -> Augmentation:
     return Augmentation(
         crop=settings.crop or "random-resized",
         scale=(settings.crop_scale or 0.08, 1.0),
-        padding=max(1, min(height_and_width(settings.img_size)) // PAD_SHARE),
+        padding=max(1, min(height_and_width(settings.img_size or USUAL_SIDE)) // PAD_SHARE),
         hflip=settings.hflip or 0.0,
         rand_augment=None if policy in (None, "none") else policy,
         erase_prob=settings.erase or 0.0,
@@ -98,9 +98,7 @@ def train_loader(
 
 def view_transform(crops: Crops, preprocess: Preprocessing, settings: TrainSettings, tracked: bool) -> ViewTransform:
     """Return the training transform of a group of views."""
-    size = preprocess.image_size
-    if crops.size is not None:
-        size = (crops.size, crops.size) if isinstance(crops.size, int) else crops.size
+    size = crops.sides or preprocess.image_size
     change = augmentation(settings)
     if crops.scale is not None:  # a method's own crops, such as the local ones of self-distillation
         change = replace(change, crop="random-resized", scale=crops.scale)

@@ -27,6 +27,7 @@ from paucal.backbones.families.common.tokens import Grid, TokenBackbone
 from paucal.backbones.families.dhvt.feed_forward import Daff, PlainFeedForward
 from paucal.backbones.families.dhvt.layers import HeadInteractedAttention, Sope
 from paucal.backbones.families.dhvt.parts import DhvtParts
+from paucal.types import height_and_width
 
 EPS = 1e-6  # of the norms of the blocks and of the last one
 
@@ -204,10 +205,10 @@ def _require_multiples(size: Size, patch: int) -> None:
 
 
 def _pair(img_size: int | Sequence[int]) -> Size:
-    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    if len(sides) != 2 or any(not isinstance(side, int) or side < 1 for side in sides):
+    sides = height_and_width(img_size)
+    if any(not isinstance(side, int) or side < 1 for side in sides):
         raise ValueError(f"img_size is {img_size!r}; give a side, or (height, width), in whole pixels")
-    return sides[0], sides[1]
+    return sides
 
 
 def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paucal.types import height_and_width
+
 Size = tuple[int, int]
 
 
@@ -87,7 +89,7 @@ class LvVitStem(nn.Module):
         Raises:
             ValueError: the size is not a multiple of the patches.
         """
-        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        height, width = height_and_width(img_size)
         self._require_whole_patches(height, width)
         self.img_size = (height, width)
         self.grid_size = (height // self.patch_size[0], width // self.patch_size[1])

@@ -1,6 +1,5 @@
 """The stem of T2T-ViT: tokens of overlapping windows in three steps (Yuan et al., ICCV 2021, section 3.1)."""
 
-from timm.layers.helpers import to_2tuple
 from timm.models import checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,6 +13,7 @@ from paucal.backbones.families.t2t.layers import (
     cut_windows,
     padding,
 )
+from paucal.types import height_and_width
 
 Size = tuple[int, int]
 TOKENS = ("performer", "transformer")
@@ -85,7 +85,7 @@ class TokensToToken(nn.Module):
             )
         self.stride = patch_size // _LAST_STRIDES
         self.patch_size = (int(patch_size), int(patch_size))
-        height, width = (int(side) for side in to_2tuple(img_size))
+        height, width = height_and_width(img_size)
         self.grid_size = self.grid_of(height, width)
         self.img_size = (height, width)
 

@@ -27,6 +27,7 @@ from paucal.backbones.families.vil.layers import (
     stage_grids,
 )
 from paucal.backbones.families.vil.sparse import SparseAttention
+from paucal.types import height_and_width
 
 POSITIONS = ("relative", "absolute")
 BIAS_RESIZES = ("lookup", "picture")
@@ -107,7 +108,7 @@ class VisionLongformer(StagedBackbone):
         _require_choices(mode, positions, bias_resize, window_size)
         self.reduction = math.prod(patch_sizes)
         self.patch_sizes = tuple(patch_sizes)
-        size = _pair(img_size)
+        size = height_and_width(img_size)
         require_multiple(size, self.reduction)
         super().__init__(
             num_classes=num_classes,
@@ -156,7 +157,7 @@ class VisionLongformer(StagedBackbone):
         Raises:
             ValueError: a side is no multiple of the reduction.
         """
-        size = _pair(img_size)
+        size = height_and_width(img_size)
         require_multiple(size, self.reduction)
         for stage, grid in zip(self.stages, stage_grids(size, self.patch_sizes), strict=False):
             for module in stage.modules():
@@ -232,7 +233,3 @@ def _require_choices(mode: str, positions: str, bias_resize: str, window_size: i
             raise ValueError(f"{name} is {given!r}; choose one of {', '.join(map(repr, known))}")
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; give the side of a chunk in cells, 1 or more")
-
-
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
