@@ -71,6 +71,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
+def percent(share: float, form: str = ".1f") -> str:
+    """Return a share as text.
+
+    Args:
+        share: from 0 to 1.
+        form: format of the number of percent.
+
+    Example:
+        >>> percent(0.9123), percent(0.95, "g"), percent(0.4, ".0f")
+        ('91.2 %', '95 %', '40 %')
+    """
+    return f"{100 * share:{form}} %"
+
+
 def _is_hidden(character: str) -> bool:
     if character in _LINE_BREAKS or character in _JOINERS:
         return False

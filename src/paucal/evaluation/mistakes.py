@@ -8,6 +8,7 @@ from PIL import Image
 
 from paucal.evaluation.plots import shorten
 from paucal.evaluation.predictions import Predictions
+from paucal.wording import percent
 
 COLUMNS = 4
 
@@ -53,7 +54,7 @@ def mistakes_figure(images: Sequence[Image.Image], mistakes: Sequence[Mistake], 
     for axes, image, mistake in zip(grid, images, mistakes, strict=False):
         axes.imshow(image.convert("RGB"))
         axes.set_anchor("N")
-        answer = f"answer: {shorten(classes[mistake.predicted])}, {100 * mistake.confidence:.0f} %"
+        answer = f"answer: {shorten(classes[mistake.predicted])}, {percent(mistake.confidence, '.0f')}"
         axes.set_title(f"{answer}\nlabel: {shorten(classes[mistake.true])}", fontsize=8, loc="left")
     for axes in grid:
         axes.axis("off")

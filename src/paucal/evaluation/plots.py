@@ -10,6 +10,7 @@ from paucal.evaluation.bootstrap import CALIBRATION_BINS, calibration_bin
 from paucal.evaluation.intervals import Score, wilson
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.results import ClassificationReport, ClassRow
+from paucal.wording import percent
 
 # From the colour-blind safe palette of Okabe and Ito.
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
@@ -96,10 +97,10 @@ def per_class_figure(report: ClassificationReport) -> Figure:
     reach = np.array([_interval(row.recall) for row in rows if row.recall]).reshape(-1, 2).T
     axes.errorbar(values, places, xerr=np.abs(reach - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
     top1 = report.scores["top1"].value
-    axes.axvline(top1, ls="--", color=ORANGE, lw=1.2, label=f"all images: {100 * top1:.1f} %")
+    axes.axvline(top1, ls="--", color=ORANGE, lw=1.2, label=f"all images: {percent(top1)}")
     axes.set_yticks(places, [f"{shorten(row.name)} ({row.images})" for row in rows], fontsize=8)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.4, -0.6), ylabel="class (test images)")
-    axes.set_xlabel(f"recall: share of the class's images found, {100 * report.level:g} % interval")
+    axes.set_xlabel(f"recall: share of the class's images found, {percent(report.level, 'g')} interval")
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside upper right", fontsize=8, frameon=False)
     if hidden > 0:

@@ -15,6 +15,7 @@ from paucal.evaluation.protocols.datasets import metric_of
 from paucal.evaluation.protocols.metrics import TITLES as METRIC_TITLES
 from paucal.evaluation.results import ClassificationReport
 from paucal.runs import write_text
+from paucal.wording import percent
 
 TITLES = {
     "top1": ("accuracy (top-1)", "share of images whose first answer is right"),
@@ -36,15 +37,6 @@ class Line:
     value: str
     interval: str
     meaning: str
-
-
-def percent(value: float) -> str:
-    """Return a share as text.
-
-    >>> percent(0.9123)
-    '91.2 %'
-    """
-    return f"{100 * value:.1f} %"
 
 
 def score_lines(report: ClassificationReport) -> list[Line]:
@@ -70,7 +62,7 @@ def report_table(report: ClassificationReport) -> Table:
     table = Table(title=f"{report.images} images, {len(report.per_class)} classes", title_justify="left")
     table.add_column("score")
     table.add_column("value", justify="right")
-    table.add_column(f"{100 * report.level:g} % interval", justify="right")
+    table.add_column(f"{percent(report.level, 'g')} interval", justify="right")
     table.add_column("meaning", style="dim")
     for line in score_lines(report):
         table.add_row(line.title, line.value, line.interval, escape(line.meaning))

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from paucal.evaluation.curves import best_epoch
 from paucal.evaluation.results import ClassificationReport
-from paucal.evaluation.tables import percent
 from paucal.report.inputs import RunFiles
+from paucal.wording import percent
 
 WIDE = 0.1
 FEW_IMAGES = 10
@@ -26,7 +26,7 @@ def headline(files: RunFiles) -> list[str]:
         "kept away from its training.",
         f"With this many images, the accuracy on further images of the same kind most likely lies between "
         f"{percent(top1.low or 0.0)} and {percent(1.0 if top1.high is None else top1.high)} "
-        f"({100 * report.level:g} % interval).",
+        f"({percent(report.level, 'g')} interval).",
         f"Always answering {report.majority.name!r}, the most frequent class of the {known} images, would be "
         f"right for {percent(report.majority.top1)}.",
         *_unselected(files),

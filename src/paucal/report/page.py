@@ -5,11 +5,12 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from paucal.evaluation.tables import UNKNOWN, percent, score_lines
+from paucal.evaluation.tables import UNKNOWN, score_lines
 from paucal.report.explanations import facts, headline, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
 from paucal.report.pictures import pictures
 from paucal.runs import write_text
+from paucal.wording import percent
 
 NAME = "report.html"
 
@@ -57,6 +58,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["percent"] = percent
     environment.filters["share"] = lambda value: UNKNOWN if value is None else percent(value)
     return environment.get_template(name)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.tables import percent
 from paucal.report.explanations import duration
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import NAME, template
 from paucal.report.pictures import pictures
 from paucal.runs import write_text
 from paucal.types import UserError
+from paucal.wording import percent
 
 MONITORED = "val_knn"
 MAX_TEXT = 2000

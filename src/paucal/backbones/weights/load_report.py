@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paucal.wording import percent
+
 SHOWN = 3  # names in a line
 
 
@@ -44,8 +46,8 @@ class LoadReport:
         part = f" ({where})" if where else ""
         taken = len(self.loaded) + len(self.adapted)
         lines = [
-            f"starts from {self.source}{part}: {taken} tensors loaded, {percent(self.share)} of the parameters below "
-            f"the classifier; classifier: {self.classifier}"
+            f"starts from {self.source}{part}: {taken} tensors loaded, {rounded_down(self.share)} of the parameters "
+            f"below the classifier; classifier: {self.classifier}"
         ]
         for change in dict.fromkeys(self.adapted.values()):
             names = [name for name, what in self.adapted.items() if what == change]
@@ -101,11 +103,11 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(listed) if more <= 1 else f"{', '.join(listed[:SHOWN])} and {more} more"
 
 
-def percent(share: float) -> str:
+def rounded_down(share: float) -> str:
     """Return a share in words that never round a part up to the whole.
 
     Example:
-        >>> percent(1.0), percent(0.99996), percent(0.5)
+        >>> rounded_down(1.0), rounded_down(0.99996), rounded_down(0.5)
         ('100 %', '99.9 %', '50.0 %')
     """
-    return "100 %" if share == 1 else f"{int(share * 1000) / 10:.1f} %"
+    return percent(share, "g") if share == 1 else percent(int(share * 1000) / 1000)

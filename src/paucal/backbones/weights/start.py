@@ -14,7 +14,7 @@ from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
 from paucal.backbones.weights.adapt import Fitted, fit_to_model
 from paucal.backbones.weights.classifier_rows import keep_classifier
-from paucal.backbones.weights.load_report import LoadReport, percent
+from paucal.backbones.weights.load_report import LoadReport, rounded_down
 from paucal.backbones.weights.programs import Program, models_of, recognise
 from paucal.backbones.weights.unwrap import Candidate, candidates
 from paucal.types import UserError
@@ -202,7 +202,7 @@ def _too_little(model: nn.Module, weights: StartWeights, best: Fit) -> str:
             f"its tensors have names such as {theirs!r}, the model's such as {next(iter(own))!r}; choose the --model "
             "that the weights were made with"
         )
-    return f"--init: {weights.source} has only {found} ({percent(best.share)} of the parameters): {reason}."
+    return f"--init: {weights.source} has only {found} ({rounded_down(best.share)} of the parameters): {reason}."
 
 
 def _taken_out(fitted: Fitted, of_classifier: Sequence[str]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from paucal.data.views.normalisation import Normalisation
 from paucal.types import Batch
+from paucal.wording import percent
 
 _MOST_IMAGES = 32
 _COLUMNS = 8
@@ -57,7 +58,7 @@ def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
         return [_plain(classes[int(label)])]
     shares, numbers = label.topk(min(2, len(classes)))
     pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
-    return [f"{share:.0%} {_plain(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
+    return [f"{percent(share, '.0f')} {_plain(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]
 
 
 def _plain(name: str) -> str:

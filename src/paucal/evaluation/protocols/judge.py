@@ -42,6 +42,7 @@ from paucal.evaluation.protocols.metrics import (
 from paucal.evaluation.protocols.subjects import Subject
 from paucal.evaluation.protocols.views import Change, second_view
 from paucal.types import UserError
+from paucal.wording import percent
 
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
@@ -292,7 +293,7 @@ def _correspondence(subject: Subject, data: JudgedData, options: JudgeOptions, a
         )
         known = ~torch.isnan(accuracy)
         rows, columns = subject.backbone.grid
-        note = f"{rows}x{columns} cells, by chance {100 / (rows * columns):.1f} %"
+        note = f"{rows}x{columns} cells, by chance {percent(1 / (rows * columns))}"
         lines = Line("correspondence", change, "accuracy"), Line("correspondence", change, "distance error", "px")
         for line, values in zip(lines, (accuracy, distance), strict=True):
             outcomes.append(Outcome(line, Mean(values[known].numpy()), int(known.sum()), note))

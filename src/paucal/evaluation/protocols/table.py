@@ -14,6 +14,7 @@ from paucal.evaluation.intervals import Score
 from paucal.evaluation.protocols.comparison import Row, averages, tally
 from paucal.evaluation.protocols.judge import PROTOCOLS
 from paucal.runs import write_text
+from paucal.wording import percent
 
 COLUMNS = (
     *("data", "protocol", "setting", "score", "unit", "images", "model", "value", "low", "high", "note"),
@@ -42,7 +43,7 @@ def protocol_table(rows: Sequence[Row], level: float) -> Table:
     sets = list(dict.fromkeys(row.data for row in rows))
     several = len(sets) > 1  # narrow terminals need the room that a column with one and the same name would take
     what = "" if several else f" of {escape(''.join(sets))}"
-    table = Table(title=f"frozen features{what}; in brackets {100 * level:g} % intervals", title_justify="left")
+    table = Table(title=f"frozen features{what}; in brackets {percent(level, 'g')} intervals", title_justify="left")
     names = list(rows[0].scores) if rows else []
     texts = (*(["data"] if several else []), "protocol", "score")
     for heading in (*texts, *names, *(f"gain over {name}" for name in names[1:])):

@@ -20,7 +20,7 @@ from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, rea
 from paucal.evaluation.record import record_classification
 from paucal.evaluation.results import ClassificationReport
 from paucal.evaluation.seen_images import seen_unlabelled
-from paucal.evaluation.tables import due_line, percent, report_table
+from paucal.evaluation.tables import due_line, report_table
 from paucal.runs import RunFolder, open_run, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
@@ -30,6 +30,7 @@ from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, load_images, open_again
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Voice
+from paucal.wording import percent
 
 Judged = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images
 

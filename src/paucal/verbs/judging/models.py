@@ -9,7 +9,7 @@ import torch
 from paucal.backbones import BackboneSpec, FeatureBackbone
 from paucal.backbones.names import nearest_names
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
-from paucal.backbones.weights.load_report import percent
+from paucal.backbones.weights.load_report import rounded_down
 from paucal.backbones.weights.start import suggest_model
 from paucal.evaluation.deployed import Card, Preprocessing, load_deployed, usable_device
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
@@ -96,7 +96,7 @@ def _of_file(
     backbone = random_backbone(spec, seed=0)
     report = load_published(backbone.model, path, network)
     part = f", {report.part}" if report.part else ""
-    weights = f"the file {path.name}{part}: {percent(report.share)} of the parameters of {name}"
+    weights = f"the file {path.name}{part}: {rounded_down(report.share)} of the parameters of {name}"
     fed = _preprocessing(spec, _input_of_run(path) or input_of_file(program_of(tree), name))
     return Subject(path.stem, weights, spec, backbone.to(device), fed)
 

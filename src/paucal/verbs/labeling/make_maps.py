@@ -28,6 +28,7 @@ from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.start_weights import read_timm
 from paucal.verbs.run.voice import Voice
+from paucal.wording import percent
 
 SAMPLE = 1000  # labelled images that the teacher is tried on
 ALONE = 0.8  # of the accuracy on whole images, what the cells must keep
@@ -106,8 +107,8 @@ def label_images(
     found = _try(images, teacher, device, batch_size) if images.labelled else None
     if found is not None:
         voice.say(
-            f"teacher: {teacher.name}; on {found.images} labelled images it is right on {found.whole:.1%}, the mean of "
-            f"its cells on {found.cells:.1%}"
+            f"teacher: {teacher.name}; on {found.images} labelled images it is right on {percent(found.whole)}, the "
+            f"mean of its cells on {percent(found.cells)}"
         )
         require_knowledge(found, min_accuracy, voice)
     else:
@@ -208,7 +209,7 @@ def require_knowledge(found: TeacherCheck, level: float, voice: Voice) -> None:
     """Refuse maps that are right too rarely; raises a UserError."""
     if found.cells < level:
         raise UserError(
-            f"the mean of the cells is right on {found.cells:.1%} of the images, under --min-accuracy "
+            f"the mean of the cells is right on {percent(found.cells)} of the images, under --min-accuracy "
             f"{level:g}: its maps would teach mistakes; train a better teacher, or lower the level to go on."
         )
     if found.cells < ALONE * found.whole:

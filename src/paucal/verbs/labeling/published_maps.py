@@ -13,6 +13,7 @@ from paucal.types import UserError
 from paucal.verbs.labeling.make_maps import SAMPLE, Labeled, require_knowledge, say_what_lies
 from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.run.voice import Voice
+from paucal.wording import percent
 
 
 def convert_published(
@@ -47,7 +48,8 @@ def convert_published(
     found = _try_published(labelled, files, names) if labelled.labelled else None
     if found is not None:
         voice.say(
-            f"maps: {folder}; on {found.images} labelled images the mean of the cells is right on {found.cells:.1%}"
+            f"maps: {folder}; on {found.images} labelled images the mean of the cells is right on "
+            f"{percent(found.cells)}"
         )
         require_knowledge(found, min_accuracy, voice)
     shape = read_map(files[0], len(names))[0].shape

@@ -21,6 +21,7 @@ from paucal.verbs.pretraining.stage_watch import StageWatch
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.voice import Voice
+from paucal.wording import percent
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ def closing_lines(
     """Return the last lines that a person reads: how it went, where it lies, what to do with it."""
     last = outcome.rows[-1]
     state = "the networks look well" if verdict is None else f"{verdict.sentence} {verdict.advice}"
-    found = f"; nearest neighbours {last['val_knn']:.1%} on {assembled.settings.monitor}" if "val_knn" in last else ""
+    found = (
+        f"; nearest neighbours {percent(last['val_knn'])} on {assembled.settings.monitor}" if "val_knn" in last else ""
+    )
     return [
         "",
         f"pre-trained: {assembled.describe()}, epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s{found}",

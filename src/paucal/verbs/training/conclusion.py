@@ -14,7 +14,7 @@ from paucal.evaluation.deployed import load_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.record import record_classification, save_figure
 from paucal.evaluation.results import ClassificationReport
-from paucal.evaluation.tables import due_line, percent, report_table, score_lines
+from paucal.evaluation.tables import due_line, report_table, score_lines
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.report.page import write_report
@@ -28,6 +28,7 @@ from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.ladder.told import kept_words, rung_rows, whole_time
+from paucal.wording import percent
 
 
 @dataclass(frozen=True)

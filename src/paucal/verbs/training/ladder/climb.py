@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paucal.evaluation.deployed import save_deployed
-from paucal.evaluation.tables import percent
+from paucal.wording import percent
 from paucal.runs import RunFolder, save_weights
 from paucal.types import UserError
 from paucal.verbs.run.resuming import store_changes
