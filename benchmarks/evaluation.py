@@ -15,6 +15,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from paucal.evaluation.protocols.feature_cache import FeatureCache
 from paucal.evaluation.protocols.feature_reader import POOLED
 from paucal.evaluation.protocols.judged_data import judged_data, limit
 from paucal.evaluation.protocols.knn import nearest
-from paucal.evaluation.protocols.lambda_search import search_strength, sweep_strength
+from paucal.evaluation.protocols.lambda_search import POINTS, Searched, search_strength, strength_at
 from paucal.evaluation.protocols.logistic import Solver, fit_selected
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
 
@@ -54,6 +55,12 @@ def toy_subject(device: str) -> Subject:
     return Subject("vit_mini", "random, seed 0", spec, random_backbone(spec, 0).to(device), PREPROCESSING)
 
 
+def sweep(score: Callable[[float], float]) -> Searched:
+    """Try every lambda of the grid; of equal scores the larger one wins."""
+    scores = {position: score(strength_at(position)) for position in range(POINTS)}
+    return Searched(max(scores, key=lambda position: (scores[position], position)), scores)
+
+
 def measure_search(device: str, most: int) -> dict[str, Any]:
     """Time the search and the sweep once each: they take long, and differ by a factor."""
     images = open_images("digits")
@@ -63,7 +70,7 @@ def measure_search(device: str, most: int) -> dict[str, Any]:
     train, val = ((features[data.rows(part)], labels[data.rows(part)]) for part in ("train", "val"))
     solver = Solver("torch" if device == "cuda" else "sklearn")
     found, seconds = {}, {}
-    for name, search in (("search", search_strength), ("sweep", sweep_strength)):
+    for name, search in (("search", search_strength), ("sweep", sweep)):
         begin = clock()
         found[name] = fit_selected(train, val, data.n_classes, "accuracy", solver, search)
         seconds[name] = clock() - begin

@@ -4,9 +4,10 @@ import pytest
 import timm
 
 import paucal.backbones
+from contracts.reduced_models import OURS
 from paucal.backbones.measure import measure
 from paucal.backbones.model_table import describe, read_table, stored, write_table
-from paucal.backbones.sources import is_ours, our_models, source_of
+from paucal.backbones.sources import is_ours, source_of
 
 assert paucal.backbones
 # Published counts, in multiply-adds of one image at the model's own size.
@@ -36,8 +37,8 @@ def test_measure__gives_the_known_counts_and_the_stored_ones(name):
 
 
 def test_table__holds_every_model_of_ours():
-    assert set(our_models()) <= set(stored())
-    assert len(our_models()) > 40
+    assert set(OURS) <= set(stored())
+    assert len(OURS) > 40
 
 
 def test_table__comes_back_as_written(tmp_path):
@@ -52,12 +53,12 @@ def test_sources__tell_ours_from_timms():
     assert source_of("resnet50") == "timm"
     assert not is_ours("resnet50")
     assert source_of("lvvit_s").startswith("LV-ViT")
-    assert all(source_of(name) not in ("timm", "") for name in our_models())
+    assert all(source_of(name) not in ("timm", "") for name in OURS)
 
 
 @pytest.mark.slow
 def test_table__agrees_with_measuring_for_all_of_ours():
-    assert {name: stored()[name] for name in our_models()} == {name: measure(name) for name in our_models()}
+    assert {name: stored()[name] for name in OURS} == {name: measure(name) for name in OURS}
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.data.randomness import seeded
+from data.seeding import seeded
 from paucal.data.views.mixing import Mixing
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.preview import sheet

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from paucal.data.randomness import derive_seed, seeded
+from data.seeding import seeded
+from paucal.data.randomness import derive_seed
 
 
 def _draws() -> tuple[float, float, float]:

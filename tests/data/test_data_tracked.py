@@ -7,7 +7,7 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from torch.nn.functional import affine_grid
 
-from paucal.data.randomness import seeded
+from data.seeding import seeded
 from paucal.data.views.augment import Augmentation
 from paucal.data.views.located_rand_augment import TrackedRandAugment
 from paucal.data.views.normalisation import Normalisation

@@ -4,7 +4,7 @@ import timm.data
 import torch
 from PIL import Image, ImageFilter
 
-from paucal.data.randomness import seeded
+from data.seeding import seeded
 from paucal.data.views.augment import Augmentation, build_rand_augment
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.data.views.transforms import EvalTransform, TrainTransform

@@ -83,7 +83,7 @@ def test_class_token__is_replaced_by_each_cell():
 @torch.no_grad()
 def test_lvvit__is_asked_through_its_classifier_of_tokens():
     dense = teacher("lvvit_t", **LVVIT)
-    whole, tokens = dense.backbone.model.forward_dense(images())
+    whole, tokens = dense.backbone.model.dense_logits(dense.backbone.model.forward_features(images()))
     maps, combined = dense(images())
     torch.testing.assert_close(maps.flatten(2).transpose(1, 2), tokens)
     torch.testing.assert_close(combined, whole)

@@ -134,6 +134,10 @@ def test_class_target__equals_relabels(rule):
     assert target.norm().item() == pytest.approx(expected["l2"], rel=1e-5)
 
 
+def averages(*given):
+    return sample_maps(*given)[0]
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3, 5), (14, 14)])
 def test_sample_maps__of_boxes_is_roi_align(size):
     generator = torch.Generator().manual_seed(0)
@@ -146,21 +150,21 @@ def test_sample_maps__of_boxes_is_roi_align(size):
     begin, end = corners * scale, (corners + sides) * scale
     boxes = torch.stack((torch.arange(6.0), begin[:, 1], begin[:, 0], end[:, 1], end[:, 0]), 1)
     expected = roi_align(maps, boxes, size, aligned=True)
-    torch.testing.assert_close(sample_maps(maps, geometry, size), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(averages(maps, geometry, size), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_sample_maps__follows_mirrors_and_quarter_turns():
     maps = torch.arange(16.0).reshape(1, 1, 4, 4)
     mirror = torch.tensor([[[-1.0, 0, 0], [0, 1, 0]]])
-    assert torch.allclose(sample_maps(maps, mirror, (4, 4)), maps.flip(-1), atol=1e-4)
+    assert torch.allclose(averages(maps, mirror, (4, 4)), maps.flip(-1), atol=1e-4)
     turned = torch.tensor([[[0.0, 1, 0], [-1, 0, 0]]])  # x of the map is y of the view
-    assert torch.allclose(sample_maps(maps, turned, (4, 4)), maps.flip(-2).transpose(-1, -2), atol=1e-4)
+    assert torch.allclose(averages(maps, turned, (4, 4)), maps.flip(-2).transpose(-1, -2), atol=1e-4)
 
 
 def test_sample_maps__counts_what_lies_outside_as_nothing():
     maps = torch.ones(1, 1, 4, 4)
     beyond = torch.tensor([[[1.0, 0, 1.0], [0, 1, 0]]])  # the right half shows nothing
-    assert sample_maps(maps, beyond, (1, 4))[0, 0, 0].tolist() == [1, 1, 0, 0]
+    assert averages(maps, beyond, (1, 4))[0, 0, 0].tolist() == [1, 1, 0, 0]
 
 
 WIDE = torch.tensor([[0.5, 1.0]])  # of an image twice as wide as high, the map covers the central square
@@ -169,13 +173,13 @@ WHOLE = torch.eye(2, 3)[None]
 
 def test_sample_maps__leaves_out_what_the_map_does_not_cover():
     maps = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-    assert sample_maps(maps, WHOLE, (2, 4), WIDE)[0, 0].tolist() == [[0, 1, 2, 0], [0, 3, 4, 0]]
-    assert sample_maps(maps, WHOLE, (1, 1), WIDE).item() == pytest.approx(2.5)
-    assert sample_maps(maps, WHOLE, (1, 2), WIDE)[0, 0].tolist() == [[2, 3]]  # halves, each half known
+    assert averages(maps, WHOLE, (2, 4), WIDE)[0, 0].tolist() == [[0, 1, 2, 0], [0, 3, 4, 0]]
+    assert averages(maps, WHOLE, (1, 1), WIDE).item() == pytest.approx(2.5)
+    assert averages(maps, WHOLE, (1, 2), WIDE)[0, 0].tolist() == [[2, 3]]  # halves, each half known
     square = torch.tensor([[[0.5, 0, 0], [0, 1, 0]]])
-    torch.testing.assert_close(sample_maps(maps, square, (2, 2), WIDE), maps)
+    torch.testing.assert_close(averages(maps, square, (2, 2), WIDE), maps)
     mirrored_right = torch.tensor([[[-0.5, 0, 0.5], [0, 1, 0]]])  # the right half of the image, mirrored
-    assert sample_maps(maps, mirrored_right, (2, 2), WIDE)[0, 0].tolist() == [[0, 2], [0, 4]]
+    assert averages(maps, mirrored_right, (2, 2), WIDE)[0, 0].tolist() == [[0, 2], [0, 4]]
 
 
 def test_known__tells_what_lies_beside_the_map_from_what_lies_beside_the_image():
@@ -216,7 +220,7 @@ def random_targets(classes=11):
 
 def test_targets__are_the_softmax_over_all_classes():
     targets, full, geometry = random_targets()
-    expected = sample_maps(full, geometry, (2, 3)).flatten(2).transpose(1, 2).softmax(-1)
+    expected = averages(full, geometry, (2, 3)).flatten(2).transpose(1, 2).softmax(-1)
     torch.testing.assert_close(targets.dense(), expected)
     torch.testing.assert_close(targets.smoothed(0.2).dense(), expected * 0.8 + 0.2 / 11)
     torch.testing.assert_close(targets.smoothed(0.2).dense().sum(-1), torch.ones(3, 6))
@@ -230,7 +234,7 @@ def test_targets__share_the_probability_of_foreign_classes_evenly(own):
     values = torch.randn(3, 3, 4, 4, generator=generator) * 3
     geometry, known = torch.stack([geometry_of((0.1, 0.2, 0.7, 0.5))] * 3), torch.full((3,), 11)
     full = torch.zeros(3, 11, 4, 4).scatter_(1, indices, values)
-    everything = sample_maps(full, geometry, (2, 3)).flatten(2).transpose(1, 2).softmax(-1)
+    everything = averages(full, geometry, (2, 3)).flatten(2).transpose(1, 2).softmax(-1)
     expected = everything[..., :own] + everything[..., own:].sum(-1, keepdim=True) / own
     named, slots = name_classes(indices)
     maps = compact_maps(values, slots, named.shape[1])

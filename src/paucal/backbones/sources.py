@@ -29,8 +29,3 @@ def source_of(name: str) -> str:
     """Return the paper of one of our models, else "timm"."""
     module = timm.model_entrypoint(name).__module__
     return _PAPERS.get(module.rpartition(".")[2], "paucal") if module.startswith(_OURS) else "timm"
-
-
-def our_models() -> list[str]:
-    """Return the names of the models that paucal registers."""
-    return [name for name in timm.list_models() if is_ours(name)]

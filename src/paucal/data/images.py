@@ -37,13 +37,11 @@ class Hints:
         flip: whether a mirrored image means the same (not so for digits).
         image_size: side in pixels that suits the images; None where the source does not know.
         epochs: passes that are enough for a first impression; None where the source does not know.
-        channels: channels of the stored images; None where unknown. Stores give RGB in any case.
     """
 
     flip: bool = True
     image_size: int | None = None
     epochs: int | None = None
-    channels: int | None = None
 
 
 @dataclass(frozen=True)

@@ -52,20 +52,3 @@ def preserved() -> Iterator[None]:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.default_generator.set_state(torch_state)
-
-
-@contextmanager
-def seeded(*parts: int) -> Iterator[None]:
-    """Seed the three generators of `reseed` from `parts`; restore them afterwards.
-
-    Example:
-        >>> with seeded(3):
-        ...     first = torch.rand(2)
-        >>> with seeded(3):
-        ...     second = torch.rand(2)
-        >>> bool((first == second).all())
-        True
-    """
-    with preserved():
-        reseed(*parts)
-        yield

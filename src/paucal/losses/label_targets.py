@@ -66,12 +66,17 @@ def compact_maps(values: Tensor, slots: Tensor, named: int) -> Tensor:
     return maps.scatter_add(1, slots, values.float())
 
 
-def sample_maps(maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None = None) -> Tensor:
+def sample_maps(
+    maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Average label maps over the cells of a view.
 
     For views that are boxes this is RoIAlign with adaptive sampling (as many points along a side of a cell as it
     spans cells of the map, rounded up), as the program uses it; here a view may also be mirrored, turned or sheared.
     What lies outside the image counts as zero; what lies in the image but not in the map is left out of the average.
+
+    Not in half precision inside autocast, where positions would be off by some hundredths of a cell: that moves
+    probabilities by up to 0.1.
 
     Args:
         maps: (B, U, H, W).
@@ -81,18 +86,8 @@ def sample_maps(maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: 
             cover whole images.
 
     Returns:
-        (B, U, rows, columns); zero where nothing is known.
-    """
-    return _sample(maps, geometry, size, covered)[0]
-
-
-def _sample(
-    maps: Tensor, geometry: Tensor, size: tuple[int, int], covered: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the averages of `sample_maps` and, where `covered` is given, the share (B, rows, columns) known.
-
-    Not in half precision inside autocast, where positions would be off by some hundredths of a cell: that moves
-    probabilities by up to 0.1.
+        The averages (B, U, rows, columns), zero where nothing is known, and the share (B, rows, columns) of each cell
+        that is known; None of the latter where `covered` is None.
     """
     with torch.autocast(maps.device.type, enabled=False):
         return _averages(precise(maps), precise(geometry), size, None if covered is None else precise(covered))
@@ -149,7 +144,7 @@ def map_targets(
         covered: (B, 2), as for `sample_maps`.
         teacher_classes: (B,) how many classes the teacher knows, the K among them; None where it knows just these.
     """
-    average, known = _sample(maps, geometry, size, covered)
+    average, known = sample_maps(maps, geometry, size, covered)
     logits = average.flatten(2).transpose(1, 2)
     there = (classes >= 0)[:, None]
     top = logits.masked_fill(~there, 0.0).amax(-1, keepdim=True).clamp(min=0)  # the other classes' logit is 0

@@ -17,7 +17,7 @@ from paucal.losses.drloc_chance import drloc_chance_level
 from paucal.losses.drloc_targets import class_counts
 from paucal.objectives.base import Term
 from paucal.objectives.drloc_head import LocalizationHead
-from paucal.objectives.drloc_options import PAPER, PRESETS, DrLocOptions, preset_options
+from paucal.objectives.drloc_options import PAPER, DrLocOptions, preset_options
 from paucal.objectives.random_streams import stream_seed
 from paucal.types import Batch, FeatureRequest, Features, Progress, UserError
 
@@ -44,8 +44,6 @@ class DrLoc(Term):
         >>> term(features, Batch(torch.arange(2), []), progress).shape, term.weight(progress)
         (torch.Size([]), 0.1)
     """
-
-    presets = PRESETS
 
     def __init__(
         self,

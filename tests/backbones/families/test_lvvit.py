@@ -38,7 +38,7 @@ def test_plain_step__gives_every_parameter_a_gradient() -> None:
 
 def test_dense_step__gives_every_parameter_a_gradient() -> None:
     model = build(aux_weight=0.0).train()
-    class_logits, token_logits = model.forward_dense(images(3), mix_box=(1, 2, 3, 6))
+    class_logits, token_logits = model.dense_logits(model.forward_features(images(3), mix_box=(1, 2, 3, 6)))
     (class_logits.square().mean() + token_logits.square().mean()).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
@@ -162,11 +162,15 @@ def test_compiled__has_no_breaks() -> None:
 
 def test_compiled__dense_step_is_not_compiled_again_for_a_box_given_as_a_tensor() -> None:
     model, counter = build(), CompileCounter()
-    step = torch.compile(model.forward_dense, backend=counter, fullgraph=True)
+    step = torch.compile(
+        lambda *given: model.dense_logits(model.forward_features(*given)), backend=counter, fullgraph=True
+    )
     with torch.no_grad():
         for box in [(0, 0, 1, 1), (1, 2, 4, 6), (2, 0, 2, 3)]:
             for given, expected in zip(
-                step(images(), torch.tensor(box)), model.forward_dense(images(), box), strict=True
+                step(images(), torch.tensor(box)),
+                model.dense_logits(model.forward_features(images(), box)),
+                strict=True,
             ):
                 torch.testing.assert_close(given, expected)
     assert counter.frame_count == 1

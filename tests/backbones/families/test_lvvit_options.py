@@ -107,7 +107,7 @@ def test_aux_weight__adds_the_largest_token_logits_in_training_as_well(weight: f
     model = build(aux_weight=weight, global_pool=pool)
     with torch.no_grad():
         torch.testing.assert_close(model(images()), naive_logits(model, images(), weight))
-        class_logits, token_logits = model.forward_dense(images())
+        class_logits, token_logits = model.dense_logits(model.forward_features(images()))
         assert token_logits.shape == (2, 16, 5)
         torch.testing.assert_close(class_logits, naive_logits(model, images(), 0.0))
         # Batch statistics aside, training gives what evaluation gives.
@@ -120,10 +120,10 @@ def test_aux_head__left_out_leaves_the_class_logits() -> None:
     model, whole = build(aux_head=False), build()
     model.load_state_dict({name: value for name, value in whole.state_dict().items() if "aux" not in name})
     with torch.no_grad():
-        assert torch.equal(model(images()), whole.forward_dense(images())[0])
+        assert torch.equal(model(images()), whole.dense_logits(whole.forward_features(images()))[0])
     assert model.get_classifier() is model.head
     with pytest.raises(ValueError, match="build it with aux_head=True"):
-        model.forward_dense(images())
+        model.dense_logits(model.forward_features(images()))
 
 
 def test_global_pool__none_gives_every_token() -> None:

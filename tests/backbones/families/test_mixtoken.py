@@ -78,7 +78,7 @@ def test_forward_dense__trains_as_the_published_program_with_the_same_box(box: s
     expected, looser = RECORD["runs"][rule]["expected"][box], recorded.LOOSER[rule]
     model = tiny(rule)
     images = torch.from_numpy(fill.image(64, 64, 4, rule))
-    class_logits, mixed = model.forward_dense(images, mix_box=BOXES[box])
+    class_logits, mixed = model.dense_logits(model.forward_features(images, mix_box=BOXES[box]))
     token_logits = exchange_tokens(mixed, BOXES[box], (4, 4))
     require_close(class_logits, expected["class_logits"], looser)
     require_close(token_logits, expected["token_logits"], looser)

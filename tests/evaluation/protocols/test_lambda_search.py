@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from paucal.evaluation.protocols.lambda_search import (
-    MOST_FITS,
     POINTS,
     search_strength,
     strength_at,
-    sweep_strength,
 )
 
 GRID = [strength_at(position) for position in range(POINTS)]
@@ -41,7 +39,7 @@ def test_search__finds_every_peak_within_fifteen_fits(left):
         assert found.strength == GRID[peak]
         assert len(calls) == len(set(calls)) == len(found.scores)
         most = max(most, len(calls))
-    assert most == MOST_FITS == 15
+    assert most == 15
 
 
 def test_search__begins_with_seven_points_two_decades_apart():
@@ -53,15 +51,8 @@ def test_search__begins_with_seven_points_two_decades_apart():
 
 def test_search__of_equal_scores_takes_the_larger_lambda():
     assert search_strength(lambda strength: 0.5).strength == pytest.approx(1e6)
-    assert sweep_strength(lambda strength: 0.5).strength == pytest.approx(1e6)
 
 
 def test_search__passes_over_fits_that_failed():
     found = search_strength(lambda s: float("nan") if s < 1e-3 else -abs(np.log10(s) - 1))
     assert found.strength == pytest.approx(10)
-
-
-def test_sweep__tries_everything():
-    found = sweep_strength(lambda strength: -abs(np.log10(strength) - 3))
-    assert len(found.scores) == 97
-    assert found.strength == pytest.approx(1e3)

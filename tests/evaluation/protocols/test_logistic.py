@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from paucal.evaluation.protocols.lambda_search import sweep_strength
+from paucal.evaluation.protocols.lambda_search import POINTS, Searched, strength_at
 from paucal.evaluation.protocols.logistic import Solver, fit_logistic, fit_selected
 from paucal.types import UserError
 
@@ -79,11 +79,17 @@ def test_multi_label__is_one_regression_per_class_without_the_ignored_images():
     np.testing.assert_allclose(ours.weight[2], peer.coef_[0], rtol=1e-4, atol=1e-5)
 
 
+def sweep(score) -> Searched:
+    """Try every lambda of the grid; of equal scores the larger one wins."""
+    scores = {position: score(strength_at(position)) for position in range(POINTS)}
+    return Searched(max(scores, key=lambda position: (scores[position], position)), scores)
+
+
 def test_selected__takes_the_grids_best_lambda_and_refits_on_both_parts():
     train, val = blobs(60, 20, spread=1.5), blobs(600, 20, spread=1.5, seed=1)
     judged = fit_selected(train, val, 3)
     assert judged.fits <= 16
-    full = fit_selected(train, val, 3, search=sweep_strength)
+    full = fit_selected(train, val, 3, search=sweep)
     assert full.fits == 98
     best = max(full.search.scores.values())
     assert judged.search.scores[judged.search.best] >= best - 0.005  # accuracy has steps, so not every peak is one

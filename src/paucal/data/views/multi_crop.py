@@ -35,7 +35,7 @@ SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
 class DinoCrop:
     """Crop, flip, change the colours, blur, solarise and normalise, in the order of the published program.
 
-    The randomness is drawn from torch's global generator (CPU); see `randomness.seeded`. A crop of an image of twice
+    The randomness is drawn from torch's global generator (CPU); see `randomness.reseed`. A crop of an image of twice
     its sides took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms of a slow core's time at 32, 96 and 224 pixels (local to
     first global crop); hue and blur are most of that, in Pillow.
 

@@ -27,7 +27,7 @@ class TrainTransform:
     image, crop. What RandAugment fills in then lies outside the image; after a crop it could hide a part of it.
 
     The randomness is drawn from the global generators of Python, NumPy and torch (CPU); see
-    `randomness.seeded`.
+    `randomness.reseed`.
 
     Args:
         size: (height, width) of the view in pixels.

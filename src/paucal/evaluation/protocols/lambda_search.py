@@ -13,7 +13,6 @@ PER_DECADE = 8
 LOWEST, HIGHEST = -6, 6  # decades
 POINTS = (HIGHEST - LOWEST) * PER_DECADE + 1
 COARSE = 2 * PER_DECADE
-MOST_FITS = 15
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,6 @@ def search_strength(score: Callable[[float], float]) -> Searched:
         peak = _best(score, tried, [peak - step, peak + step])
         step //= 2
     return Searched(peak, tried)
-
-
-def sweep_strength(score: Callable[[float], float]) -> Searched:
-    """Try all 97 points, with the same rule for equal scores."""
-    tried: dict[int, float] = {}
-    return Searched(_best(score, tried, list(range(POINTS))), tried)
 
 
 def _best(score: Callable[[float], float], tried: dict[int, float], positions: list[int]) -> int:

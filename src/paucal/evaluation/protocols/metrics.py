@@ -15,7 +15,6 @@ from torch import Tensor
 Weights = NDArray[np.float64]
 Measure = Callable[[Weights], NDArray[np.float64]]
 MetricName = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
-METRICS: tuple[MetricName, ...] = ("accuracy", "mean_per_class", "map11", "roc_auc")
 TITLES = {
     "accuracy": "accuracy",
     "mean_per_class": "mean per class",

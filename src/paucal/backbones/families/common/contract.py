@@ -3,7 +3,6 @@
 timm's own models each repeat this part (see `timm.models.vision_transformer`); the behaviour is theirs.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -191,15 +190,3 @@ def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
 def to_tokens(cells: Tensor) -> Tensor:
     """Return a map (B, C, H, W) as tokens (B, H * W, C), row by row."""
     return cells.flatten(2).transpose(1, 2)
-
-
-def square_side(cells: int) -> int:
-    """Return the side of a square grid.
-
-    Raises:
-        ValueError: the grid is not square.
-    """
-    side = math.isqrt(cells)
-    if side * side != cells:
-        raise ValueError(f"{cells} cells make no square grid")
-    return side

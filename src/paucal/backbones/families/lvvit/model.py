@@ -6,7 +6,7 @@ state dict are those of the published programs, whose checkpoints load as they a
 Differences from the published program:
 - `forward` gives the same logits in training as in evaluation, class logits plus half of the largest token logits, so
   that plain classification trains what will be used, and both classifiers get gradients. There, training gives a
-  triple. What token labeling needs comes from `forward_dense`.
+  triple. What token labeling needs comes from `dense_logits`.
 - The half can be changed and the auxiliary classifier left out, for models that were fine-tuned without labels of
   tokens: there, evaluation adds what an untrained classifier says.
 - `reset_classifier` replaces both classifiers.
@@ -48,7 +48,7 @@ class LvVit(TokenBackbone):
         stem_width: channels between the convolutions of the stem.
         aux_head: whether a second classifier reads every cell. Leave it out where it will not be trained.
         aux_weight: how much of the largest logits over the cells is added to the class logits; the published models
-            have 0.5. With 0 plain classification gives `aux_head` no gradient; it learns through `forward_dense`
+            have 0.5. With 0 plain classification gives `aux_head` no gradient; it learns through `dense_logits`
             alone.
         dynamic_img_size: resample the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
@@ -138,20 +138,10 @@ class LvVit(TokenBackbone):
             x = self.run_block(block, x, grid)
         return self.norm(x)
 
-    def forward_dense(self, x: Tensor, mix_box: Box | None = None) -> tuple[Tensor, Tensor]:
-        """Return class logits (B, K) and token logits (B, H * W, K), which are what token labeling trains.
-
-        Args:
-            x: images (B, in_chans, H, W).
-            mix_box: as in `forward_features`; the token logits stay exchanged.
-
-        Raises:
-            ValueError: the model has no auxiliary classifier.
-        """
-        return self.dense_logits(self.forward_features(x, mix_box))
-
     def dense_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class logits (B, K) and token logits (B, H * W, K) of `forward_features`' output.
+        """Return class logits (B, K) and token logits (B, H * W, K) of `forward_features`' output, for token labeling.
+
+        Tokens that were exchanged stay exchanged.
 
         Raises:
             ValueError: the model has no auxiliary classifier.

@@ -1,0 +1,14 @@
+"""Draws that a test can repeat."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paucal.data.randomness import preserved, reseed
+
+
+@contextmanager
+def seeded(*parts: int) -> Iterator[None]:
+    """Seed what transforms draw from, as the data set does before each image; restore it afterwards."""
+    with preserved():
+        reseed(*parts)
+        yield
