@@ -227,14 +227,14 @@ def test_deepcopy__reads_its_own_blocks() -> None:
     assert torch.equal(theirs.grids[0][0], theirs.grids[0][1])  # without the image, all images look alike
 
 
-def test_taps__keep_nothing_after_the_pass() -> None:
+def test_hooks__keep_nothing_after_the_pass() -> None:
     family = BY_NAME["vit_tiny_patch16_224"]
     backbone = family.build()
     backbone(family.images(), BLOCKS)
-    assert backbone._taps.kept is None
+    assert backbone._hooked.tensors is None
     with pytest.raises(RuntimeError):
         backbone(torch.zeros(1, 7, 64, 96))
-    assert backbone._taps.kept is None
+    assert backbone._hooked.tensors is None
 
 
 class NoGrid(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from paucal.backbones.forward_hooks import Taps
+from paucal.backbones.forward_hooks import HookedTensors
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
 from paucal.backbones.probe import Plan, final_prefixes, make_plan, model_name, probe_images, undisturbed
 from paucal.types import FeatureRequest, Features, UserError
@@ -53,9 +53,9 @@ class FeatureBackbone(nn.Module):
         super().__init__()
         self.model = model
         self.image_size = (int(image_size[0]), int(image_size[1]))
-        self._taps = Taps()
+        self._hooked = HookedTensors()
         with undisturbed(self):
-            self._plan = make_plan(model, probe_images(model, self.image_size), self._taps)
+            self._plan = make_plan(model, probe_images(model, self.image_size), self._hooked)
 
     @property
     def plan(self) -> Plan:
@@ -113,13 +113,13 @@ class FeatureBackbone(nn.Module):
             mix_box: MixToken's box of cells (4,) int64, for models that mix within (LV-ViT).
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
-        final, maps, kept = self._run(images, requests, mix_box)
+        final, maps, tensors = self._run(images, requests, mix_box)
         size = (images.shape[-2], images.shape[-1])
         last = self._last_grid(final, maps, size)
         pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
         logits, token_logits = self._classify(final, dense)
-        kept_grid = partial(self._kept_grid, kept, size, (last.shape[2], last.shape[3]))
-        answers = [Features(self._grids(ask, last, maps, kept_grid), pooled, logits, token_logits) for ask in requests]
+        grid_of = partial(self._hooked_grid, tensors, size, (last.shape[2], last.shape[3]))
+        answers = [Features(self._grids(ask, last, maps, grid_of), pooled, logits, token_logits) for ask in requests]
         return answers[0] if isinstance(request, FeatureRequest) else answers
 
     def extract(
@@ -155,7 +155,7 @@ class FeatureBackbone(nn.Module):
     ) -> tuple[Any, list[Tensor] | None, dict[str, Any]]:
         stages = not self._plan.last_is_final or any(ask.levels == "stages" for ask in requests)
         mixed = {} if mix_box is None else {"mix_box": mix_box}
-        self._taps.kept = {}
+        self._hooked.tensors = {}
         try:
             if stages:
                 if mixed:
@@ -163,10 +163,10 @@ class FeatureBackbone(nn.Module):
                 final, maps = self.model.forward_intermediates(images)  # type: ignore[operator]
             else:
                 final, maps = self.model.forward_features(images, **mixed), None  # type: ignore[operator]
-            kept = self._taps.kept
+            tensors = self._hooked.tensors
         finally:
-            self._taps.kept = None
-        return final, maps, kept
+            self._hooked.tensors = None
+        return final, maps, tensors
 
     def _last_grid(self, final: Any, maps: list[Tensor] | None, size: Size) -> Tensor:
         if not self._plan.last_is_final:
@@ -174,9 +174,9 @@ class FeatureBackbone(nn.Module):
         prefixes, hints = final_prefixes(self._plan.prefixes), Hints(self._plan.channels_last)
         return self._required(to_grid(final, size, prefixes, hints), size)
 
-    def _kept_grid(self, kept: dict[str, Any], size: Size, sides: Size, name: str) -> Tensor:
+    def _hooked_grid(self, tensors: dict[str, Any], size: Size, sides: Size, name: str) -> Tensor:
         hints = Hints(self._plan.channels_last, sides)
-        return self._required(to_grid(kept[name], size, self._plan.prefixes, hints), size)
+        return self._required(to_grid(tensors[name], size, self._plan.prefixes, hints), size)
 
     def _required(self, grid: Tensor | None, size: Size) -> Tensor:
         if grid is None:
@@ -188,15 +188,15 @@ class FeatureBackbone(nn.Module):
         request: FeatureRequest,
         last: Tensor,
         maps: list[Tensor] | None,
-        kept_grid: Callable[[str], Tensor],
+        grid_of: Callable[[str], Tensor],
     ) -> list[Tensor]:
         norm = self._plan.norm
         if request.levels == "last":
-            return [last if norm is None or request.norm else kept_grid(norm)]
+            return [last if norm is None or request.norm else grid_of(norm)]
         if request.levels == "stages":
             grids = list(maps or [])
         elif self._plan.blocks:
-            grids = [kept_grid(name) for name in self._plan.blocks]
+            grids = [grid_of(name) for name in self._plan.blocks]
         else:
             raise UserError(f"{model_name(self.model)} has no blocks that give a grid each; read 'stages' instead.")
         return grids if norm is None or not request.norm else [*grids[:-1], last]

@@ -18,39 +18,39 @@ _NO_BLOCK = re.compile(r"Class|DropBlock|Embed")
 _ASIDE = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # parts of other layers, made of blocks as well
 
 
-class Taps:
-    """What the hooks of one backbone have kept; None while they are closed."""
+class HookedTensors:
+    """What the hooks of one backbone have read, by the name of the submodule; None while they are closed."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Any] | None = None
+        self.tensors: dict[str, Any] | None = None
 
 
-class _OutputTap:
-    def __init__(self, taps: Taps, name: str) -> None:
-        self.taps, self.name = taps, name
+class _OutputHook:
+    def __init__(self, hooked: HookedTensors, name: str) -> None:
+        self.hooked, self.name = hooked, name
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self.taps.kept is not None:
-            self.taps.kept[self.name] = output
+        if self.hooked.tensors is not None:
+            self.hooked.tensors[self.name] = output
 
 
-class _InputTap:
-    def __init__(self, taps: Taps, name: str) -> None:
-        self.taps, self.name = taps, name
+class _InputHook:
+    def __init__(self, hooked: HookedTensors, name: str) -> None:
+        self.hooked, self.name = hooked, name
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self.taps.kept is not None:
-            self.taps.kept[self.name] = inputs[0]
+        if self.hooked.tensors is not None:
+            self.hooked.tensors[self.name] = inputs[0]
 
 
-def tap_output(model: nn.Module, name: str, taps: Taps) -> RemovableHandle:
-    """Keep the output of the submodule of that name while `taps` is open."""
-    return model.get_submodule(name).register_forward_hook(_OutputTap(taps, name))
+def hook_output(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableHandle:
+    """Keep the output of the submodule of that name while `hooked` is open."""
+    return model.get_submodule(name).register_forward_hook(_OutputHook(hooked, name))
 
 
-def tap_input(model: nn.Module, name: str, taps: Taps) -> RemovableHandle:
-    """Keep the first input of the submodule of that name while `taps` is open."""
-    return model.get_submodule(name).register_forward_pre_hook(_InputTap(taps, name))
+def hook_input(model: nn.Module, name: str, hooked: HookedTensors) -> RemovableHandle:
+    """Keep the first input of the submodule of that name while `hooked` is open."""
+    return model.get_submodule(name).register_forward_pre_hook(_InputHook(hooked, name))
 
 
 def block_names(model: nn.Module) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paucal.backbones.forward_hooks import Taps, block_names, final_norm_names, tap_input, tap_output
+from paucal.backbones.forward_hooks import HookedTensors, block_names, final_norm_names, hook_input, hook_output
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
 from paucal.types import UserError
 
@@ -37,27 +37,27 @@ class Plan:
     last: tuple[int, int, int]
 
 
-def make_plan(model: nn.Module, images: Tensor, taps: Taps) -> Plan:
-    """Run the model on the images and place the taps that its features need.
+def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
+    """Run the model on the images and place the hooks that its features need.
 
     Raises:
         UserError: neither `forward_features` nor `forward_intermediates` gives a grid.
     """
     size = (images.shape[-2], images.shape[-1])
-    handles = {name: tap_output(model, name, taps) for name in block_names(model)}
-    handles |= {name: tap_input(model, name, taps) for name in final_norm_names(model)}
+    handles = {name: hook_output(model, name, hooked) for name in block_names(model)}
+    handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
     prefixes, channels_last = _prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
-    taps.kept = {}
+    hooked.tensors = {}
     try:
-        final, kept = model.forward_features(images), taps.kept  # type: ignore[operator]
+        final, tensors = model.forward_features(images), hooked.tensors  # type: ignore[operator]
     finally:
-        taps.kept = None
+        hooked.tensors = None
     last = to_grid(final, size, final_prefixes(prefixes), Hints(channels_last))
     last_is_final = last is not None
     if last is None:
         last = _deepest_map(model, images)
     hints = Hints(channels_last, (last.shape[2], last.shape[3]))
-    grids = {name: to_grid(output, size, prefixes, hints) for name, output in kept.items()}
+    grids = {name: to_grid(output, size, prefixes, hints) for name, output in tensors.items()}
     seen = {name: grid.shape for name, grid in grids.items() if grid is not None}
     norms = [name for name in final_norm_names(model) if last_is_final and seen.get(name) == last.shape]
     # A block that ends in fewer cells than the model works on class tokens.

@@ -133,7 +133,7 @@ def _names(items: Sequence[str]) -> str:
     return shown if len(items) <= MAX_NAMES else f"{shown} and {len(items) - MAX_NAMES} more"
 
 
-def facts(files: RunFiles) -> Mapping[str, str]:
+def trained(files: RunFiles) -> Mapping[str, str]:
     """Return what was trained as names and texts, without what is unknown."""
     summary, epoch = files.summary, kept_epoch(files)
     known = {

@@ -20,8 +20,8 @@ MAX_TEXT = 2000
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What `summary.json` knows of a pre-training run beside the common facts; everything may be missing.
+class PretrainingSummary:
+    """What `summary.json` knows of a pre-training run beside what all runs have; everything may be missing.
 
     Attributes:
         crops: which views of an image were compared, in words.
@@ -50,23 +50,23 @@ def write_pretraining_report(run: Path) -> Path:
     """Write `report.html` into the folder of a pre-training run from what lies there, and return its path.
 
     From `summary.json` it reads what `report.inputs.Summary` names (title, model, method, data, split, parameters,
-    grid, epochs, seconds, next_steps) and what `Facts` names; from `metrics.csv` the curves and "val_knn"; from
-    `plots/` the pictures health.png, curves.png and train_batch.png.
+    grid, epochs, seconds, next_steps) and what `PretrainingSummary` names; from `metrics.csv` the curves and
+    "val_knn"; from `plots/` the pictures health.png, curves.png and train_batch.png.
 
     Raises:
         UserError: the folder does not exist, or one of its files is too large or damaged.
     """
     files = read_run(run)
-    facts = read_facts(files)
+    known = read_summary(files)
     page = template("pretraining.html").render(
         title=files.summary.title or f"Run {run.resolve().name}",
         files=files,
         summary=files.summary,
-        facts=facts,
-        headline=headline(files, facts),
-        warnings=warnings(files, facts),
-        figures=figures(files, facts),
-        table=table(files, facts),
+        pretraining=known,
+        headline=headline(files, known),
+        warnings=warnings(files, known),
+        figures=figures(files, known),
+        table=table(files, known),
         pictures=pictures(files),
         shell_run=shlex.quote(str(run)),
     )
@@ -75,17 +75,17 @@ def write_pretraining_report(run: Path) -> Path:
     return path
 
 
-def read_facts(files: RunFiles) -> Facts:
-    """Read the facts of pre-training from `summary.json`.
+def read_summary(files: RunFiles) -> PretrainingSummary:
+    """Read what is known of a pre-training run from `summary.json`.
 
     Raises:
-        UserError: they are not of the kinds that `Facts` names.
+        UserError: they are not of the kinds that `PretrainingSummary` names.
     """
     path = files.run.path / "summary.json"
     content = files.run.read_json(path.name) if path.is_file() else {}
     try:
         verdict = content.get("verdict")
-        return Facts(
+        return PretrainingSummary(
             crops=_text(content.get("crops")),
             out_dim=None if content.get("out_dim") is None else int(content["out_dim"]),
             monitor=_text(content.get("monitor")),
@@ -109,10 +109,10 @@ def knn(files: RunFiles) -> list[tuple[float, float]]:
     return [(epoch, share) for epoch, share in found if math.isfinite(share)]
 
 
-def headline(files: RunFiles, facts: Facts) -> list[str]:
+def headline(files: RunFiles, known: PretrainingSummary) -> list[str]:
     """Return the result in a few sentences: whether the networks are well, and what the features are worth."""
     found = []
-    if facts.verdict is None:
+    if known.verdict is None:
         found.append("The networks show no sign of collapse: images still differ in what they answer.")
     scores = knn(files)
     if not scores:
@@ -122,8 +122,8 @@ def headline(files: RunFiles, facts: Facts) -> list[str]:
         )
         return found
     epoch, last = scores[-1]
-    start = "" if facts.knn_start is None else f"; with the weights it began with, {percent(facts.knn_start)}"
-    where = "labelled images" if facts.monitor is None else f"labelled images of {facts.monitor}"
+    start = "" if known.knn_start is None else f"; with the weights it began with, {percent(known.knn_start)}"
+    where = "labelled images" if known.monitor is None else f"labelled images of {known.monitor}"
     found.append(
         f"After epoch {epoch:g} the nearest neighbours give {percent(last)} of the {where} the right class{start}."
     )
@@ -136,46 +136,46 @@ def headline(files: RunFiles, facts: Facts) -> list[str]:
     return found
 
 
-def warnings(files: RunFiles, facts: Facts) -> list[str]:
+def warnings(files: RunFiles, known: PretrainingSummary) -> list[str]:
     """Return what a careful reader should know before using the backbone; often empty."""
     found = []
-    if facts.verdict is not None:
-        found.append(f"{_capital(facts.verdict['sentence'])} {facts.verdict['advice']}")
+    if known.verdict is not None:
+        found.append(f"{_capital(known.verdict['sentence'])} {known.verdict['advice']}")
     scores = knn(files)
-    if scores and facts.knn_start is not None and scores[-1][1] <= facts.knn_start:
+    if scores and known.knn_start is not None and scores[-1][1] <= known.knn_start:
         found.append(
             "Nearest neighbours find no more than with the weights the run began with: these features are not worth "
             "more than those. Train for longer, or look at the advice on collapse."
         )
-    if facts.rollbacks:
-        times = "once" if facts.rollbacks == 1 else f"{facts.rollbacks} times"
+    if known.rollbacks:
+        times = "once" if known.rollbacks == 1 else f"{known.rollbacks} times"
         found.append(f"The run went back to a healthy state {times}, with other settings after it.")
     return found
 
 
-def figures(files: RunFiles, facts: Facts) -> list[tuple[str, str]]:
+def figures(files: RunFiles, known: PretrainingSummary) -> list[tuple[str, str]]:
     """Return the few numbers that stand first, with what they are."""
     found = [(percent(share), f"nearest neighbours, epoch {epoch:g}") for epoch, share in knn(files)[-1:]]
-    if found and facts.knn_start is not None:
-        found.append((percent(facts.knn_start), "before training"))
+    if found and known.knn_start is not None:
+        found.append((percent(known.knn_start), "before training"))
     return found
 
 
-def table(files: RunFiles, facts: Facts) -> Mapping[str, str]:
+def table(files: RunFiles, known: PretrainingSummary) -> Mapping[str, str]:
     """Return what was trained as names and texts, without what is unknown."""
     summary = files.summary
-    known = {
+    rows = {
         "model": summary.model,
         "parameters": None if summary.parameters is None else f"{summary.parameters:,}",
         "token grid": summary.grid,
         "method": summary.method,
-        "crops of an image": facts.crops,
-        "prototypes of a head": None if facts.out_dim is None else f"{facts.out_dim:,}",
-        "first weights": facts.start,
+        "crops of an image": known.crops,
+        "prototypes of a head": None if known.out_dim is None else f"{known.out_dim:,}",
+        "first weights": known.start,
         "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
         "training time": None if summary.seconds is None else duration(summary.seconds),
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in rows.items() if value is not None}
 
 
 def _change(entry: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ _MOVES: dict[str, Callable[[float, int, int], Affine]] = {
 }
 
 
-class TrackedRandAugment:
+class LocatedRandAugment:
     """timm's RandAugment, with the map from the result to the image it was given.
 
     Args:
@@ -36,7 +36,7 @@ class TrackedRandAugment:
 
     Example:
         >>> from timm.data.auto_augment import rand_augment_transform
-        >>> policy = TrackedRandAugment(rand_augment_transform("rand-m9-n1-p1", {}, ["TranslateXRel"]))
+        >>> policy = LocatedRandAugment(rand_augment_transform("rand-m9-n1-p1", {}, ["TranslateXRel"]))
         >>> _, theta = policy(Image.new("RGB", (20, 10)))
         >>> theta[0, 0].item(), theta[0, 2].abs().item() > 0
         (1.0, True)
@@ -65,11 +65,11 @@ class TrackedRandAugment:
 class _Recorded:
     """Takes the place of an operation's function: notes the movement, then makes it."""
 
-    def __init__(self, tracked: TrackedRandAugment, operation: AugmentOp) -> None:
-        self.tracked, self.name, self.function = tracked, operation.name, operation.aug_fn
+    def __init__(self, policy: LocatedRandAugment, operation: AugmentOp) -> None:
+        self.policy, self.name, self.function = policy, operation.name, operation.aug_fn
 
     def __call__(self, image: Image.Image, level: float, **settings: Any) -> Image.Image:
-        self.tracked.note(_MOVES[self.name](level, *image.size), image.size)
+        self.policy.note(_MOVES[self.name](level, *image.size), image.size)
         return self.function(image, level, **settings)
 
 

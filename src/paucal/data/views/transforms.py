@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from paucal.data.views.augment import RESAMPLING, Augmentation, Interpolation, build_rand_augment
-from paucal.data.views.located_rand_augment import TrackedRandAugment
+from paucal.data.views.located_rand_augment import LocatedRandAugment
 from paucal.data.views.normalisation import Normalisation
 from paucal.types import UserError
 
@@ -23,7 +23,7 @@ EVAL_CROP_RATIO = 224 / 256
 class TrainTransform:
     """Crop, flip, RandAugment, normalise and erase, in the order of timm's training transform.
 
-    Where the geometry is tracked, the order is that of the token-labeling program: flip, RandAugment on the whole
+    Where the geometry is exact, the order is that of the token-labeling program: flip, RandAugment on the whole
     image, crop. What RandAugment fills in then lies outside the image; after a crop it could hide a part of it.
 
     The randomness is drawn from the global generators of Python, NumPy and torch (CPU); see
@@ -33,7 +33,7 @@ class TrainTransform:
         size: (height, width) of the view in pixels.
         augmentation: what is done.
         normalisation: applied after RandAugment.
-        tracked: whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
+        exact_geometry: whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
             flip only.
 
     Example:
@@ -44,15 +44,15 @@ class TrainTransform:
     """
 
     def __init__(
-        self, size: Size, augmentation: Augmentation, normalisation: Normalisation, tracked: bool = False
+        self, size: Size, augmentation: Augmentation, normalisation: Normalisation, exact_geometry: bool = False
     ) -> None:
         _check_size(size)
         self.size, self.augmentation, self.normalisation = size, augmentation, normalisation
         self._crop = v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio)
         policy = build_rand_augment(augmentation, size, normalisation)
-        self._rand_augment = None if tracked else policy
-        self._tracked = TrackedRandAugment(policy) if tracked and policy is not None else None
-        self._crops_last = tracked
+        self._rand_augment = None if exact_geometry else policy
+        self._located = LocatedRandAugment(policy) if exact_geometry and policy is not None else None
+        self._crops_last = exact_geometry
         self._erase = RandomErasing(augmentation.erase_prob, mode="pixel", device="cpu")
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
@@ -72,8 +72,8 @@ class TrainTransform:
         if self._flips():
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -1
-        if self._tracked is not None:
-            image, moved = self._tracked(image)
+        if self._located is not None:
+            image, moved = self._located(image)
             theta = theta @ moved
         view, box = self._cropped(image)
         return view, theta[:2] @ torch.cat((box, torch.tensor([[0.0, 0.0, 1.0]])))

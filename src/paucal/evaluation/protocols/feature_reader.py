@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.backbones.forward_hooks import Taps, tap_output
+from paucal.backbones.forward_hooks import HookedTensors, hook_output
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import model_name
 from paucal.types import FeatureRequest, UserError
@@ -82,21 +82,21 @@ class FeatureReader(nn.Module):
 
     def __init__(self, backbone: FeatureBackbone, kinds: Sequence[FeatureKind]) -> None:
         super().__init__()
-        self.backbone, self.kinds, self._taps = backbone, tuple(kinds), Taps()
+        self.backbone, self.kinds, self._hooked = backbone, tuple(kinds), HookedTensors()
         self._blocks = {kind: self._last_blocks(kind.count) for kind in kinds if kind.levels == "blocks"}
         wanted = {name for names in self._blocks.values() for name in names}
-        self._handles = [tap_output(backbone.model, name, self._taps) for name in sorted(wanted)]
+        self._handles = [hook_output(backbone.model, name, self._hooked) for name in sorted(wanted)]
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Return one (B, D) tensor per kind for normalised (B, C, H, W) images."""
         requests = [FeatureRequest()]
         requests += [FeatureRequest("stages")] if any(kind.levels == "stages" for kind in self.kinds) else []
-        self._taps.kept = {}
+        self._hooked.tensors = {}
         try:
             last, *stages = self.backbone.extract(images, requests)
-            kept = self._taps.kept
+            tensors = self._hooked.tensors
         finally:
-            self._taps.kept = None
+            self._hooked.tensors = None
         found = []
         for kind in self.kinds:
             if kind.levels == "pooled":
@@ -104,7 +104,7 @@ class FeatureReader(nn.Module):
             elif kind.levels == "stages":
                 found.append(self._stages(kind, stages[0].grids, last.pooled))
             else:
-                parts = [self._block(kept[name], images, last.grids[-1]) for name in self._blocks[kind]]
+                parts = [self._block(tensors[name], images, last.grids[-1]) for name in self._blocks[kind]]
                 found.append(torch.cat(parts, 1))
         return found
 

@@ -46,11 +46,11 @@ class PretrainResult(FinishedRun):
 
 
 def conclude(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watching: StageWatch, voice: Voice
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, stage_watch: StageWatch, voice: Voice
 ) -> PretrainResult:
     """Draw the curves and write everything down; the first process does, the others wait."""
     last = outcome.rows[-1] if outcome.rows else {}
-    verdict = watching.watcher.verdict
+    verdict = stage_watch.watcher.verdict
     if rank() == 0:
         chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
         save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance))
@@ -59,7 +59,7 @@ def conclude(
             assembled.objective.backbones()[0].dim,
         )
         save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))
-        run.write_json("summary.json", summary(run, assembled, outcome, verdict, watching))
+        run.write_json("summary.json", summary(run, assembled, outcome, verdict, stage_watch))
         page = write_pretraining_report(run.path)
         for line in closing_lines(run, assembled, outcome, verdict, page):
             voice.say(line)
@@ -68,7 +68,7 @@ def conclude(
 
 
 def summary(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, watching: StageWatch
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, stage_watch: StageWatch
 ) -> dict[str, Any]:
     """Return the facts of the run as plain values, for `summary.json` and the page."""
     settings, prepared = assembled.settings, assembled.prepared
@@ -87,10 +87,10 @@ def summary(
         "epochs": settings.epochs,
         "seconds": round(outcome.seconds, 1),
         "monitor": settings.monitor,
-        "knn_start": watching.knn_start(),
+        "knn_start": stage_watch.knn_start(),
         "verdict": None if verdict is None else vars(verdict),
-        "verdicts": watching.history(),
-        "rollbacks": len(watching.rollbacks),
+        "verdicts": stage_watch.history(),
+        "rollbacks": len(stage_watch.rollbacks),
         "start": None if assembled.start is None else assembled.start.short(),
         "remarks": list(assembled.remarks),
         "next_steps": next_steps(run),

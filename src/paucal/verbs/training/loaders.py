@@ -96,13 +96,15 @@ def train_loader(
     return step_loader(dataset, prepared, settings, plan, start, settings.repeats)
 
 
-def view_transform(crops: Crops, preprocess: Preprocessing, settings: TrainSettings, tracked: bool) -> ViewTransform:
+def view_transform(
+    crops: Crops, preprocess: Preprocessing, settings: TrainSettings, exact_geometry: bool
+) -> ViewTransform:
     """Return the training transform of a group of views."""
     size = crops.sides or preprocess.image_size
     change = augmentation(settings)
     if crops.scale is not None:  # a method's own crops, such as the local ones of self-distillation
         change = replace(change, crop="random-resized", scale=crops.scale)
-    return TrainTransform(size, change, Normalisation(preprocess.mean, preprocess.std), tracked)
+    return TrainTransform(size, change, Normalisation(preprocess.mean, preprocess.std), exact_geometry)
 
 
 def validation(

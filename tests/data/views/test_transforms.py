@@ -38,7 +38,7 @@ def _geometry_error(view: torch.Tensor, theta: torch.Tensor, margin: int = 3) ->
 @pytest.mark.parametrize("source", [(160, 120), (90, 200), (64, 64)])
 def test_train_transform__geometry_points_to_what_the_view_shows(crop, source):
     augmentation = Augmentation(crop=crop, scale=(0.2, 1.0), padding=12, **NO_COLOUR)
-    transform = TrainTransform((48, 64), augmentation, PLAIN, tracked=True)
+    transform = TrainTransform((48, 64), augmentation, PLAIN, exact_geometry=True)
     image, flips = _gradient(*source), set()
     for seed in range(12):
         with seeded(seed):

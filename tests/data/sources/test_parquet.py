@@ -13,7 +13,7 @@ from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import held_out_part, make_split
 from paucal.types import UserError
 
-SHARED = Path(__file__).parents[2] / "../shared/data"
+SHARED = Path(__file__).parents[3] / "../shared/data"
 
 
 def _metadata(features: dict) -> dict[bytes, bytes]:

@@ -9,7 +9,7 @@ from torch.nn.functional import affine_grid
 
 from data.seeding import seeded
 from paucal.data.views.augment import Augmentation
-from paucal.data.views.located_rand_augment import TrackedRandAugment
+from paucal.data.views.located_rand_augment import LocatedRandAugment
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import TrainTransform
 
@@ -30,7 +30,7 @@ def gradient(width, height):
 @pytest.mark.parametrize("names", [[name] for name in MOVES] + [MOVES])
 @pytest.mark.parametrize("size", [(120, 80), (64, 96)])
 def test_tracked__says_where_each_pixel_came_from(names, size):
-    policy = TrackedRandAugment(
+    policy = LocatedRandAugment(
         rand_augment_transform("rand-m9-mstd0.5-n2-p1", {"img_mean": (0, 0, 0), "interpolation": 2}, names)
     )
     image, moved = gradient(*size), 0
@@ -89,7 +89,7 @@ def test_tracked_view__has_the_colour_that_its_geometry_says(description, monkey
 
 
 def test_tracked_view__shows_one_image_with_and_without_movement():
-    transform = TrainTransform((32, 32), Augmentation(erase_prob=0.0), PLAIN, tracked=True)
+    transform = TrainTransform((32, 32), Augmentation(erase_prob=0.0), PLAIN, exact_geometry=True)
     thetas = []
     for seed in range(30):
         with seeded(seed):

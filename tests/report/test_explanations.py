@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.predictions import Predictions
 from paucal.report import pictures
-from paucal.report.explanations import duration, facts, headline, kept_epoch, validation_top1, warnings
+from paucal.report.explanations import duration, headline, kept_epoch, trained, validation_top1, warnings
 from paucal.report.inputs import RunFiles, Summary
 from paucal.runs import RunFolder
 
@@ -84,7 +84,7 @@ def test_page__of_a_run_without_validation_says_that_nothing_was_selected(select
     rows = [{"epoch": 1.0, "train_loss": 2.0}, {"epoch": 2.0, "train_loss": 1.0}]
     found = replace(files(*outcome(60, 6), rows=rows), summary=Summary(selected=selected, best_epoch=2))
     assert (headline(found)[-1].endswith("last epoch, and nothing was selected.")) == (not selected)
-    assert facts(found)["epoch kept"] == ("2" if selected else "2, the last")
+    assert trained(found)["epoch kept"] == ("2" if selected else "2, the last")
     pictures._drawable(found)["curves"]()
     assert marked == [2 if selected else None]
 
