@@ -4,11 +4,14 @@ import doctest
 import importlib
 import pkgutil
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import paucal
+from fuzz.flags import flags_of
+from paucal.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages(paucal.__path__, "paucal."))
@@ -45,3 +48,28 @@ def test_pages__links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_index__leads_to_every_page():
+    docs = ROOT / "docs"
+    linked = {(docs / target).resolve() for target in re.findall(r"\]\(([^)#]+)", (docs / "index.md").read_text())}
+    assert {page for page in docs.rglob("*.md") if page.name != "index.md"} <= linked
+
+
+def commands() -> list[list[str]]:
+    """The commands of the README, as words after `paucal`."""
+    lines = re.findall(r"^uv run (paucal [^#\n]*)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def test_readme__commands_name_verbs_and_flags_that_there_are():
+    assert {words[0] for words in commands()} >= {"train", "pretrain", "label", "eval"}
+    for verb, *words in commands():
+        assert {word for word in words if word.startswith("-")} <= {flag.name for flag in flags_of(verb)}, words
+
+
+@pytest.mark.slow
+def test_readme__commands_work_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in commands():
+        assert main(words) == 0, words
