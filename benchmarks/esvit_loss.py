@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from measuring import interleaved, ratio, store, surroundings
-from paucal.losses import Sharpness, prototype_cross_entropy, region_targets, view_targets
+from paucal.losses import EsvitTask, Targets, esvit_loss, region_targets, view_targets
 from paucal.objectives.projection_head import ProjectionHead
 from plain.esvit_loss import PlainHead, plain_losses
 
@@ -61,23 +61,23 @@ class Inputs:
 
 
 def our_step(given: Inputs) -> Callable[[], Tensor]:
-    """Return a step of `losses.prototype_cross_entropy`."""
+    """Return a step of `losses.esvit_loss`."""
     view, region, view_teacher, region_teacher = given.heads
-    sharpness = Sharpness(LOW, HIGH, given.centre)
 
-    def task(head: ProjectionHead, teacher: ProjectionHead, rows: Tensor, goal: Tensor, targets: Any) -> Tensor:
+    def task(head: ProjectionHead, teacher: ProjectionHead, rows: Tensor, goal: Tensor, targets: Targets) -> EsvitTask:
         with torch.no_grad():
             aim, prototypes = teacher.project(goal), teacher.last_layer.directions()
-        return prototype_cross_entropy(
-            head.project(rows), head.last_layer.directions(), aim, prototypes, targets, sharpness
-        )
+        return EsvitTask(head.project(rows), head.last_layer.directions(), aim, prototypes, given.centre, targets)
 
     def step() -> Tensor:
         targets = view_targets(given.images, 2, len(COUNTS), given.device)
-        total = 0.5 * task(view, view_teacher, given.pooled, given.goal, targets)
         regions = region_targets([part.detach() for part in given.cells], given.goal_cells)
         cells, goal_cells = torch.cat(given.cells, 1), torch.cat(given.goal_cells, 1)
-        total = total + 0.5 * task(region, region_teacher, cells, goal_cells, regions)
+        tasks = (
+            task(view, view_teacher, given.pooled, given.goal, targets),
+            task(region, region_teacher, cells, goal_cells, regions),
+        )
+        total = esvit_loss(*tasks, student_temperature=LOW, teacher_temperature=HIGH).total
         total.backward()
         return total.detach()
 

@@ -141,7 +141,7 @@ def test_label__converts_published_maps_that_can_be_trained_with(labelled, tmp_p
     assert "the mean of the cells is right on 0.0 % of the images" in failure(capsys, *words)
     assert not (tmp_path / "maps").exists()
     assert call(*words, "--published-classes", names) == 0
-    assert "right on 100.0%" in capsys.readouterr().out
+    assert "right on 100.0 %" in capsys.readouterr().out
     run = tmp_path / "run"
     flags = [*VIT, "--method", "token-labeling", "--labels", tmp_path / "maps", "--output", run]
     assert call("train", labelled / "photos", *SHORT, *flags) == 0

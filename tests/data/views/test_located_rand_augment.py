@@ -60,7 +60,7 @@ def quadrants(width, height):
 
 
 @pytest.mark.parametrize("description", [None, *MOVES, "all"])
-def test_tracked_view__has_the_colour_that_its_geometry_says(description, monkeypatch):
+def test_located_view__has_the_colour_that_its_geometry_says(description, monkeypatch):
     """Four coloured quadrants and thousands of random views: every cell away from a border shows what theta says."""
     settings = {} if description is None else {"rand_augment": "rand-m9-mstd0.5-n2-p1"}
     names = {None: None, "all": MOVES + COLOURS}.get(description, [description])
@@ -68,7 +68,7 @@ def test_tracked_view__has_the_colour_that_its_geometry_says(description, monkey
         (56, 56), Augmentation(**{"rand_augment": None, "erase_prob": 0.0, **settings}), PLAIN, True
     )
     if names is not None:
-        policy = transform._tracked.policy
+        policy = transform._located.policy
         policy.ops = [op for op in policy.ops if op.name in names]
     image, right, cells = quadrants(96, 72), 0, 0
     palette = torch.tensor(QUADRANTS) / 255
@@ -88,7 +88,7 @@ def test_tracked_view__has_the_colour_that_its_geometry_says(description, monkey
     assert right / cells > 0.99
 
 
-def test_tracked_view__shows_one_image_with_and_without_movement():
+def test_located_view__shows_one_image_with_and_without_movement():
     transform = TrainTransform((32, 32), Augmentation(erase_prob=0.0), PLAIN, exact_geometry=True)
     thetas = []
     for seed in range(30):
