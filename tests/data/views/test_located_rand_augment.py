@@ -29,7 +29,7 @@ def gradient(width, height):
 
 @pytest.mark.parametrize("names", [[name] for name in MOVES] + [MOVES])
 @pytest.mark.parametrize("size", [(120, 80), (64, 96)])
-def test_tracked__says_where_each_pixel_came_from(names, size):
+def test_located__says_where_each_pixel_came_from(names, size):
     policy = LocatedRandAugment(
         rand_augment_transform("rand-m9-mstd0.5-n2-p1", {"img_mean": (0, 0, 0), "interpolation": 2}, names)
     )
