@@ -17,6 +17,7 @@ from cli.calls import call, failure, table
 from fuzz.flags import flag_names
 from paucal.settings.options import flag
 from paucal.types import UserError
+from paucal.wording import percent
 
 TINY: dict[str, Any] = {"img_size": 16, "workers": 0, "model": "vit_mini", "model_args": "depth=1", "seed": 1}
 SMALL: dict[str, Any] = {**TINY, "epochs": 1, "batch_size": 12, "out_dim": 16, "hidden_dim": 32, "local_crops": 1}
@@ -160,7 +161,7 @@ def test_label__gives_the_maps_of_the_command(labelled, tmp_path, capsys):
         assert np.array_equal(np.load(tmp_path / "maps" / name), np.load(labelled / "maps" / name)), name
     assert (made.folder, made.images, made.facts.grid, made.facts.top) == (tmp_path / "maps", 36, (8, 8), 3)
     assert made.check is not None
-    shares = f"{made.check.whole:.1%}, the mean of its cells on {made.check.cells:.1%}"
+    shares = f"{percent(made.check.whole)}, the mean of its cells on {percent(made.check.cells)}"
     images = f"on {made.check.images} labelled images it is right on {shares}"
     assert made.said[0] == f"teacher: {labelled / 'teacher'}; {images}"
 
