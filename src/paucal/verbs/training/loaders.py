@@ -45,7 +45,7 @@ def feeding(
         UserError: the run's model card is damaged.
     """
     stored = stored_preprocessing(run)
-    if stored is not None and stored.image_size == height_and_width(settings.img_size):
+    if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
         return stored  # else it is that of a model which the run has made at another size, on its way
     return preprocessing(settings, normalisation(settings, prepared, start), start)
 

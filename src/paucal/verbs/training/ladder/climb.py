@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from paucal.evaluation.deployed import save_deployed
-from paucal.wording import percent
 from paucal.runs import RunFolder, save_weights
 from paucal.types import UserError
 from paucal.verbs.run.resuming import store_changes
@@ -23,6 +22,7 @@ from paucal.verbs.training.ladder.probe import Head, accuracy, fit_head, stratif
 from paucal.verbs.training.ladder.rungs import Rung, Rungs
 from paucal.verbs.training.ladder.timing import duration, finish, seconds_per_image, sides
 from paucal.verbs.training.ladder.trials import LEAST_STEPS, attempt, best_of, clear, ways
+from paucal.wording import percent
 
 FEW = 100  # training images under which a probe is all that validation can tell from luck
 RESERVE = 0.05  # share of the time kept for pictures, the page and what was not foreseen

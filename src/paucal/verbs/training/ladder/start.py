@@ -8,7 +8,7 @@ import timm
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand, can_be_fetched, packaged
 from paucal.methods.training import method_of
 from paucal.methods.training_settings import TrainSettings
-from paucal.verbs.run.start_weights import TIMM
+from paucal.runs.ancestry import TIMM
 
 TINY = 24  # pixels of the shorter side under which photographs show nothing that trained weights know
 NONE, AUTO = "none", "auto"
