@@ -12,8 +12,9 @@ PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 
 
 def time(facts: Facts, recipe: str | None, epochs: int | None) -> Choice:
-    """A wait that people take, where neither a recipe nor anybody else says how long a run is."""
-    if epochs is not None or recipe is not None or facts.hinted_epochs:
+    """A wait that people take, where nobody says how long a run is, nor a recipe or the paper a start was named for."""
+    named = facts.start is not None and not facts.start.chosen
+    if epochs is not None or recipe is not None or facts.hinted_epochs or named:
         return None, ""
     if facts.device == "cuda":
         return "30m", "half an hour of a GPU; give --time 2h, or --epochs, for more"

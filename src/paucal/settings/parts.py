@@ -92,6 +92,9 @@ class AugmentationSettings(ViewSettings):
 class TrainScheduleSettings(ScheduleSettings):
     """The length and the optimizer of supervised training."""
 
+    epochs: int | None = option(
+        "passes over the training images; 0 for the linear probe of trained weights alone", low=0, high=MOST_EPOCHS
+    )
     time: str | None = option(
         "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
         "hour, half an hour on a GPU"

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paucal.verbs.run.console import PlainConsole
+from paucal.verbs.run.forecast import Forecast
 from paucal.wording import shortened, showable
 
 log = logging.getLogger("paucal")
@@ -75,7 +76,7 @@ class Voice:
 
     def callbacks(self) -> Sequence[Callback]:
         """Return Lightning callbacks that show the training."""
-        return [LiveBar(self)]
+        return [Forecast(self.say), LiveBar(self)]
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Say how an epoch went; of a long run every nth is printed, all are logged."""

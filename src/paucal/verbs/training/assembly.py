@@ -87,6 +87,7 @@ def assemble(
         rungs = Rungs(found.candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
     if run is None:
         check_rates(settings)
+        _require_passes(settings, rungs)
     objective, spec, notes = _build(settings, len(images.classes))
     if objective.data_request.label_maps:
         with bars("looking at label maps") as advance:
@@ -117,6 +118,14 @@ def assemble(
     origin = origins(settings, given, reasons)
     opening = time.monotonic() - begin
     return AssembledTraining(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, rungs, opening)
+
+
+def _require_passes(settings: TrainSettings, rungs: Rungs | None) -> None:
+    if settings.epochs == 0 and (rungs is None or not rungs.candidates):
+        raise UserError(
+            "--epochs 0 keeps the linear probe of trained weights as the model, and this run looks for no such weights "
+            "or has found none: give at least 1."
+        )
 
 
 def load_head(run: RunFolder, objective: Objective) -> None:

@@ -117,7 +117,7 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, repo
         "parts": per_class,
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
         "grid": assembled.grid_text,
-        "epochs": assembled.settings.epochs if outcome.rows else 0,
+        "epochs": assembled.settings.epochs,
         "rungs": rung_rows(assembled.rungs, outcome),
         "selected": _selected(assembled),
         "best_epoch": outcome.best.get("epoch"),
@@ -143,7 +143,7 @@ def closing_lines(
         f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
         *([due] if due else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
-        f"epochs: {assembled.settings.epochs if outcome.rows else 0}, "
+        f"epochs: {assembled.settings.epochs}, "
         f"{whole_time(assembled.rungs, outcome):.0f} s; kept: {kept}",
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/",
         "try next:",

@@ -196,3 +196,11 @@ def test_start__without_any_weights_says_what_would_help(tmp_path, monkeypatch):
     started(photos(tmp_path / "photos", each=12), tmp_path / "run", voice, epochs=1)
     assert any('pip install "paucal[weights]"' in line for line in voice.lines)
     assert RunFolder(tmp_path / "run").settings["init"] is None
+
+
+def test_epochs__none_at_all_keep_the_probe(data, tmp_path):
+    result = started(data, tmp_path / "run", epochs=0)
+    found = rungs_of(result.folder)
+    assert (found["tune"], found["trials"]) == (False, [])
+    with pytest.raises(UserError, match="--epochs 0 keeps the linear probe"):
+        started(data, tmp_path / "other", epochs=0, init="none", model="vit_mini")

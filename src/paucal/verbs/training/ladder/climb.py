@@ -14,13 +14,14 @@ import torch
 from paucal.evaluation.deployed import save_deployed
 from paucal.runs import RunFolder, save_weights
 from paucal.types import UserError
+from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.resuming import store_changes
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import HEAD, AssembledTraining, assemble
 from paucal.verbs.training.ladder.frozen import frozen_features, linear_classifier
 from paucal.verbs.training.ladder.probe import Head, accuracy, fit_head, stratified
 from paucal.verbs.training.ladder.rungs import Rung, Rungs
-from paucal.verbs.training.ladder.timing import duration, finish, seconds_per_image, sides
+from paucal.verbs.training.ladder.timing import seconds_per_image, sides
 from paucal.verbs.training.ladder.trials import LEAST_STEPS, attempt, best_of, clear, ways
 from paucal.wording import percent
 
@@ -100,6 +101,9 @@ def climb(run: RunFolder, made: AssembledTraining, voice: Voice) -> bool:
     ascent = Ascent(run, made, made.rungs, voice, time.monotonic() - made.rungs.spent - made.opening)
     if made.rungs.candidates and linear_classifier(made.objective.deployable()) is not None:
         return _from_trained(ascent)
+    if made.settings.epochs is not None:
+        _set_length(ascent, made.settings.epochs, seconds_per_image(made) * len(made.prepared.part("train")), {})
+        return True
     _from_scratch(ascent)
     return True
 
@@ -127,6 +131,8 @@ def _from_trained(ascent: Ascent) -> bool:
         _race(ascent)
     _probe(ascent)
     counts = ascent.made.prepared.counts()
+    if ascent.made.settings.epochs == 0:
+        return _stay(ascent, "the probe is the model: no passes, as given")
     if not counts["val"] or counts["train"] < FEW:
         why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
         return _stay(ascent, f"{why}: the probe is the model, since nothing could tell whether tuning is better")
@@ -346,7 +352,7 @@ def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str,
 
 def _stay(ascent: Ascent, why: str) -> bool:
     """End with the probe."""
-    made = ascent.settle(epochs=1)
+    made = ascent.settle(epochs=0)
     ascent.store(made, {"epochs": why})
     ascent.voice.say(f"plan: {why}")
     ascent.keep(plan=why, tune=False)

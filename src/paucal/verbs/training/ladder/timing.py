@@ -57,28 +57,6 @@ def _step(objective: torch.nn.Module, batch: Batch, device: torch.device, dtype:
         torch.cuda.synchronize()
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people.
-
-    Example:
-        >>> [duration(seconds) for seconds in (8, 100, 1000, 9000)]
-        ['8 s', '1 min 40 s', '17 min', '2 h 30 min']
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if seconds < 600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s".replace(" 0 s", "")
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min".replace(" 0 min", "")
-
-
-def finish(seconds: float) -> str:
-    """Return the time of day after so many seconds, with the day where it is another one."""
-    now, then = time.localtime(), time.localtime(time.time() + seconds)
-    return time.strftime("%H:%M" if now.tm_yday == then.tm_yday else "%A, %H:%M", then)
-
-
 def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
     """Return the image sizes worth tuning at, the largest first.
 

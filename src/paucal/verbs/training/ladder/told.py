@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paucal.training import Outcome
+from paucal.verbs.run.forecast import duration
 from paucal.verbs.training.ladder.rungs import Rungs
-from paucal.verbs.training.ladder.timing import duration
 
 
 def rung_rows(rungs: Rungs | None, outcome: Outcome) -> list[dict[str, Any]]:

@@ -1,0 +1,45 @@
+"""The time that a run will take, told after its first steps."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from paucal.verbs.run import forecast
+from paucal.verbs.run.forecast import Forecast, duration, finish
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "total", "told"), [(2.0, 102, "3 min 16 s"), (0.1, 102, None), (9.0, 11, "1 min 12 s")]
+)
+def test_forecast__is_the_time_of_a_step_times_those_that_are_left(monkeypatch, step_seconds, total, told):
+    clock, said = [100.0], []
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
+    one = Forecast(said.append)
+    module = SimpleNamespace(plan=SimpleNamespace(total_steps=total))
+    for step in range(1, 12):
+        clock[0] += 50.0 if step == 1 else step_seconds  # the first step is no measure
+        one.on_train_batch_end(SimpleNamespace(global_step=step, is_global_zero=True), module, None, None, step - 1)
+    assert len(said) == (told is not None)
+    if told is not None:
+        assert f"about {told} of training from now, until " in said[0]
+
+
+def test_forecast__leaves_the_word_to_the_first_process():
+    said = []
+    one = Forecast(said.append)
+    for step in range(1, 30):
+        trainer = SimpleNamespace(global_step=step, is_global_zero=False)
+        one.on_train_batch_end(trainer, SimpleNamespace(plan=SimpleNamespace(total_steps=10**9)), None, None, step)
+    assert said == []
+
+
+def test_finish__names_the_day_where_it_is_another(monkeypatch):
+    import time
+
+    noon = time.mktime((2026, 3, 6, 12, 0, 0, 0, 0, -1))
+    real = time.localtime
+    monkeypatch.setattr(forecast.time, "time", lambda: noon)
+    monkeypatch.setattr(forecast.time, "localtime", lambda *seconds: real(*(seconds or (noon,))))
+    assert finish(3600) == "13:00"
+    assert finish(86400).startswith("12:00 on ")
+    assert duration(59.4) == "59 s"
