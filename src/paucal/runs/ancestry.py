@@ -6,6 +6,8 @@ from pathlib import Path
 from paucal.runs.folder import MARKER, RunFolder
 
 TIMM = "timm"  # as a start: the weights that timm publishes
+AUTO = "auto"  # the same, where a run has looked for them itself and climbs from them
+PUBLISHED = (TIMM, AUTO)
 LONGEST = 32  # runs that each began with the one before
 
 
@@ -20,7 +22,7 @@ def run_around(file: Path) -> RunFolder | None:
 
 def run_behind(init: str | None) -> RunFolder | None:
     """Return the run whose model or saved state a start is; None where it is none or is not there."""
-    if init is None or init == TIMM:
+    if init is None or init in PUBLISHED:
         return None
     path = Path(init).expanduser()
     return RunFolder(path) if path.is_dir() else run_around(path)
@@ -43,5 +45,5 @@ def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
         init = run.settings.get("init")
         if not isinstance(init, str):
             return
-        gone = init != TIMM and not Path(init).exists()
+        gone = init not in PUBLISHED and not Path(init).exists()
         run = RunFolder(Path(init)) if gone else run_behind(init)

@@ -22,7 +22,7 @@ from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
 from paucal.runs import RunFolder, open_run, read_weights
-from paucal.runs.ancestry import TIMM, run_around
+from paucal.runs.ancestry import PUBLISHED, TIMM, run_around
 from paucal.runs.foreign import read_foreign
 from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
@@ -55,7 +55,7 @@ def pin_start(settings: M) -> M:
     Raises:
         UserError: there is nothing of that name.
     """
-    if settings.init is None or settings.init == TIMM:
+    if settings.init is None or settings.init in PUBLISHED:
         return settings
     path = _existing(settings.init)
     return replace(settings, init=str((open_run(path).path if path.is_dir() else path).resolve()))
@@ -76,7 +76,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
         return Start()
     if run is not None and run.last.exists():
         return _recorded(run)
-    if settings.init == TIMM:
+    if settings.init in PUBLISHED:
         return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_timm)
     path = _existing(settings.init)
     folder = RunFolder(path) if path.is_dir() else run_around(path)

@@ -151,7 +151,7 @@ def _look_for_start(
     facts = prepared.facts()
     found = choose(settings.model, settings.device or facts.device, facts.median_side)
     if not found.candidates:
-        return settings, {**given, "init": f"auto: {found.why}"}, found
+        return replace(settings, init=None), {**given, "init": f"auto: {found.why}"}, found
     settings, given = started(settings, found.candidates[0]), {"model": f"auto: {found.why}", **given}
     if "method" not in given:
         settings = replace(settings, method=TUNING)

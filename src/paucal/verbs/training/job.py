@@ -1,6 +1,7 @@
 """What `paucal train` says about its runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from paucal.data.loader import TrainLoader
 from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
@@ -19,6 +20,8 @@ from paucal.verbs.training.ladder.climb import climb
 from paucal.verbs.training.ladder.start import plain_init
 from paucal.verbs.training.loaders import train_loader, training_sheet, validation
 from paucal.verbs.training.optimizer import optimization
+
+CONFIG = "config"  # the origin of a setting from a file
 
 
 class TrainingWatcher:
@@ -53,6 +56,23 @@ class TrainingWatcher:
         return []
 
 
+def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
+    """Return settings of which one alone says how long a run is; a config's gives way, its time before its epochs.
+
+    Raises:
+        UserError: both were given.
+    """
+    if settings.time is None or settings.epochs is None:
+        return settings
+    if origin.get("time") == CONFIG:
+        return replace(settings, time=None)
+    if origin.get("epochs") == CONFIG:
+        return replace(settings, epochs=None)
+    raise UserError(
+        f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
+    )
+
+
 class TrainingJob:
     """Supervised training, with any of its methods; a `Job`."""
 
@@ -62,16 +82,12 @@ class TrainingJob:
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in a recipe and refuse what makes no sense."""
-        settings, given = plain_init(settings, given)
+        settings = plain_init(settings)
         terms_of(settings)  # names first: a recipe must not hide that one is unknown
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
         check_ranges(settings)
-        if settings.time is not None and settings.epochs is not None:
-            raise UserError(
-                f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
-            )
-        return settings, origin
+        return one_length(settings, origin), origin
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with full paths."""

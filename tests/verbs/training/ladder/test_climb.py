@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import paucal
+from paucal.cli.main import main
 from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
@@ -204,3 +205,12 @@ def test_epochs__none_at_all_keep_the_probe(data, tmp_path):
     assert (found["tune"], found["trials"]) == (False, [])
     with pytest.raises(UserError, match="--epochs 0 keeps the linear probe"):
         started(data, tmp_path / "other", epochs=0, init="none", model="vit_mini")
+
+
+def test_climb__is_repeated_by_its_config(data, tmp_path):
+    whole = started(data, tmp_path / "whole", epochs=1)
+    out = tmp_path / "again"
+    assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
+    assert rungs_of(out)["trials"] == []
+    ours, theirs = load_deployed(out).module.state_dict(), load(whole).module.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -310,6 +310,8 @@ def _try_ways(ascent: Ascent, side: list[int], epoch: float) -> Mapping[str, Any
         replace(way, settings={name: value for name, value in way.settings.items() if _free(made, name)})
         for way in ways(made.objective.deployable())
     ]
+    if not any(way.settings for way in options):
+        return {}  # everything that could be tried was given
     per_step = epoch / max(1, made.plan.steps_per_epoch)
     time_each = TRIAL_SHARE * ascent.left() if ascent.rungs.budget else per_step * made.plan.steps_per_epoch
     steps = int(min(time_each / max(per_step, 1e-9), made.plan.steps_per_epoch))

@@ -8,10 +8,10 @@ import timm
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand, can_be_fetched, packaged
 from paucal.methods.training import method_of
 from paucal.methods.training_settings import TrainSettings
-from paucal.runs.ancestry import TIMM
+from paucal.runs.ancestry import AUTO
 
 TINY = 24  # pixels of the shorter side under which photographs show nothing that trained weights know
-NONE, AUTO = "none", "auto"
+NONE = "none"
 HELP = 'what would help most: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
 
 
@@ -30,17 +30,19 @@ class Choice:
     remark: str = ""
 
 
-def plain_init(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-    """Return settings in which "none" and "auto" are written as they are meant: given as nothing, and not given."""
-    if settings.init == NONE:
-        return replace(settings, init=None), dict(given)
-    if settings.init == AUTO:
-        return replace(settings, init=None), {name: origin for name, origin in given.items() if name != "init"}
-    return settings, dict(given)
+def plain_init(settings: TrainSettings) -> TrainSettings:
+    """Return settings in which a start of "none" is written as it is meant: given, as nothing."""
+    return replace(settings, init=None) if settings.init == NONE else settings
 
 
 def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
-    """Return whether a run may look for a start of its own: nobody has said how it begins, nor that it is a paper's."""
+    """Return whether a run may look for a start of its own.
+
+    It may where nobody has said how it begins, nor that it is a paper's; or where "auto" was given, as in the config of
+    a run that has looked.
+    """
+    if settings.init == AUTO:
+        return True
     said = {"init", "init_head", "init_network", "attention_init", "model_args"} & set(given)
     return not said and settings.recipe is None and not method_of(settings).label_maps
 
@@ -96,4 +98,4 @@ def _any(device: str) -> Choice:
 
 def started(settings: TrainSettings, candidate: str) -> TrainSettings:
     """Return settings that start from a candidate."""
-    return replace(settings, init=TIMM, model=candidate)
+    return replace(settings, init=AUTO, model=candidate)
