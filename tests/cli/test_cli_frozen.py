@@ -120,6 +120,7 @@ def test_eval__mistakes_are_one_sentence(trained, capsys, tmp_path):
         (["vit_mini", photos, "--img-size", "0"], "--img-size is '0', expected one side or height and width"),
         (["vit_mini", photos, "--bootstrap", "1"], "--bootstrap is 1, expected a number between 2 and"),
         (["vit_mini", photos, "--device", "tpu9"], "the device is 'tpu9'"),
+        (["vit_mini", photos, "--device", "meta"], "the device is 'meta', and this machine has none that can be used"),
         (["vit_mini", photos, "--cache", "x", "--no-cache"], "give one of them"),
         (["vit_mini", "table9", "--data-root", tmp_path / "nowhere"], "none of the data sets is there"),
     ]

@@ -8,6 +8,8 @@ from PIL import Image
 
 from cli.calls import QUICK, failure, make_photos
 from paucal.cli.main import main
+from paucal.types import UserError
+from paucal.verbs.training.launch import train
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,9 @@ from paucal.cli.main import main
         (["pretrain", "--warmup-epochs", "9", "--epochs", "3"], "--warmup-epochs is 9 and --epochs 3"),
         (["pretrain", "--min-lr", "1"], "--min-lr is 1 and --lr "),
         (["pretrain", "--mixup", "1e-320", "--tasks", "view"], "--mixup is 1e-320, expected 0 for none or a number"),
+        (["train", "--freeze", "-5", "--model", "resnet18"], "--freeze is -5 and resnet18 has"),
+        (["train", "--drloc-pool", "99999999999"], "--drloc-pool is 99999999999, expected a number between 1 and 4096"),
+        (["train", "--drloc-pool", "-1"], "--drloc-pool is -1, expected a number between 1 and 4096"),
         (["train", "--device", "tpu"], "--device is 'tpu', expected one of cpu, cuda, mps"),
         (["train", "--fraction", "0.5", "--few-labels", "3"], "give one of them"),
         (["train", "--rand-augment", "strong"], "rand_augment is 'strong'"),
@@ -62,6 +67,43 @@ def test_mistakes__are_one_sentence(capsys, tmp_path, monkeypatch, argv, message
     monkeypatch.chdir(tmp_path)
     assert message in failure(capsys, *argv)
     assert list(tmp_path.iterdir()) == []
+
+
+WORDS = ["model", "init", "init-network", "recipe", "method", "add", "device", "time-limit", "output", "classes"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        *((["train", f"--{word}", ""], f"--{word}") for word in (*WORDS, "rand-augment", "labels", "resume", "config")),
+        *((["pretrain", f"--{word}", " "], f"--{word}") for word in ("model", "time-limit", "monitor", "data-root")),
+        (["train", "--model-args", "depth=1", ""], "--model-args"),
+        (["train", ""], "DATA"),
+        (["eval", ""], "MODEL"),
+        (["eval", "vit_mini", "x", "--protocol", "knn", "--model", ""], "--model"),
+        (["predict", "", "x.png"], "RUN"),
+        (["predict", "x", "x.png", ""], "PATHS"),
+        (["label", "x", "--output", "y", "--teacher", ""], "--teacher"),
+        (["label", "x", "--output", "y", "--from-published", ""], "--from-published"),
+        (["models", ""], "PATTERN"),
+    ],
+)
+def test_words__that_are_empty_are_refused(capsys, tmp_path, monkeypatch, argv, name):
+    monkeypatch.chdir(tmp_path)
+    assert f"error: {name} is empty: give a" in failure(capsys, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_words__that_are_empty_in_a_config_are_refused(capsys, tmp_path):
+    (tmp_path / "c.yaml").write_text("model: ''\n")
+    assert "--model is empty: give a value, or leave --model out" in failure(
+        capsys, "train", "--config", tmp_path / "c.yaml"
+    )
+
+
+def test_words__that_are_empty_are_refused_from_python():
+    with pytest.raises(UserError, match="--time-limit is empty: give a value, or leave --time-limit out"):
+        train("digits", time_limit="")
 
 
 def test_mistakes__in_the_data(capsys, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_load__fetches_no_published_weights(run):
     assert load_deployed(run).probabilities([noise()]).shape == (1, 2)
 
 
-@pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense"])
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense", "meta"])
 def test_load__names_a_device_that_is_not_there(run, device):
     with pytest.raises(UserError, match=f"the device is '{device}', and this machine has none"):
         load_deployed(run, device)

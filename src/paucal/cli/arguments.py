@@ -5,13 +5,12 @@ import re
 import typing
 from collections.abc import Sequence
 from dataclasses import Field, fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_text
-from paucal.settings.options import flag, setting_fields
+from paucal.settings.options import flag, refuse_empty, setting_fields
 from paucal.settings.values import KINDS, expectation, got, without_none
 from paucal.types import UserError
 from paucal.wording import did_you_mean
@@ -139,14 +138,17 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[
         flags = parser.parse_args(_without_config(arguments), defaults=False)
     except Exception as problem:  # argparse and jsonargparse raise several types
         raise UserError(_sentence(parser, str(problem))) from problem
-    _refuse_unknown_homes(values)
+    _refuse_odd_words(parser, values)
     names = [name for name, value in vars(given).items() if name != "config" and value is not None]
     flagged = {name for name, value in vars(flags).items() if value is not None}
     return values, {name: "flag" if name in flagged else "config" for name in names}
 
 
-def _refuse_unknown_homes(values: Namespace) -> None:
+def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
+    positional = [action for action in parser._actions if not action.option_strings]
+    shown = {action.dest: action.metavar or action.dest.upper() for action in positional}
     for name, value in vars(values).items():
+        refuse_empty(str(shown.get(name, flag(name))), value)
         for word in value if isinstance(value, list) else [value]:
             if isinstance(word, str) and word.startswith("~"):
                 named_path(word, flag(name))
@@ -165,7 +167,7 @@ def _with_configs(argv: Sequence[str]) -> list[str]:
 
 def _config(name: str) -> dict[str, Any]:
     """Return the settings in a config; of a run's they are one level down, and where it wrote is left out."""
-    path = Path(name).expanduser()
+    path = named_path(name, "--config")
     try:
         content = parse_yaml(read_text(path, MOST_CONFIG_BYTES, encoding="utf-8-sig"))
     except FileNotFoundError:

@@ -22,6 +22,7 @@ from paucal.types import UserError
 
 FORMAT = 1
 MAX_SIDE = 4096  # pixels
+DEVICES = ("cpu", "cuda", "mps")  # torch has more, such as "meta", which computes nothing
 SMALLEST_CROP = 0.1
 
 
@@ -231,11 +232,12 @@ def usable_device(device: torch.device | str) -> torch.device:
     """Return the device as torch names it.
 
     Raises:
-        UserError: torch cannot use it on this machine.
+        UserError: it is not of a kind that paucal computes on, or torch cannot use it on this machine.
     """
     try:
-        return torch.empty(0, device=device).device
+        found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError):  # torch has one for each way to lack a device
-        raise UserError(
-            f"the device is {str(device)!r}, and this machine has none that torch can use: try cpu."
-        ) from None
+        found = None
+    if found is None or found.type not in DEVICES:
+        raise UserError(f"the device is {str(device)!r}, and this machine has none that can be used: try cpu.")
+    return found

@@ -59,14 +59,28 @@ def flag(name: str) -> str:
 
 
 def check_ranges(settings: object) -> None:
-    """Raise a UserError for the first number that is out of the range its setting declares."""
+    """Raise a UserError for the first number that is out of the range its setting declares, or word that is empty."""
     for name, item in setting_fields(settings).items():
         value, bounds = getattr(settings, name), item.metadata
+        refuse_empty(flag(name), value)
         if isinstance(value, list):
             _check_entries(name, value, bounds)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(name, value, bounds)
     check_size(getattr(settings, "img_size", None))
+
+
+def refuse_empty(name: str, value: object) -> None:
+    """Raise a UserError where a value is an empty word, or a list that holds one: as of a variable that is not set.
+
+    Args:
+        name: of the flag or argument, for people.
+        value: of any type.
+    """
+    for word in value if isinstance(value, list) else [value]:
+        if isinstance(word, str) and not word.strip():
+            or_none = f", or leave {name} out" if name.startswith("-") else ""
+            raise UserError(f"{name} is empty: give a value{or_none}.")
 
 
 def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.options import option
+from paucal.settings.options import MAX_SIDE, option
 
 
 @dataclass(frozen=True)
@@ -21,5 +21,8 @@ class DrLocSettings:
     drloc_pairs: int | None = option("pairs of cells per image", group="method", low=1, high=1 << 16)
     drloc_hidden: int | None = option("width of the localization MLP", group="method", low=1, high=1 << 16)
     drloc_pool: Literal["none", "paper", "reference"] | int | None = option(
-        "pooling of the grid before the DrLoc loss: a rule, or the side to pool to", group="method"
+        "pooling of the grid before the DrLoc loss: a rule, or the side to pool to",
+        group="method",
+        low=1,
+        high=MAX_SIDE,
     )

@@ -8,6 +8,7 @@ import torch
 
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.mixing import Mixing
+from paucal.evaluation.deployed import DEVICES
 from paucal.rules.circumstances import best_device
 from paucal.settings.groups import JobSettings
 from paucal.training import Hardware, Plan
@@ -15,7 +16,6 @@ from paucal.types import UserError
 from paucal.verbs.run.processes import launched_shape
 
 FEW_STEPS = 5
-ACCELERATORS = ("cpu", "cuda", "mps")
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
@@ -71,8 +71,8 @@ def hardware(settings: JobSettings) -> Hardware:
             another one.
     """
     device = settings.device or "cpu"
-    if device not in ACCELERATORS:
-        raise UserError(f"--device is {device!r}, expected one of {', '.join(ACCELERATORS)}.")
+    if device not in DEVICES:
+        raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
         raise UserError(f"--device is {device!r}, and this machine has none that torch can use; leave it out.")
     launched, wanted = launched_shape(), (settings.devices or 1, settings.nodes or 1)
