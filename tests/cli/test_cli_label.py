@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from PIL import Image
 
 from cli.calls import LVVIT, PLAIN, TEACHER, WIDE, call, failure, make_photos
 from paucal.labeling import write
+from paucal.runs.lock import sole_writer
+from paucal.verbs.labeling import make_maps
 
 VIT = ["--model", "vit_mini", "--model-args", "depth=1", "embed_dim=32", "patch_size=2"]
 SHORT = [*PLAIN, "--epochs", "2"]
@@ -102,6 +105,53 @@ def test_label__never_overwrites_other_maps(labelled, tmp_path, capsys):
     message = failure(capsys, "label", other, "--teacher", labelled / "teacher", "--output", labelled / "maps")
     assert "holds label maps of other images or of another teacher" in message
     assert (labelled / "maps" / "index.json").read_bytes() == before
+
+
+def test_label__is_done_by_one_process_at_a_time(labelled, tmp_path, capsys, monkeypatch):
+    maps = tmp_path / "maps"
+    words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", maps]
+    inner, whole = [], make_maps.write_maps
+
+    def write_while_another_tries(*arguments):
+        inner.append(call(*words))
+        whole(*arguments)
+
+    monkeypatch.setattr(make_maps, "write_maps", write_while_another_tries)
+    assert call(*words) == 0
+    assert inner == [2]
+    assert (
+        f"the folder of label maps {str(maps)!r} is being written by process {os.getpid()}" in capsys.readouterr().err
+    )
+    assert sorted(file.name for file in maps.iterdir()) == ["done.npy", "index.json", "indices.npy", "values.npy"]
+    assert np.load(maps / "done.npy").all()
+
+
+def test_label__refuses_before_its_work_what_another_process_writes(labelled, tmp_path, capsys, monkeypatch):
+    maps = tmp_path / "maps"
+    words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", maps]
+    monkeypatch.setattr("paucal.verbs.labeling.launch.load_images", lambda *_: pytest.fail("images were read"))
+    with sole_writer(maps, "it"):
+        assert "is being written by process" in failure(capsys, *words)
+        assert [file.name for file in maps.iterdir()] == ["lock.json"]
+    monkeypatch.undo()
+    (maps / "lock.json").write_text("{}")  # of a process that was killed, long ago
+    os.utime(maps / "lock.json", (0, 0))
+    assert call(*words) == 0
+    assert not (maps / "lock.json").exists()
+
+
+def test_label__ends_where_another_process_has_taken_over(labelled, tmp_path, capsys, monkeypatch):
+    maps, whole = tmp_path / "maps", make_maps.write_maps
+
+    def write_without_lock(*arguments):
+        (maps / "lock.json").unlink()
+        monkeypatch.setattr("paucal.runs.lock.BEAT", 0.0)  # look at every batch
+        whole(*arguments)
+
+    monkeypatch.setattr(make_maps, "write_maps", write_without_lock)
+    words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", maps]
+    assert "has taken over the folder of label maps" in failure(capsys, *words, "-b", "4")
+    assert 0 < np.load(maps / "done.npy").sum() <= 4
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_run__with_mixing_and_loader_processes(things, tmp_path):
 def test_fine_tuning__from_a_run(things, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     assert calls.run(*calls.command("pretrain", things, first)) == 0
-    words = ["train", things.photos, "--init", first, "--device", DEVICE, "--epochs", "1", "-b", "8", "-j", "0"]
+    words = ["train", things.photos, "--init", first, "--device", DEVICE, "--epochs", "2", "-b", "8", "-j", "0"]
     assert calls.run(*words, "--layer-decay", "0.7", "--freeze-epochs", "1", "--output", second) == 0
     assert (second / "model.safetensors").exists()
 

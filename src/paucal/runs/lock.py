@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from paucal.reading import read_text
 from paucal.types import UserError
 
 LOCK = "lock.json"
+RUN = "the run"
 BEAT = 10.0  # seconds between two signs of life
 SILENCE = 60.0  # seconds without one, after which a writer counts as gone
 _HELD: set[str] = set()  # tokens of the locks of this process
@@ -35,14 +38,16 @@ class Holder:
 
 
 class RunLock:
-    """The right to write into a run folder; held from `acquire` to `release`.
+    """The right to write into a folder; held from `acquire` to `release`.
 
     Args:
-        folder: the run folder.
+        folder: of a run, or of other results that grow for long.
+        what: the folder is, for people.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, what: str = RUN) -> None:
         self.folder = folder
+        self.what = what
         self.path = folder / LOCK
         self.lost = False
         self._token = uuid.uuid4().hex
@@ -57,11 +62,10 @@ class RunLock:
         """
         claim = self.folder / f".{LOCK}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = Holder(self._token, os.getpid(), socket.gethostname(), _space(), since)
         _HELD.add(self._token)  # before others can see the claim: they would take it for a dead process's
         try:
-            claim.write_text(
-                json.dumps(asdict(Holder(self._token, os.getpid(), socket.gethostname(), _space(), since)))
-            )
+            claim.write_text(json.dumps(asdict(holder)))
             self._seize(self.path, claim)
         except BaseException:
             _HELD.discard(self._token)
@@ -88,7 +92,7 @@ class RunLock:
             self._beat()
         if self.lost:
             raise UserError(
-                f"another process has taken over the run {str(self.folder)!r} while this one was stopped for over "
+                f"another process has taken over {self.what} {str(self.folder)!r} while this one was stopped for over "
                 f"{SILENCE:.0f} seconds, or its {LOCK} was removed: this one ends, and has written nothing since."
             )
 
@@ -117,7 +121,7 @@ class RunLock:
             if found is None:
                 continue
             if _is_live(path, held, _changed(claim)):
-                raise UserError(_in_use(self.folder, held))
+                raise UserError(_in_use(self.folder, self.what, held))
             mark = self.folder / f".{LOCK}.after-{found}.tmp"
             self._seize(mark, claim)
             if _identity(path) == found:
@@ -126,21 +130,41 @@ class RunLock:
             mark.unlink(missing_ok=True)
 
 
-def require_unlocked(folder: Path) -> None:
-    """Refuse a run folder that another process is writing into; changes nothing.
+@contextmanager
+def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
+    """Make a folder where it is missing, and hold the right to write into it.
+
+    Args:
+        folder: of results that grow for long.
+        what: it is, for people.
+
+    Raises:
+        UserError: another process writes there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder, what)
+    lock.acquire()
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def require_unlocked(folder: Path, what: str = RUN) -> None:
+    """Refuse a folder that another process is writing into; changes nothing.
 
     Raises:
         UserError: one is.
     """
     path = folder / LOCK
     if path.exists() and _is_live(path, held := _holder(path), time.time()):
-        raise UserError(_in_use(folder, held))
+        raise UserError(_in_use(folder, what, held))
 
 
-def _in_use(folder: Path, held: Holder | None) -> str:
+def _in_use(folder: Path, what: str, held: Holder | None) -> str:
     who = f"process {held.pid} on {held.host}, since {held.since}" if held else "another process"
     return (
-        f"the run {str(folder)!r} is being written by {who}: let it end or stop it first; a process that is gone "
+        f"{what} {str(folder)!r} is being written by {who}: let it end or stop it first; a process that is gone "
         f"without a word counts as such after {SILENCE:.0f} seconds."
     )
 

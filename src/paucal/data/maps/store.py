@@ -23,6 +23,8 @@ from paucal.types import UserError
 
 FORMAT = 1
 INDEX, VALUES, CLASSES, DONE = "index.json", "values.npy", "indices.npy", "done.npy"
+# Of whoever writes, or is about to (`paucal.runs.lock`, `paucal.runs.writable`).
+_OF_WRITERS = ("lock.json", ".lock.json.", ".paucal-")
 MAX_INDEX_BYTES = 512 << 20  # three times the index of ImageNet's 1.3 million images
 Covered = Literal["image", "square"]
 
@@ -140,7 +142,8 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 def require_maps(folder: Path) -> None:
     """Refuse a folder for label maps that holds something else; raises a UserError."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
+    foreign = folder.exists() and any(not entry.name.startswith(_OF_WRITERS) for entry in folder.iterdir())
+    if foreign and not (folder / INDEX).is_file():
         raise UserError(f"--output: {str(folder)!r} is not empty and holds no label maps: give another folder.")
 
 

@@ -19,6 +19,7 @@ from paucal.types import UserError
 from paucal.verbs.labeling.make_maps import Labeled, label_images, open_teacher
 from paucal.verbs.labeling.published_maps import convert_published
 from paucal.verbs.labeling.settings import LabelSettings
+from paucal.verbs.labeling.writing import require_free
 from paucal.verbs.run.images import load_images
 from paucal.verbs.run.outputs import check_file, refuse_among
 from paucal.verbs.run.voice import Heard, Voice
@@ -99,5 +100,6 @@ def _places(settings: LabelSettings) -> tuple[Path, Path | None]:
     output = named_path(settings.output)
     refuse_among(output, images, root)
     try_folder(output)
+    require_free(output)
     require_maps(output)
     return output, None if settings.picture is None else check_file(settings.picture, images, root, "--picture")

@@ -25,6 +25,7 @@ from paucal.runs import RunFolder, open_run
 from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
 from paucal.verbs.labeling.settings import LEVEL
+from paucal.verbs.labeling.writing import writing_maps
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.start_weights import read_timm
 from paucal.verbs.run.voice import Voice
@@ -100,7 +101,8 @@ def label_images(
         workers: processes that load images.
 
     Raises:
-        UserError: the teacher knows other classes or knows too little, or the folder holds something else.
+        UserError: the teacher knows other classes or knows too little, or the folder holds something else
+            or is being written by another process.
     """
     device = next(teacher.dense.parameters()).device
     check_batch(min(batch_size, len(images)), teacher.dense.backbone.image_size)
@@ -123,10 +125,10 @@ def label_images(
     )
     with voice.progress("looking at images") as advance:
         hashes = hash_images(images, advance)
-    writer = MapWriter(output, facts, images.keys, hashes)
     on_gpu = device.type == "cuda"
-    loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
-    with voice.progress("labeling") as advance:
+    with writing_maps(output, voice, "labeling") as advance:
+        writer = MapWriter(output, facts, images.keys, hashes)
+        loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
     say_what_lies(facts, len(images), output, voice)
     return Labeled(output, len(images), facts, found)

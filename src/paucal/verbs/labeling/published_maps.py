@@ -12,6 +12,7 @@ from paucal.labeling.write import TeacherCheck, hash_images
 from paucal.types import UserError
 from paucal.verbs.labeling.make_maps import SAMPLE, Labeled, require_knowledge, say_what_lies
 from paucal.verbs.labeling.settings import LEVEL
+from paucal.verbs.labeling.writing import writing_maps
 from paucal.verbs.run.voice import Voice
 from paucal.wording import percent
 
@@ -56,9 +57,9 @@ def convert_published(
     facts = MapFacts(f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square")
     with voice.progress("looking at images") as advance:
         hashes = hash_images(labelled, advance)
-    writer = MapWriter(output, facts, labelled.keys, hashes)
-    missing = writer.missing
-    with voice.progress("converting") as advance:
+    with writing_maps(output, voice, "converting") as advance:
+        writer = MapWriter(output, facts, labelled.keys, hashes)
+        missing = writer.missing
         for first, values, indices in read_maps([files[row] for row in missing], len(names), shape):
             writer.write(missing[first : first + len(values)].tolist(), values, indices)
             advance(len(writer) - len(missing) + first + len(values), len(writer))
