@@ -29,7 +29,7 @@ ALLOWED = {
     "objectives": {"types", "distributed", "losses", "backbones"},
     "labeling": {"types", "reading", "backbones", "data", "runs"},
     "runs": {"types", "reading"},
-    "training": {"types", "distributed", "data", "runs", "evaluation", "objectives.base"},
+    "training": {"types", "wording", "distributed", "data", "runs", "evaluation", "objectives.base"},
     "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
     "explain": {"types", "backbones", "data", "runs"},
     "transfer": {"types", "backbones", "data", "runs", "training"},

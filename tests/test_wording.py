@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.types import UserError
-from paucal.wording import sentence, shortened, showable
+from paucal.wording import counted, sentence, shortened, showable, was
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,8 @@ def test_sentence__shortens_long_values_and_keeps_the_advice():
 def test_user_error__is_one_line_that_can_be_shown():
     error = UserError("no image \x1b[31mred\n  expected:\n  a file")
     assert str(error) == r"no image \x1b[31mred expected: a file"
+
+
+def test_counted__has_one_thing_in_the_singular():
+    assert [counted(n, "match", "matches") for n in (0, 1, 2)] == ["0 matches", "1 match", "2 matches"]
+    assert [f"{counted(n, 'row')} {was(n)}" for n in (1, 3)] == ["1 row was", "3 rows were"]

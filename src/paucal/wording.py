@@ -33,6 +33,21 @@ def showable(text: str) -> str:
     return "".join(_escape(character) if _is_hidden(character) else character for character in text)
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a number with its noun, whose plural is given where it takes more than an "s".
+
+    Example:
+        >>> counted(1, "step"), counted(2000, "step"), counted(0, "class", "classes")
+        ('1 step', '2000 steps', '0 classes')
+    """
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def was(count: int) -> str:
+    """Return "was" for one thing, "were" for others."""
+    return "was" if count == 1 else "were"
+
+
 def shortened(text: str, most: int = MOST_SENTENCE) -> str:
     """Return text of at most `most` characters: the beginning, three dots and the end.
 

@@ -9,7 +9,7 @@ import timm
 import yaml
 
 from cli.calls import QUICK, table
-from paucal.cli.main import main
+from paucal.cli.main import VERBS, main
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
@@ -34,6 +34,21 @@ def test_help__needs_no_arguments(capsys):
             main([verb, "--help"])
         assert stop.value.code == 0
         assert f"paucal {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help__shows_what_can_be_given(capsys, verb):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "SUPPRESS" not in text
+    assert "default: [" not in text
+    shown = {
+        "train": ("--batch-size {auto,NUMBER}", "--freeze {stem,backbone,NUMBER}", "{none,paper,reference,NUMBER}"),
+        "eval": ("--protocol NAME [NAME ...]", "few-labels (default: classification)"),
+    }
+    for words in shown.get(verb, ("show this help message and exit",)):
+        assert words in text
 
 
 def test_models__lists_ours_and_timms(capsys):

@@ -116,7 +116,7 @@ def test_mistakes__in_the_data(capsys, tmp_path, monkeypatch):
     before = sorted(tmp_path.rglob("*"))
     assert "empty" in failure(capsys, "train", "empty")
     assert "only one class ('class0')" in failure(capsys, "train", "one")
-    assert "class 'rare' has 1 images" in failure(capsys, "train", "lonely")
+    assert "class 'rare' has 1 image to" in failure(capsys, "train", "lonely")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -151,7 +151,7 @@ def test_mistakes__an_existing_run_is_kept(capsys, trained):
 
 def test_eval__of_classes_the_model_does_not_know(capsys, trained, tmp_path):
     photos = make_photos(tmp_path / "photos", classes=4)
-    assert "has 1 classes that the model does not know (class3)" in failure(capsys, "eval", trained / "run", photos)
+    assert "has 1 class that the model does not know (class3)" in failure(capsys, "eval", trained / "run", photos)
 
 
 def test_loss_options__without_the_loss_are_refused(capsys):

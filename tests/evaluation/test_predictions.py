@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from paucal.evaluation.predictions import Predictions, majority_class, predict_all
+from paucal.evaluation.predictions import Predictions, majority_classes, predict_all
 from paucal.types import Batch, UserError
 
 
@@ -94,9 +94,9 @@ def test_predictions__shapes_are_checked():
 
 
 def test_majority_class__ignores_unlabelled_rows():
-    assert majority_class(torch.tensor([-1, -1, -1, 3, 3, 0])) == 3
+    assert majority_classes(torch.tensor([-1, -1, -1, 3, 3, 0])) == [3]
     with pytest.raises(ValueError, match="no majority"):
-        majority_class(torch.tensor([-1]))
+        majority_classes(torch.tensor([-1]))
 
 
 RANK = """

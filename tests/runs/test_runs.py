@@ -72,9 +72,24 @@ def test_create_run__numbers_from_the_highest(tmp_path):
 
 
 def test_create_run__refuses_what_exists(tmp_path):
-    finished(tmp_path / "run")
-    with pytest.raises(UserError, match=r"exists already.*--overwrite"):
-        create_run(tmp_path / "run")
+    run = finished(tmp_path / "run")
+    (run.path / "summary.json").unlink(missing_ok=True)
+    with pytest.raises(UserError, match=r"exists already: go on with it by --resume .*run, .*--overwrite"):
+        create_run(run.path)
+    run.write_json("summary.json", {})
+    with pytest.raises(UserError, match=r"exists already, a finished run: .*--overwrite") as problem:
+        create_run(run.path)
+    assert "--resume" not in str(problem.value)
+
+
+def test_create_run__offers_no_way_with_what_is_no_run(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").touch()
+    (tmp_path / "file").touch()
+    for name, words in (("folder", "and is not empty: choose another folder."), ("file", "and is no folder: choose")):
+        with pytest.raises(UserError, match=f"exists already {words}") as problem:
+            create_run(tmp_path / name)
+        assert "--" not in str(problem.value).removeprefix("--output")
 
 
 def test_open_run__takes_the_newest_below_a_folder(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import typing
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import Field, fields
 from typing import Any, TypeVar
@@ -34,8 +35,10 @@ class PlainHelp(DefaultHelpFormatter):
 
     def _get_help_string(self, action) -> str:
         text = action.help or ""
-        silent = action.default in (None, False) or not action.option_strings
-        return text if silent else f"{text} (default: {action.default})"
+        if action.default in (None, False, SUPPRESS) or not action.option_strings:
+            return text
+        default = " ".join(action.default) if isinstance(action.default, list) else action.default
+        return f"{text} (default: {default})"
 
 
 def new_parser(verb: str, description: str) -> ArgumentParser:
@@ -119,6 +122,7 @@ def _metavar(name: str) -> str:
 def _choices(hint: Any) -> str | None:
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
     words = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
+    words += ["NUMBER"] if words and int in members else []
     return "{" + ",".join(map(str, words)) + "}" if words else None
 
 

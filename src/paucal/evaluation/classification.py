@@ -11,11 +11,12 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from paucal.evaluation.bootstrap import CALIBRATION_BINS, ImageTable, bootstrap
 from paucal.evaluation.intervals import Score, percentile, two_sided, wilson
-from paucal.evaluation.predictions import Predictions, majority_class
+from paucal.evaluation.predictions import Predictions, majority_classes
 from paucal.evaluation.protocols.metrics import RocAuc
 from paucal.evaluation.protocols.resampling import Resampling, interval
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority
 from paucal.types import UserError
+from paucal.wording import counted
 
 
 def classification_report(
@@ -91,7 +92,7 @@ def _check(predictions: Predictions, classes: Sequence[str]) -> None:
         raise UserError("there are no images to evaluate: give a folder or a part of the split that has some.")
     if len(classes) != logits.shape[1]:
         raise UserError(
-            f"the model answers with {logits.shape[1]} classes and the data has {len(classes)}: "
+            f"the model answers with {counted(logits.shape[1], 'class', 'classes')} and the data has {len(classes)}: "
             "evaluate on the classes that the model was trained on."
         )
     if labels.min() < 0 or labels.max() >= len(classes):
@@ -147,10 +148,11 @@ def _top5_hits(predictions: Predictions) -> int:
 
 
 def _majority(labels: Tensor, classes: Sequence[str], train_labels: Tensor | None) -> Majority:
-    index = majority_class(labels if train_labels is None else train_labels)
-    if index >= len(classes):
-        raise ValueError(f"expected training labels in [0, {len(classes)}), got {index}")
-    return Majority(classes[index], float((labels == index).double().mean()), train_labels is not None)
+    found = majority_classes(labels if train_labels is None else train_labels)
+    if found[-1] >= len(classes):
+        raise ValueError(f"expected training labels in [0, {len(classes)}), got {found[-1]}")
+    share = float((labels == found[0]).double().mean())
+    return Majority(classes[found[0]], share, train_labels is not None, len(found))
 
 
 def _per_class(confusion: np.ndarray, classes: Sequence[str], level: float) -> list[ClassRow]:

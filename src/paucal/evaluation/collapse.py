@@ -156,7 +156,8 @@ def not_finite(rows: Sequence[Row]) -> Verdict | None:
     row, before = rows[-1], rows[-2].get("step", 0.0) if len(rows) > 1 else 0.0
     skipped, steps = row.get("skipped_steps", 0.0), row.get("step", math.nan) - before
     if skipped > 0 and skipped >= 0.5 * steps:
-        return _verdict("divergence", f"{skipped:.0f} of the last {steps:.0f} steps were not finite and skipped", row)
+        what = "the last step was" if steps == 1 else f"{skipped:.0f} of the last {steps:.0f} steps were"
+        return _verdict("divergence", f"{what} not finite and skipped", row)
     losses = [name for name in row if name.startswith("train_") and not math.isfinite(row[name])]
     return _verdict("divergence", f"{losses[0]} is {row[losses[0]]}", row) if losses else None
 

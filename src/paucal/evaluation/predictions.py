@@ -86,16 +86,17 @@ def predict_all(
     return _sorted_unique(*_gather(*_concatenate(rows), device))
 
 
-def majority_class(labels: Tensor) -> int:
-    """Return the most frequent class of (N,) labels, the lowest index on a tie; unlabelled rows do not count.
+def majority_classes(labels: Tensor) -> list[int]:
+    """Return the most frequent class of (N,) labels, or several in a tie; unlabelled rows do not count.
 
-    >>> majority_class(torch.tensor([2, 0, 2, 0, 1, -1, -1, -1]))
-    0
+    >>> majority_classes(torch.tensor([2, 0, 2, 0, 1, -1, -1, -1]))
+    [0, 2]
     """
     labels = labels[labels >= 0]
     if labels.numel() == 0:
         raise ValueError("there is no majority class among no labels")
-    return int(torch.bincount(labels).argmax())
+    counts = torch.bincount(labels)
+    return torch.nonzero(counts == counts.max())[:, 0].tolist()
 
 
 @contextmanager

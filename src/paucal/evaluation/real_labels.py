@@ -13,6 +13,7 @@ from paucal.evaluation.intervals import Score, wilson
 from paucal.evaluation.predictions import Predictions
 from paucal.reading import parse_json, read_bytes
 from paucal.types import UserError
+from paucal.wording import counted
 
 MAX_BYTES = 64 << 20
 _NUMBERED = re.compile(r"ILSVRC2012_val_(\d{8})(?:\.|_|$)")
@@ -78,13 +79,15 @@ def answers_of(labels: Answers, keys: Sequence[str]) -> list[Sequence[int]]:
         numbers = [int(match[1]) - 1 for match in found if match]
         if min(numbers) < 0 or max(numbers) >= len(labels):
             raise UserError(
-                f"--real-labels: the file has answers for {len(labels)} images, none for number {max(numbers) + 1}: it "
+                f"--real-labels: the file has answers for {counted(len(labels), 'image')}, "
+                f"none for number {max(numbers) + 1}: it "
                 "belongs to other images."
             )
         return [labels[number] for number in numbers]
     if len(labels) != len(keys):
         raise UserError(
-            f"--real-labels: the file has answers for {len(labels)} images, and {len(keys)} are judged: give one list "
+            f"--real-labels: the file has answers for {counted(len(labels), 'image')}, "
+            f"and {len(keys)} are judged: give one list "
             "for each, in the order of their file names."
         )
     order = sorted(range(len(keys)), key=lambda place: (keys[place].rpartition("/")[2], keys[place]))

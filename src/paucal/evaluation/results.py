@@ -17,11 +17,21 @@ class Majority:
         name: the class that is most frequent in the training images, or in the test images.
         top1: its share of the test images.
         from_train: whether the training labels were known; if not, the class was picked from the test.
+        tied: classes that are as frequent as it, itself included.
     """
 
     name: str
     top1: float
     from_train: bool
+    tied: int = 1
+
+    def rank(self, classes: int) -> str:
+        """Return what the class is among so many, up to the images it was counted in."""
+        if self.tied == 1:
+            return "the most frequent class of the"
+        if self.tied == classes:
+            return f"one of {classes} classes that are equally frequent in the"
+        return f"one of the {self.tied} most frequent classes of the"
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,8 @@ def _score(data: Mapping[str, Any]) -> Score:
 
 
 def _majority(data: Mapping[str, Any]) -> Majority:
-    return Majority(str(data["name"]), _number(data["top1"]), bool(data["from_train"]))
+    tied = data.get("tied", 1)  # which older reports lack
+    return Majority(str(data["name"]), _number(data["top1"]), bool(data["from_train"]), _count(tied))
 
 
 def _class_row(data: Mapping[str, Any]) -> ClassRow:

@@ -15,7 +15,7 @@ from paucal.evaluation.protocols.datasets import metric_of
 from paucal.evaluation.protocols.metrics import TITLES as METRIC_TITLES
 from paucal.evaluation.results import ClassificationReport
 from paucal.runs import write_text
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 TITLES = {
     "top1": ("accuracy (top-1)", "share of images whose first answer is right"),
@@ -43,7 +43,7 @@ def score_lines(report: ClassificationReport) -> list[Line]:
     """Return the majority line and every score of a report as text, accuracy first."""
     lines = [_line(name, score) for name, score in report.scores.items()]
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
-    meaning = f"always answering {report.majority.name!r}, the most frequent class of the {source}"
+    meaning = f"always answering {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"
     return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
 
 
@@ -59,7 +59,8 @@ def due_line(report: ClassificationReport, data: str) -> str | None:
 
 def report_table(report: ClassificationReport) -> Table:
     """Return a report's scores as a table for the terminal."""
-    table = Table(title=f"{report.images} images, {len(report.per_class)} classes", title_justify="left")
+    size = f"{counted(report.images, 'image')}, {counted(len(report.per_class), 'class', 'classes')}"
+    table = Table(title=size, title_justify="left")
     table.add_column("score")
     table.add_column("value", justify="right")
     table.add_column(f"{percent(report.level, 'g')} interval", justify="right")

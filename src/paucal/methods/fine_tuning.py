@@ -19,8 +19,8 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
         raise UserError("--freeze backbone lasts for the whole run: leave --freeze-epochs out, or --freeze.")
     if settings.freeze_epochs >= epochs:
         raise UserError(
-            f"--freeze-epochs {settings.freeze_epochs} leaves none of the {epochs} epochs to the backbone: give fewer, "
-            "more --epochs, or --freeze backbone."
+            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} to the backbone: give fewer, more "
+            " --epochs, or --freeze backbone."
         )
     if settings.eval_mode and settings.init is None:
         raise UserError(

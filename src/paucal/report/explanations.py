@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from paucal.evaluation.curves import best_epoch
 from paucal.evaluation.results import ClassificationReport
 from paucal.report.inputs import RunFiles
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 WIDE = 0.1
 FEW_IMAGES = 10
@@ -21,13 +21,14 @@ def headline(files: RunFiles) -> list[str]:
         return [*_validation_sentence(files), "The model has not been evaluated on test images yet."]
     top1 = report.scores["top1"]
     known = "training" if report.majority.from_train else "test"
+    rank = report.majority.rank(len(report.per_class))
     return [
         f"The model named the right class for {percent(top1.value)} of {report.images} test images that were "
         "kept away from its training.",
         f"With this many images, the accuracy on further images of the same kind most likely lies between "
         f"{percent(top1.low or 0.0)} and {percent(1.0 if top1.high is None else top1.high)} "
         f"({percent(report.level, 'g')} interval).",
-        f"Always answering {report.majority.name!r}, the most frequent class of the {known} images, would be "
+        f"Always answering {report.majority.name!r}, {rank} {known} images, would be "
         f"right for {percent(report.majority.top1)}.",
         *_unselected(files),
     ]
@@ -89,7 +90,8 @@ def _wide_interval(report: ClassificationReport) -> list[str]:
     if width <= WIDE:
         return []
     return [
-        f"The interval is {100 * width:.0f} points wide because the test has only {report.images} images; "
+        f"The interval is {100 * width:.0f} points wide because the test has only "
+        f"{counted(report.images, 'image')}; "
         "four times as many would halve it. Do not choose between models that differ by less than this."
     ]
 

@@ -7,6 +7,7 @@ from paucal.recipes.recipe import recipe_rate
 from paucal.recipes.table import RECIPES
 from paucal.rules.circumstances import Facts
 from paucal.rules.resolve import Choice
+from paucal.wording import counted
 
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 
@@ -37,7 +38,7 @@ def epochs(
     if wanted <= PAPER_EPOCHS:
         return PAPER_EPOCHS, "the paper's from-scratch schedule"
     chosen = min(wanted, MAX_EPOCHS)
-    return chosen, f"{steps} steps an epoch: about {chosen * steps} steps in all"
+    return chosen, f"{counted(steps, 'step')} an epoch: about {chosen * steps} steps in all"
 
 
 def batch_size(facts: Facts, accumulate: int, devices: int | None, nodes: int | None) -> Choice:

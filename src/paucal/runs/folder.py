@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
 MARKER = "config.yaml"
+SUMMARY = "summary.json"  # written at the end: only a finished run has one
 ASIDE = ".replaced"  # ends the name of a folder whose run another is about to replace
 
 
@@ -33,6 +35,11 @@ class RunFolder:
     """Names and files of one run; holds no state but its path."""
 
     path: Path
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end, after which it cannot go on."""
+        return (self.path / SUMMARY).exists()
 
     @property
     def config(self) -> Path:
@@ -158,17 +165,24 @@ def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
     """Make a new, empty run folder: `output`, or the next free number below `root`.
 
     Raises:
-        UserError: `output` exists and is not empty.
+        UserError: `output` exists and is not empty; the message says what can be done with what it is.
     """
     if output is not None and is_taken(output):
-        raise UserError(
-            f"the output folder {str(output)!r} exists already: choose another with --output, "
-            f"go on with it by --resume {output}, or replace it with --overwrite."
-        )
+        raise UserError(f"--output: {str(output)!r} exists already{_ways_out(output)}.")
     path = _next_numbered(root) if output is None else output
     (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     (path / "plots").mkdir(exist_ok=True)
     return RunFolder(path)
+
+
+def _ways_out(output: Path) -> str:
+    if not (output / MARKER).is_file():
+        return " and is not empty: choose another folder" if output.is_dir() else " and is no folder: choose another"
+    if RunFolder(output).finished:
+        return ", a finished run: choose another folder, or replace it with --overwrite"
+    return (
+        f": go on with it by --resume {shlex.quote(str(output))}, choose another folder, or replace it with --overwrite"
+    )
 
 
 def is_taken(path: Path) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
+from paucal.wording import was
+
 log = logging.getLogger("paucal")
 
 
@@ -47,11 +49,14 @@ class FiniteWatch(Callback):
         if new <= 0:
             return
         names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
+        window = "the last step" if steps == 1 else f"the last {steps} steps"
         if new >= steps >= min(self.every, plan.total_steps):
             self.hopeless = (
-                f"the last {steps} steps were all skipped because the loss or its gradient was not finite "
+                f"{window} {'was' if steps == 1 else 'were all'} skipped because "
+                "the loss or its gradient was not finite "
                 f"(losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), "
                 "or use --precision 32-true. The run folder keeps the weights of before."
             )
             return
-        log.warning("%d of the last %d steps were skipped: not finite (losses concerned: %s)", new, steps, names)
+        what = f"{window} was" if steps == 1 else f"{new:.0f} of {window} {was(int(new))}"
+        log.warning("%s skipped: not finite (losses concerned: %s)", what, names)

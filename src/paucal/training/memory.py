@@ -71,9 +71,9 @@ def largest_batch(
         objective.load_state_dict(before)
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    fit = "1 image fits" if sizes[-1] == 1 else f"{sizes[-1]} images fit"
     raise UserError(
-        f"not even {sizes[-1]} images fit in the memory of the device ({device.type}): "
-        "lower --img-size or choose a smaller --model."
+        f"not even {fit} in the memory of the device ({device.type}): lower --img-size or choose a smaller --model."
     )
 
 

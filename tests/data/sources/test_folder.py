@@ -48,7 +48,7 @@ def test_open_folder__ignores_hidden_system_and_other_files(make_folder):
 def test_open_folder__notes_loose_images(make_folder):
     images = open_images(make_folder("a/1.png", "b/1.png", "sheet.png"))
     assert len(images) == 2
-    assert "1 images beside the folders were left out (sheet.png" in images.notes[0]
+    assert "1 image beside the folders was left out (sheet.png)" in images.notes[0]
 
 
 def test_open_folder__follows_links_without_loops(make_folder, tmp_path):

@@ -109,7 +109,7 @@ def test_make_split__without_val_trains_on_a_val_folder_beside_a_test_folder(mak
         (
             [0, 0, 1, 1],
             ["train", "train", "train", "test"],
-            "class 'b' has 1 images to train on; expected at least 2",
+            "class 'b' has 1 image to train on; expected at least 2",
         ),
         (
             [0, 0, 0, 1],
@@ -157,7 +157,7 @@ def test_take_few__takes_all_of_a_small_class_and_says_so(make_set):
     split = make_split(images, val_fraction=0, test_fraction=0.2)
     few = take_few(split, images.labels, 9, seed=0)
     assert _per_class(images, few, "train") == [9, 8]
-    assert "all of them for the 1 classes that have fewer" in few.description
+    assert "all of them for the one class that has fewer" in few.description
     fewer = take_few(split, images.labels, 4, seed=0)
     assert set(fewer.indices("train")) < set(few.indices("train"))
     assert "fewer" not in fewer.description

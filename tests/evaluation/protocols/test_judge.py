@@ -214,7 +214,7 @@ def test_parts__without_a_test_part_need_consent():
 
 def test_data__of_one_class_is_refused():
     images = shades(classes=1)
-    with pytest.raises(UserError, match="the training images of toy have 1 classes"):
+    with pytest.raises(UserError, match="the training images of toy have 1 class,"):
         data_of(images)
 
 

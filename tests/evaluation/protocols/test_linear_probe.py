@@ -34,6 +34,19 @@ def one_by_one(rate, features, labels, settings):
     return layer
 
 
+@pytest.mark.parametrize("seed", [2**44, 2**62])
+def test_batches__of_large_seeds_are_orders_of_their_own(seed):
+    features, labels = torch.arange(40.0)[:, None], torch.zeros(40, dtype=torch.long)
+    orders = []
+    for one, epoch in ((seed, 0), (seed, 1), (seed - 1, 0), (seed, 0)):
+        batches = cached_batches(features, labels, ProbeSettings(batch=16, seed=one))(epoch)
+        orders.append(torch.cat([values for values, _ in batches])[:, 0].tolist())
+    assert all(sorted(order) == list(range(40)) for order in orders)
+    assert orders[0] == orders[3]
+    assert orders[0] not in orders[1:3]
+    assert orders[1] != orders[2]
+
+
 def test_probes__together_equal_separate_runs_of_sgd():
     features, labels = blobs()
     settings = ProbeSettings(rates=(0.01, 0.3, 2.0), epochs=6, batch=32, seed=3)

@@ -109,11 +109,11 @@ def test_selected__never_sees_more_than_training_and_validation_images():
 @pytest.mark.parametrize("backend", ["sklearn", "torch"])
 def test_fit__refuses_one_class_and_broken_features(backend):
     features, labels = blobs()
-    with pytest.raises(UserError, match="the training images have 1 classes"):
+    with pytest.raises(UserError, match="the training images have 1 class,"):
         fit_logistic(features, torch.zeros_like(labels), 3, 1.0, Solver(backend))
     many = torch.nn.functional.one_hot(labels, 3)
     many[:, 1] = 1
-    with pytest.raises(UserError, match="the images labelled for class 1 have 1 classes"):
+    with pytest.raises(UserError, match="the images labelled for class 1 have 1 class,"):
         fit_logistic(features, many, 3, 1.0, Solver(backend))
     features[3, 2] = torch.nan
     features[5, 0] = torch.inf

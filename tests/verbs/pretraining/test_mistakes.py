@@ -46,7 +46,7 @@ WRONG = {
     "mixup": ({"mixup": 0.8}, "no one counterpart"),
     "recipe": ({"recipe": "esvit-swin-tine"}, "did you mean 'esvit-swin-tiny'"),
     "temperature": ({"teacher_temperature": 0.0}, "expected a number above 0"),
-    "late": ({"region_after": 4}, "leaves none of the 4 epochs"),
+    "late": ({"region_after": 4}, "leaves no epoch of 4"),
     "contrary": ({"region_after": 2, "tasks": "view"}, "give one of them"),
     "blur": ({"blur": [2.0]}, "--blur"),
 }

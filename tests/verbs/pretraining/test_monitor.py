@@ -126,6 +126,14 @@ def test_knn_monitor__uses_the_parts_that_the_data_has(tmp_path, model, monkeypa
     assert (len(seen[0][0]), len(seen[0][1])) == (15, 6)
 
 
+def test_knn_monitor__names_an_unreadable_image_or_leaves_it_out(tmp_path, model):
+    (write(tmp_path / "set") / "class1" / "03.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"^--monitor: 1 of 36 images cannot be read \(class1/03.png\)"):
+        knn_monitor(str(tmp_path / "set"), PREPROCESS)
+    score = knn_monitor(str(tmp_path / "set"), PREPROCESS, on_bad_image="skip")
+    assert 0 <= score(model, CPU)["val_knn"] <= 1
+
+
 def test_knn_monitor__refuses_what_cannot_be_judged(tmp_path):
     write(tmp_path / "one", classes=1)
     write(tmp_path / "few", each=1)
@@ -133,7 +141,7 @@ def test_knn_monitor__refuses_what_cannot_be_judged(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "flat" / "a.png")
     for folder, message in (
         ("one", "only one class"),
-        ("few", "has 1 images"),
+        ("few", "has 1 image to"),
         ("flat", ""),
         ("missing", "does not exist"),
     ):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paucal.backbones.weights.load_report import some
 from paucal.types import UserError
+from paucal.wording import counted
 
 Kept = tuple[dict[str, Tensor], str]
 
@@ -61,7 +62,7 @@ def _match(
     elif found == wanted:
         rows, verdict = list(range(wanted)), "kept, as the start and this run have as many classes, unnamed there"
     else:
-        return {}, f"fresh, as the start has {found} classes and this run {wanted}"
+        return {}, f"fresh, as the start has {counted(found, 'class', 'classes')} and this run {wanted}"
     if len(counts) > 1 or any(value[:wanted].shape != shapes[name] for name, value in given.items()):
         return {}, "fresh, as the start's has another shape"
     return {name: value[torch.tensor(rows)] for name, value in given.items()}, verdict

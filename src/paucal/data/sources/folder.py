@@ -9,6 +9,7 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.data.sources.stores import FileStore
 from paucal.types import UserError
+from paucal.wording import counted, was
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 PARTS = {
@@ -48,11 +49,15 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
         return _image_set(root, keys, [None] * len(keys), _parts_of(keys), notes)
     loose = [key for key in keys if "/" not in key]
     if loose and tops:
-        notes.append(f"{len(loose)} images beside the folders were left out ({loose[0]}, ...)")
+        notes.append(f"{counted(len(loose), 'image')} beside the folders {_left_out(loose)}")
     keys = [key for key in keys if "/" in key]
     if _has_parts(root, tops, keys):
         return _open_parts(root, tops, keys, notes)
     return _open_classes(root, tops, keys, notes)
+
+
+def _left_out(keys: list[str]) -> str:
+    return f"{was(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
 
 
 def find_images(root: Path, passed_over: Counter[str] | None = None) -> list[str]:
@@ -92,8 +97,7 @@ def _passed_over(counts: Counter[str]) -> list[str]:
     kinds = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ranked[:_KINDS_SHOWN]]
     kinds += ["..."] if len(counts) > _KINDS_SHOWN else []
     total = sum(counts.values())
-    files = "1 file was" if total == 1 else f"{total} files were"
-    return [f"{files} passed over, being of no known image format ({', '.join(kinds)})"]
+    return [f"{counted(total, 'file')} {was(total)} passed over, being of no known image format ({', '.join(kinds)})"]
 
 
 def _ignored(name: str) -> bool:
@@ -149,7 +153,7 @@ def _open_parts(root: Path, tops: list[str], keys: list[str], notes: list[str]) 
         folders.extend(inside)
     flat = [key for key in keys if key.count("/") == 1]
     if flat:
-        notes.append(f"{len(flat)} images outside of class folders were left out ({flat[0]}, ...)")
+        notes.append(f"{counted(len(flat), 'image')} outside of class folders {_left_out(flat)}")
     keys = [key for key in keys if key.count("/") >= 2]
     names = [key.split("/")[1] for key in keys]
     _refuse_empty_classes(root, folders, names)

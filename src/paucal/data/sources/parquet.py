@@ -16,6 +16,7 @@ from paucal.data.sources.folder import PARTS
 from paucal.data.sources.parquet_store import ParquetStore
 from paucal.reading import require_regular
 from paucal.types import UserError
+from paucal.wording import counted, was
 
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.parquet", re.IGNORECASE)
 
@@ -72,7 +73,8 @@ def open_parquet(root: Path, files: list[Path], labelled: bool = True, label_col
     if len(kept) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file")
     if len(kept) < len(labels):
-        notes.append(f"{len(labels) - len(kept)} rows without a label were left out")
+        bare = len(labels) - len(kept)
+        notes.append(f"{counted(bare, 'row')} without a label {was(bare)} left out")
     names = [file.relative_to(root).as_posix() for file in files]
     parts = ["" if len(files) == 1 else _part(file) for file in files]
     if not labelled and {"train", "val", "test"} <= set(parts) and _hidden(files, parts):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
 from paucal.types import UserError
+from paucal.wording import counted
 
 PARTS = ("train", "val", "test", "unused")
 USUAL_VAL = 0.1
@@ -129,7 +130,7 @@ def take_few(split: Split, labels: NDArray[np.int64], per_class: int, seed: int)
     short = sum(count < per_class for count in counts.values())
     words = f"{per_class} training images of each class are used (seed {seed})"
     if short:
-        words += f", all of them for the {short} classes that have fewer"
+        words += f", all of them for the {'one class that has' if short == 1 else f'{short} classes that have'} fewer"
     return _keep(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, words)
 
 
@@ -169,7 +170,7 @@ def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], least: i
     for name, count in zip(image_set.classes, counts, strict=True):
         if count < least:
             raise UserError(
-                f"class '{name}' has {count} images to train on; expected at least {least} so that every "
+                f"class '{name}' has {counted(count, 'image')} to train on; expected at least {least} so that every "
                 "part has one, so add images or remove the class"
             )
 
@@ -182,7 +183,7 @@ def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float],
     if image_set.classes:
         _refuse_small_classes(image_set, pool, least)
     elif pool.sum() < least:
-        raise UserError(f"{image_set.location} has {pool.sum()} images; expected at least {least}")
+        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {least}")
     parts = parts.copy()
     by_key = np.asarray(sorted(range(len(image_set)), key=image_set.keys.__getitem__), dtype=np.int64)
     by_key = by_key[pool[by_key]]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paucal.types import UserError
+from paucal.wording import counted
 
 HELD = 1 << 22  # values looked at together, so that no second copy of all features is made
 
@@ -41,7 +42,10 @@ def require_classes(labels: Tensor, what: str = "the training images") -> None:
     """
     found = labels.unique().tolist()
     if len(found) < 2:
-        raise UserError(f"{what} have {len(found)} classes, and a classifier needs at least two: add images of others.")
+        raise UserError(
+            f"{what} have {counted(len(found), 'class', 'classes')}, and a classifier needs at least two: "
+            "add images of others."
+        )
 
 
 def rows_at_once(dim: int) -> int:

@@ -14,7 +14,14 @@ from torch import Tensor
 from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import LinearClassifier, require_finite
 from paucal.evaluation.protocols.lambda_search import search_strength
-from paucal.evaluation.protocols.linear_probe import Batches, Probed, ProbeSettings, for_images, train_probes
+from paucal.evaluation.protocols.linear_probe import (
+    Batches,
+    Probed,
+    ProbeSettings,
+    epoch_seed,
+    for_images,
+    train_probes,
+)
 from paucal.evaluation.protocols.logistic import DEFAULT, Selected, Solver, fit_logistic
 from paucal.evaluation.protocols.metrics import MetricName, best_of, measure_of, value_of
 from paucal.types import UserError
@@ -120,7 +127,7 @@ def fit_probe_by_folds(
 
 def _batches(features: Tensor, labels: Tensor, rows: Tensor, settings: ProbeSettings) -> Batches:
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
+        generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
         for some in torch.randperm(len(rows), generator=generator).split(settings.batch):
             yield _rows(features, rows[some]).float(), _rows(labels, rows[some]).to(features.device)
 

@@ -13,6 +13,7 @@ from paucal.backbones.forward_hooks import HookedTensors, hook_output
 from paucal.backbones.layout import Hints, last_tensor, read_layout, to_grid
 from paucal.backbones.probe import model_name
 from paucal.types import FeatureRequest, UserError
+from paucal.wording import counted
 
 LAST_BLOCKS = 4  # of the published linear probe
 
@@ -31,7 +32,7 @@ class FeatureKind:
     count: int = 1
 
     def __str__(self) -> str:
-        return "pooled" if self.levels == "pooled" else f"last {self.count} {self.levels}"
+        return "pooled" if self.levels == "pooled" else f"last {counted(self.count, self.levels[:-1])}"
 
 
 POOLED = FeatureKind()
@@ -117,7 +118,8 @@ class FeatureReader(nn.Module):
         names = self.backbone.plan.blocks
         if len(names) < count:
             raise UserError(
-                f"--features asks for the last {count} blocks and {model_name(self.backbone.model)} has {len(names)} "
+                f"--features asks for the last {counted(count, 'block')} and "
+                f"{model_name(self.backbone.model)} has {len(names)} "
                 "that give a grid: ask for fewer, or for pooled."
             )
         return names[-count:]
@@ -125,7 +127,8 @@ class FeatureReader(nn.Module):
     def _stages(self, kind: FeatureKind, grids: list[Tensor], pooled: Tensor) -> Tensor:
         if len(grids) < kind.count:
             raise UserError(
-                f"--features asks for the last {kind.count} stages and {model_name(self.backbone.model)} has "
+                f"--features asks for the last {counted(kind.count, 'stage')} and "
+                f"{model_name(self.backbone.model)} has "
                 f"{len(grids)}: ask for fewer, or for pooled."
             )
         return torch.cat([*(grid.mean((2, 3)) for grid in grids[len(grids) - kind.count : -1]), pooled], 1)

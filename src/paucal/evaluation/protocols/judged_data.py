@@ -14,6 +14,7 @@ from paucal.evaluation.protocols.classifier import require_classes
 from paucal.evaluation.protocols.datasets import metric_of
 from paucal.evaluation.protocols.metrics import MetricName
 from paucal.types import UserError
+from paucal.wording import counted
 
 PARTS = ("train", "val", "test")
 POOL = "pool"  # training and validation images together
@@ -107,9 +108,12 @@ def limit(data: JudgedData, most: int, seed: int) -> JudgedData:
         UserError: fewer are asked for than there are classes.
     """
     if most < data.n_classes:
-        raise UserError(f"--max-images is {most}, and {data.name} has {data.n_classes} classes: give at least that.")
+        raise UserError(
+            f"--max-images is {most}, and {data.name} has {counted(data.n_classes, 'class', 'classes')}: "
+            "give at least that."
+        )
     parts = {part: balanced(data.labels, indices, most, seed) for part, indices in data.parts.items()}
-    return replace(data, parts=parts, how=f"{data.how}; at most {most} images of each part (seed {seed})")
+    return replace(data, parts=parts, how=f"{data.how}; at most {counted(most, 'image')} of each part (seed {seed})")
 
 
 def balanced(labels: Tensor, indices: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:

@@ -74,12 +74,22 @@ class Probed:
     scores: dict[float, float]
 
 
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of an epoch's order of images, for a seed of any size.
+
+    Example:
+        >>> epoch_seed(3, 7), epoch_seed(2**62, 1) < 2**63
+        (3000016, True)
+    """
+    return (seed * 1_000_003 + epoch) % 2**63  # torch takes no more bits
+
+
 def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings) -> Batches:
     """Return shuffled batches of features that were extracted once."""
     labels = labels.to(features.device)
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
+        generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
         for rows in torch.randperm(len(features), generator=generator).split(settings.batch):
             rows = rows.to(features.device)
             yield features[rows].float(), labels[rows]

@@ -68,7 +68,7 @@ def _check(settings: Any) -> None:
         raise UserError("--region-after lets the region task join, and --tasks view leaves it out: give one of them.")
     if settings.epochs is not None and settings.region_after >= settings.epochs:
         raise UserError(
-            f"{flag('region_after')} {settings.region_after} leaves none of the {settings.epochs} epochs to the region "
+            f"{flag('region_after')} {settings.region_after} leaves no epoch of {settings.epochs} to the region "
             "task: give fewer, or more --epochs."
         )
 

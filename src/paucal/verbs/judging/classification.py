@@ -30,7 +30,7 @@ from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, load_images, open_again
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Voice
-from paucal.wording import percent
+from paucal.wording import counted, percent, was
 
 Judged = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images
 
@@ -105,8 +105,8 @@ def _judge_by_real_labels(
     found = real_accuracy(predictions, answers)
     write_text(output / "real_labels.json", json.dumps(asdict(found), indent=2) + "\n")
     voice.say(
-        f"among the right answers of --real-labels: {percent(found.top1.value)} of {found.images} images "
-        f"({found.skipped} without any were left out)"
+        f"among the right answers of --real-labels: {percent(found.top1.value)} of {counted(found.images, 'image')} "
+        f"({found.skipped} without any {was(found.skipped)} left out)"
     )
     return found
 
@@ -141,7 +141,8 @@ def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:
     unknown = [name for name in images.classes if name not in classes]
     if unknown:
         raise UserError(
-            f"{images.location} has {len(unknown)} classes that the model does not know ({', '.join(unknown[:3])}); "
+            f"{images.location} has {counted(len(unknown), 'class', 'classes')} that the model does not know "
+            f"({', '.join(unknown[:3])}); "
             f"it knows {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}: "
             "rename or remove those, or choose classes with --classes."
         )

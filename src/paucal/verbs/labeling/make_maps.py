@@ -29,7 +29,7 @@ from paucal.verbs.labeling.writing import writing_maps
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.start_weights import read_timm
 from paucal.verbs.run.voice import Voice
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 SAMPLE = 1000  # labelled images that the teacher is tried on
 ALONE = 0.8  # of the accuracy on whole images, what the cells must keep
@@ -176,7 +176,7 @@ def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> 
 def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> None:
     """Say how many maps there are, of what kind, and where."""
     voice.say(
-        f"{count} maps of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
+        f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
         f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
     )
 

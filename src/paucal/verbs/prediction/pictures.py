@@ -14,6 +14,7 @@ from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 from paucal.verbs.run.voice import Voice
+from paucal.wording import counted
 
 Picture = tuple[str | None, Image.Image]
 
@@ -73,9 +74,12 @@ def _open(path: str, voice: Voice) -> Iterator[ImageSet]:
         raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
     images = [name for name in found if _has_images(Path(name))]
     if not images:
-        raise UserError(f"the pattern {path!r} matches {len(found)} files, none of which is an image.")
+        files = "1 file, which is no image" if len(found) == 1 else f"{len(found)} files, none of which is an image"
+        raise UserError(f"the pattern {path!r} matches {files}.")
     if len(images) < len(found):
-        voice.say(f"{len(found) - len(images)} matches of {path!r} are no images")
+        others = len(found) - len(images)
+        is_none = "is no image" if others == 1 else "are no images"
+        voice.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
     for name in images:
         yield open_images(name, labelled=False)
 

@@ -38,6 +38,7 @@ from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_length, check_rates, trainer_plan
+from paucal.wording import counted
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:
         most=settings.monitor_images,
         seed=settings.seed,
         workers=settings.workers or 0,
+        on_bad_image=settings.on_bad_image,
         device=settings.device or "cpu",
         data_root=settings.data_root,
     )
@@ -161,7 +163,11 @@ def _split(images: ImageSet) -> Split:
     parts = np.where(held_out, "unused", "train").astype("<U6")
     why = ", which others test with," if part == "val" else ""
     left = int(held_out.sum())
-    words = f"the {left} images of the data's own {part} part{why} are left out" if left else "all images are used"
+    words = "all images are used"
+    if left:
+        words = (
+            f"the {counted(left, 'image')} of the data's own {part} part{why} {'is' if left == 1 else 'are'} left out"
+        )
     return Split(parts, f"{words}; labels are not used")
 
 
@@ -175,7 +181,8 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
         raise UserError(f"there is {n_train} image, and {settings.method} compares several: give more images.")
     if n_train < settings.effective_batch:
         raise UserError(
-            f"a step takes {settings.effective_batch} images and there are {n_train}: give a smaller --batch-size, or "
+            f"a step takes {counted(settings.effective_batch, 'image')} and there are {n_train}: "
+            "give a smaller --batch-size, or "
             "more images."
         )
 

@@ -21,7 +21,7 @@ from paucal.verbs.pretraining.stage_watch import StageWatch
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.voice import Voice
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def summary(
         "kind": "pretraining",
         "model": assembled.card.backbone.name,
         "method": method_of(settings).title(settings),
-        "data": f"{prepared.images.name}: {len(prepared.part('train'))} images",
+        "data": f"{prepared.images.name}: {counted(len(prepared.part('train')), 'image')}",
         "split": prepared.split.description,
         "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
         "grid": assembled.grid_text,

@@ -1,6 +1,8 @@
 """Nearest neighbours on labelled images, tried while a backbone is trained without labels."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor, nn
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.data.batch_cache import KeptBatches
+from paucal.data.cache import cache_images
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
+from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
 from paucal.evaluation.deployed import Preprocessing
@@ -21,7 +25,6 @@ from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.evaluation.protocols.metrics import hits
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
-from paucal.verbs.run.images import load_images
 from paucal.verbs.run.loaders import EVAL_BATCH
 
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
@@ -40,6 +43,7 @@ def knn_monitor(
     workers: int = 0,
     device: str = "cpu",
     data_root: str | None = None,
+    on_bad_image: Literal["refuse", "skip"] = "refuse",
 ) -> Monitor:
     """Open labelled images and return a function that scores a backbone by weighted nearest neighbours on them.
 
@@ -56,6 +60,7 @@ def knn_monitor(
         workers: processes that load images.
         device: what trains; beside a CPU none are started for images that are kept prepared.
         data_root: folder of the sets with names.
+        on_bad_image: what to do about unreadable images.
 
     Returns:
         A function of a timm model and its device that gives {"val_knn": share}; NaN where features are not finite.
@@ -65,7 +70,7 @@ def knn_monitor(
     """
     if most < ASKED:
         raise UserError(f"--monitor-images is {most}; expected at least {ASKED}, better some thousands.")
-    images, bank, asked = _open(location, most, seed, data_root)
+    images, bank, asked = _open(DataSettings(location, data_root, on_bad_image=on_bad_image), most, seed)
     chosen = np.concatenate([bank, asked])
     height, width = preprocess.image_size
     batches = KeptBatches(
@@ -99,20 +104,29 @@ class _Pooled(nn.Module):
         return self.backbone(images).pooled
 
 
-def _open(
-    location: str, most: int, seed: int, data_root: str | None
-) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
+def _open(settings: DataSettings, most: int, seed: int) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
     """Return the images, the positions of the possible neighbours and those of the images asked about."""
-    try:
-        images = load_images(DataSettings(location, data_root))
+    with _asking_for_labels():
+        images = open_images(settings.data, root=settings.data_root)
         if not images.labelled:
             raise UserError(f"{images.location} has images without a label")
+    try:
+        images = cache_images(images, on_bad=settings.on_bad_image)[0]
+    except UserError as problem:
+        raise UserError(f"--monitor: {problem}") from problem
+    with _asking_for_labels():
         # The training images of a set with a val part are all neighbours: nothing is selected here.
         data = judged_data(images, make_split(images, seed, val_fraction=0.0))
-    except UserError as problem:
-        raise UserError(f"--monitor needs labelled images of two classes or more: {problem}") from problem
     asked = balanced(data.labels, data.parts["test"], max(1, most // ASKED), seed)
     return images, balanced(data.labels, data.parts["train"], most - len(asked), seed), asked
+
+
+@contextmanager
+def _asking_for_labels() -> Iterator[None]:
+    try:
+        yield
+    except UserError as problem:
+        raise UserError(f"--monitor needs labelled images of two classes or more: {problem}") from problem
 
 
 def _accuracy(found: Predictions, bank: NDArray[np.int64], asked: NDArray[np.int64], n_classes: int) -> float:

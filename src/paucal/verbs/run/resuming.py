@@ -40,7 +40,7 @@ def reopen(
             f"(only {', '.join(map(flag, CHANGEABLE))} may change)."
         )
     run = open_run(path)
-    if (run.path / "summary.json").exists():
+    if run.finished:
         raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {verb}'.")
     settings, origin = stored_settings(run, kind, verb)
     settings = replace(settings, **changes)

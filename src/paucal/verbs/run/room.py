@@ -14,6 +14,7 @@ from paucal.memory import available_memory
 from paucal.settings.groups import JobSettings
 from paucal.training.memory import is_out_of_memory
 from paucal.types import UserError
+from paucal.wording import counted
 
 GIB = 2**30
 COPIES = 4  # of the weights: themselves, their gradients and AdamW's two moments
@@ -52,7 +53,8 @@ def check_room(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) ->
     if needed <= room // 2:
         return []
     size = _times(spec.image_size)
-    words = f"a step of {batch} images of {size} pixels takes {spec.name} at least {needed / GIB:.3g} GiB of memory"
+    step = f"a step of {counted(batch, 'image')} of {size} pixels"
+    words = f"{step} takes {spec.name} at least {needed / GIB:.3g} GiB of memory"
     there = f"{room / GIB:.3g} GiB{' for each process' if local > 1 else ''}"
     if needed <= room:
         return [f"{words}, and there are {there}"]

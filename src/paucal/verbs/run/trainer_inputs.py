@@ -14,6 +14,7 @@ from paucal.settings.groups import JobSettings
 from paucal.training import Hardware, Plan
 from paucal.types import UserError
 from paucal.verbs.run.processes import launched_shape
+from paucal.wording import counted
 
 FEW_STEPS = 5
 
@@ -98,11 +99,11 @@ def hardware(settings: JobSettings) -> Hardware:
 
 def _check_count(device: str, wanted: int) -> None:
     if device == "cpu":
-        there, what = max(2, os.cpu_count() or 1), "processor cores"
+        there, what = max(2, os.cpu_count() or 1), "processor core"
     else:
-        there, what = torch.cuda.device_count() if device == "cuda" else 1, f"{device} devices"
+        there, what = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
     if wanted > there:
-        raise UserError(f"--devices is {wanted}, and this machine has {there} {what}: give {there} or less.")
+        raise UserError(f"--devices is {wanted}, and this machine has {counted(there, what)}: give {there} or less.")
 
 
 def _check_strategy(settings: JobSettings) -> None:
@@ -147,11 +148,13 @@ def check_length(settings: JobSettings, n_train: int) -> list[str]:
     steps = steps_per_epoch(n_train, batch)
     if batch > n_train:
         remarks.append(
-            f"a step takes {batch} images and there are {n_train}: images repeat within a step; "
+            f"a step takes {counted(batch, 'image')} and there are {n_train}: images repeat within a step; "
             "a smaller --batch-size is better"
         )
     elif steps < FEW_STEPS:
-        remarks.append(f"only {steps} steps an epoch: a smaller --batch-size or more --epochs may train better")
+        remarks.append(
+            f"only {counted(steps, 'step')} an epoch: a smaller --batch-size or more --epochs may train better"
+        )
     if settings.warmup_epochs is not None and settings.warmup_epochs >= (settings.epochs or 1):
         remarks.append("the warm-up lasts as long as the run: the learning rate never comes down")
     return remarks

@@ -28,7 +28,7 @@ from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.ladder.told import kept_words, rung_rows, whole_time
-from paucal.wording import percent
+from paucal.wording import counted, percent
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, repo
         "title": f"{card.backbone.name} on {prepared.images.name}",
         "model": card.backbone.name,
         "method": assembled.settings.method,
-        "data": f"{prepared.images.name}: {len(prepared.images)} images, {len(card.classes)} classes",
+        "data": f"{prepared.images.name}: {counted(len(prepared.images), 'image')}, "
+        f"{counted(len(card.classes), 'class', 'classes')}",
         "split": prepared.split.description,
         "parts": per_class,
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
@@ -139,7 +140,7 @@ def closing_lines(
     due = due_line(report, assembled.prepared.images.name)
     return [
         "",
-        f"test accuracy: {top1.value} (95 % interval {top1.interval}, {report.images} images); "
+        f"test accuracy: {top1.value} (95 % interval {top1.interval}, {counted(report.images, 'image')}); "
         f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
         *([due] if due else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
