@@ -27,7 +27,9 @@ def quick_compiler(monkeypatch) -> None:
     """On the CPU, which only shows that the tests are right, code is traced but not compiled: that takes minutes."""
     compiled = nn.Module.compile
     if DEVICE == "cpu":
-        monkeypatch.setattr(nn.Module, "compile", lambda self, backend=None: compiled(self, backend="eager"))
+        monkeypatch.setattr(
+            nn.Module, "compile", lambda self, backend=None, **how: compiled(self, backend="eager", **how)
+        )
 
 
 class Things(NamedTuple):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from paucal.objectives.base import Objective
 from paucal.training.average import MovingAverage
 from paucal.training.checkpoints import AtomicCheckpoints, fitting_state
+from paucal.training.compiling import compile_advice
 from paucal.training.health import FiniteWatch
 from paucal.training.keeper import AfterStep, Records, RunKeeper
 from paucal.training.memory import memory_advice
@@ -73,12 +74,14 @@ def fit(
         callbacks: more Lightning callbacks, such as a progress display.
 
     Raises:
-        UserError: the loss was not finite for many steps in a row, the saved state does not fit, or the memory does
-            not suffice.
+        UserError: the loss was not finite for many steps in a row, the saved state does not fit, the memory does
+            not suffice, or the model cannot be compiled.
     """
-    for module in objective.compilable() if plan.hardware.compile_backend else ():
-        module.compile(backend=plan.hardware.compile_backend)
-    stop = StopSignal(plan.deadline)
+    compiled = plan.hardware.compile_backend is not None
+    for module in objective.compilable() if compiled else ():
+        # A run has few sizes of batches, and code for any size is slower and fails more often.
+        module.compile(backend=plan.hardware.compile_backend, dynamic=False)
+    stop = StopSignal(plan.deadline, slow_start=compiled)
     average = None
     if optimization.average_decay is not None:
         average = MovingAverage(objective.deployable(), optimization.average_decay)
@@ -95,7 +98,7 @@ def fit(
         keeper,
         stop,
     ]
-    with _without_advice(), interruptible(), memory_advice(plan), fitting_state(records.run.last):
+    with _without_advice(), interruptible(), memory_advice(plan), compile_advice(plan), fitting_state(records.run.last):
         trainer = build_trainer(plan, [*kept, *callbacks])
         trainer.fit(
             TrainingModule(objective, optimization, plan, make_loader),

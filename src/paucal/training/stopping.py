@@ -19,11 +19,14 @@ class StopSignal(Callback):
 
     Args:
         deadline: value of `time.monotonic()` after which to stop; None for no limit.
+        slow_start: the first step takes minutes, since code is compiled in it. On a single process it is given up at
+            once, even by the first signal: until it ends there is nothing new to save.
     """
 
-    def __init__(self, deadline: float | None = None) -> None:
+    def __init__(self, deadline: float | None = None, slow_start: bool = False) -> None:
         self.received = False
         self.deadline = deadline
+        self.slow_start = slow_start
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer) -> bool:
@@ -41,8 +44,13 @@ class StopSignal(Callback):
         """Take the signals over from Lightning, which would raise in the middle of a step."""
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may take signals
+        self.slow_start = self.slow_start and trainer.world_size == 1
         for number in (signal.SIGINT, *ending_signals()):
             self._previous[number] = signal.signal(number, self._receive)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        """Let steps end from now on: forward and backward passes are compiled."""
+        self.slow_start = False
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Give the signals back."""
@@ -53,7 +61,7 @@ class StopSignal(Callback):
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received and number == signal.SIGINT:
+        if self.slow_start or (self.received and number == signal.SIGINT):
             raise KeyboardInterrupt
         self.received = True
 

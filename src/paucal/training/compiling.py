@@ -1,0 +1,48 @@
+"""What can go wrong while torch compiles a model, in one sentence: it fails in many ways, none of them the user's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paucal.training.memory import is_out_of_memory
+from paucal.training.plan import Plan
+from paucal.types import UserError
+from paucal.wording import shortened
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+MOST_REASON = 200  # characters
+
+
+def is_of_compiler(problem: BaseException | None) -> bool:
+    """Return whether an exception, or one that led to it, is of torch's compilers."""
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        if any(kind.__module__.startswith(COMPILERS) for kind in type(problem).__mro__):
+            return True
+        seen.add(id(problem))
+        problem = problem.__cause__ or problem.__context__
+    return False
+
+
+@contextmanager
+def compile_advice(plan: Plan) -> Iterator[None]:
+    """Turn a failed compilation into a sentence that says what failed and to go without; nothing where none is asked.
+
+    Raises:
+        UserError: torch could not compile the model.
+    """
+    try:
+        yield
+    except Exception as problem:
+        if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_of_compiler(problem):
+            raise
+        raise UserError(
+            f"--compile failed with {_reason(problem)}: that is torch's compiler, not your data; leave --compile out."
+        ) from problem
+
+
+def _reason(problem: Exception) -> str:
+    """Return the kind of a failure and the first line of its text, without the compiler's advice to its developers."""
+    inner = getattr(problem, "inner_exception", problem)
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    text = shortened(lines[0], MOST_REASON) if lines else "no message"
+    return f"{type(inner).__name__} ({text.rstrip('.:')})"
