@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import random
 from dataclasses import replace
@@ -270,3 +271,45 @@ def test_eval_loader__has_no_labels_where_one_is_missing():
 def test_eval_loader__may_be_empty_on_a_rank():
     loader = make_eval_loader(_digits(), np.arange(1), EvalTransform((8, 8), Normalisation()), 4, rank=1, world=2)
     assert list(loader) == []
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than the machine has cores
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+    ],
+)
+def test_loaders__say_that_their_processes_cannot_be_started(problem, words, monkeypatch):
+    started, start = [], multiprocessing.context.Process.start
+
+    def refuse_the_third(self):
+        started.append(self)
+        if len(started) % 3 == 0:
+            raise problem
+        start(self)
+
+    monkeypatch.setattr(multiprocessing.context.Process, "start", refuse_the_third)
+    dataset, sampler = _dataset(), StepSampler(np.arange(40), 8, 5, 0)
+    message = rf"35 loader processes could not be started \({words}\): use fewer --workers, or none"
+    for loader in (
+        make_train_loader(dataset, sampler, workers=35),
+        make_eval_loader(_digits(), np.arange(40), EvalTransform((16, 16), Normalisation()), 8, workers=35),
+    ):
+        with pytest.raises(UserError, match=message):
+            next(iter(loader))
+    for process in started:
+        if process.pid:
+            process.join(10)
+            assert not process.is_alive()
+
+
+def test_loaders__pass_on_what_else_goes_wrong(monkeypatch):
+    def fail(self):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(multiprocessing.context.Process, "start", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        next(iter(make_train_loader(_dataset(), StepSampler(np.arange(40), 8, 5, 0), workers=2)))

@@ -1,5 +1,6 @@
 """Data loaders: a resumable one for training, an exact one for evaluation."""
 
+import errno
 import signal
 from typing import Any
 
@@ -12,9 +13,34 @@ from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
 from paucal.data.sampler import StepSampler
 from paucal.data.views.transforms import ViewTransform
+from paucal.types import UserError
+from paucal.wording import counted
+
+_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # the last of shared memory
 
 
-class TrainLoader(DataLoader[Sample]):
+class WorkerLoader(DataLoader[Sample]):
+    """A loader that says so in one sentence where its processes cannot be started."""
+
+    def __iter__(self) -> Any:
+        """Start the processes, unless they run already.
+
+        Raises:
+            UserError: the machine allows no more processes, threads, open files or memory.
+        """
+        try:
+            return super().__iter__()
+        except (OSError, RuntimeError, MemoryError) as problem:
+            if self.num_workers == 0 or not _lacks_room(problem):
+                raise
+            reason = getattr(problem, "strerror", None) or str(problem)
+            raise UserError(
+                f"{counted(self.num_workers, 'loader process', 'loader processes')} could not be started ({reason}): "
+                "use fewer --workers, or none (--workers 0)."
+            ) from problem.with_traceback(None)  # whose frames would keep the processes that did start
+
+
+class TrainLoader(WorkerLoader):
     """A loader whose position is the sampler's `start`, not a state of its own.
 
     Lightning calls a loader resumable when it has the two methods below; since the offset is given when the
@@ -59,7 +85,13 @@ def make_eval_loader(
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
     keys = [SampleKey(0, index) for index in mine]
     batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
-    return DataLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory))
+    return WorkerLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory))
+
+
+def _lacks_room(problem: BaseException) -> bool:
+    if isinstance(problem, RuntimeError):
+        return "can't start new thread" in str(problem)  # as Python words it
+    return not isinstance(problem, OSError) or problem.errno in _NO_ROOM
 
 
 def _settings(workers: int, pin_memory: bool) -> dict[str, Any]:
