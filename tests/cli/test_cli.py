@@ -45,7 +45,7 @@ def test_help__shows_what_can_be_given(capsys, verb):
     assert "default: [" not in text
     shown = {
         "train": ("--batch-size {auto,NUMBER}", "--freeze {stem,backbone,NUMBER}", "{none,paper,reference,NUMBER}"),
-        "eval": ("--protocol NAME [NAME ...]", "few-labels (default: classification)"),
+        "eval": ("--protocol PROTOCOL [PROTOCOL ...]", "by default classification"),
     }
     for words in shown.get(verb, ("show this help message and exit",)):
         assert words in text

@@ -265,7 +265,7 @@ def test_eval__counts_several_right_answers(labelled, tmp_path, capsys):
     right[0], right[1] = [], [(right[1][0] + 1) % 3]
     (tmp_path / "real.json").write_text(json.dumps(right))
     assert call("eval", teacher, "--real-labels", tmp_path / "real.json", "--output", tmp_path / "out") == 0
-    assert "of 5 images (1 without any were left out)" in capsys.readouterr().out
+    assert "of 5 images (1 without any was left out)" in capsys.readouterr().out
     stored = json.loads((tmp_path / "out" / "real_labels.json").read_text())
     assert stored["top1"]["value"] == pytest.approx(4 / 5)
     words = ["eval", teacher, "--real-labels", tmp_path / "real.json"]

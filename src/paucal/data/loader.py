@@ -2,12 +2,14 @@
 
 import errno
 import signal
+import traceback
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
@@ -33,11 +35,12 @@ class WorkerLoader(DataLoader[Sample]):
         except (OSError, RuntimeError, MemoryError) as problem:
             if self.num_workers == 0 or not _lacks_room(problem):
                 raise
+            _let_go(problem)
             reason = getattr(problem, "strerror", None) or str(problem)
             raise UserError(
                 f"{counted(self.num_workers, 'loader process', 'loader processes')} could not be started ({reason}): "
                 "use fewer --workers, or none (--workers 0)."
-            ) from problem.with_traceback(None)  # whose frames would keep the processes that did start
+            ) from problem
 
 
 class TrainLoader(WorkerLoader):
@@ -92,6 +95,17 @@ def _lacks_room(problem: BaseException) -> bool:
     if isinstance(problem, RuntimeError):
         return "can't start new thread" in str(problem)  # as Python words it
     return not isinstance(problem, OSError) or problem.errno in _NO_ROOM
+
+
+def _let_go(problem: BaseException) -> None:
+    """End the processes that did start; torch's iterator, broken off in the middle, fails in doing so itself."""
+    for frame, _ in traceback.walk_tb(problem.__traceback__):
+        made = frame.f_locals.get("self")
+        if isinstance(made, _BaseDataLoaderIter):
+            made._shutdown = True  # type: ignore[attr-defined]
+            for process in getattr(made, "_workers", ()):
+                process.terminate()
+                process.join()
 
 
 def _settings(workers: int, pin_memory: bool) -> dict[str, Any]:
