@@ -227,6 +227,10 @@ def test_split_file__keeps_odd_names(make_set, tmp_path):
         ("key,label,class,split\n0000.png\n", "puts 0000.png in 'None'"),
         ("key,label,class,split\n0000.png,0,a,train\n0000.png,0,a,val\n", "names an image twice"),
         ("key,split\n0000.png,train\n", r"has the columns \['key', 'split'\]; expected"),
+        (
+            ",".join(["key", "x" * 400, *map(str, range(90))]) + "\n",
+            r"has the columns \['key', 'x{20}', '0', '1'\] and 88 more; expected",
+        ),
         ("", r"has the columns \[\]; expected"),
     ],
 )

@@ -1,3 +1,6 @@
+import tracemalloc
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import timm.data
@@ -219,3 +222,20 @@ def test_transforms__refuse_senseless_sizes():
         TrainTransform((0, 8), Augmentation(), PLAIN)
     with pytest.raises(UserError, match=r"crop_ratio is 1\.2"):
         EvalTransform((8, 8), PLAIN, 1.2)
+
+
+def test_compute_normalisation__takes_little_memory_for_a_large_image():
+    class OneLarge:
+        def read(self, index):
+            return Image.new("RGB", (5000, 5000), (10, 20, 30))  # 75 MB as bytes, 1.8 GB as three copies of doubles
+
+    images = SimpleNamespace(store=OneLarge())
+    tracemalloc.start()
+    try:
+        found = compute_normalisation(images, np.arange(1))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.mean == pytest.approx([10 / 255, 20 / 255, 30 / 255])
+    assert found.std == (0.01, 0.01, 0.01)
+    assert peak < 20 << 20

@@ -12,6 +12,7 @@ from paucal.reading import read_text
 from paucal.types import UserError
 
 MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
+MOST_NAME = 20  # characters shown of a column's name
 _COLUMNS = ["key", "label", "class", "split"]
 
 
@@ -75,7 +76,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     except (OSError, csv.Error) as error:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run") from None
     if columns != _COLUMNS:
-        raise UserError(f"{path} has the columns {columns}; expected {_COLUMNS}, as a run writes them")
+        told, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
+        others = f" and {more} more" if more > 0 else ""
+        raise UserError(f"{path} has the columns {told}{others}; expected {_COLUMNS}, as a run writes them")
     for row in rows:
         if row["split"] not in PARTS:
             raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")

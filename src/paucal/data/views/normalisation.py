@@ -13,6 +13,7 @@ from paucal.data.images import ImageSet, spread
 
 # A channel that never varies would be divided by zero; this is about two and a half of 255 grey levels.
 _SMALLEST_STD = 0.01
+_LEVELS = np.arange(256) / 255
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,10 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     chosen = np.asarray(indices)[spread(len(indices), max_images)]
     moments = np.zeros((2, 3))
     for index in chosen:
-        pixels = np.asarray(image_set.store.read(int(index)), dtype=np.float64).reshape(-1, 3) / 255
-        moments += pixels.mean(axis=0), np.square(pixels).mean(axis=0)
+        # How often each of 256 levels occurs says all, and takes no memory however large the image is.
+        counts = np.asarray(image_set.store.read(int(index)).histogram(), dtype=np.float64).reshape(3, 256)
+        share = counts / counts.sum(axis=1, keepdims=True)
+        moments += share @ _LEVELS, share @ np.square(_LEVELS)
     mean, square = moments / len(chosen)
     std = np.sqrt(np.maximum(square - np.square(mean), _SMALLEST_STD**2))
     return Normalisation(_triple(mean), _triple(std))
