@@ -70,7 +70,7 @@ def run_one(data: Path, work: Path, model: str, arm: str, seed: int, epochs: int
     output = work / f"{model}-{arm}-{lr:g}-{epochs}-{seed}"
     if not (output / "summary.json").exists():
         settings = {**RECIPE, **MODELS[model], **ARMS[arm], "epochs": epochs, "lr": lr, "seed": seed}
-        paucal.train(data, output=str(output), overwrite=True, **settings)
+        paucal.train(data, output=str(output), overwrite=True, **{"init": "none", **settings})
     return {"model": model, "arm": arm, "seed": seed, "lr": lr, "epochs": epochs} | outcome(output)
 
 

@@ -107,7 +107,7 @@ def settings_of(arm: str, side: int) -> dict[str, Any]:
 def run_one(data: Path, output: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one run, or go by what a finished one has left."""
     if not (output / "summary.json").exists():
-        paucal.train(data, output=str(output), overwrite=True, **settings)
+        paucal.train(data, output=str(output), overwrite=True, **{"init": "none", **settings})
     summary = json.loads((output / "summary.json").read_text())
     rows = RunFolder(output).read_rows()
     kept = ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")

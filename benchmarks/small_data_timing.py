@@ -27,7 +27,7 @@ def epoch_seconds(data: Path, work: Path, arms: Mapping[str, Mapping[str, Any]])
         for name, settings in arms.items():
             output = work / f"timing-{name}"
             length = {"epochs": EPOCHS, "lr": 1e-3, "seed": turn}
-            paucal.train(data, output=str(output), overwrite=True, **{**settings, **length})
+            paucal.train(data, output=str(output), overwrite=True, **{"init": "none", **settings, **length})
             ends = [row["seconds"] for row in RunFolder(output).read_rows()]
             found[name] += [after - before for before, after in itertools.pairwise(ends)]
     return {name: round(min(times), 3) for name, times in found.items()}

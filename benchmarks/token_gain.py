@@ -53,7 +53,7 @@ def make_maps(data: Path, work: Path, epochs: int, side: int) -> Path:
     teacher, maps = work / "teacher", work / f"maps-{side}"
     if not (teacher / "summary.json").exists():
         settings = {**RECIPE, **TEACHER, "epochs": epochs, "lr": 2e-3, "seed": 0}
-        paucal.train(data, output=str(teacher), overwrite=True, **settings)
+        paucal.train(data, output=str(teacher), overwrite=True, **{"init": "none", **settings})
     words = ["label", str(data), "--teacher", str(teacher), "--output", str(maps)]
     if command([*words, "--img-size", str(side), "--min-accuracy", "0.3"]):
         raise SystemExit("the teacher gave no maps")
@@ -66,7 +66,7 @@ def run_one(data: Path, work: Path, maps: Path, arm: str, seed: int, epochs: int
     if not (output / "summary.json").exists():
         labels = {} if arm == "supervised" else {"labels": str(maps)}
         settings = {**RECIPE, **STUDENT, **ARMS[arm], **labels, "epochs": epochs, "lr": lr, "seed": seed}
-        paucal.train(data, output=str(output), overwrite=True, **settings)
+        paucal.train(data, output=str(output), overwrite=True, **{"init": "none", **settings})
     summary = json.loads((output / "summary.json").read_text())
     with (output / "metrics.csv").open() as file:
         curve = [float(row["val_top1"]) for row in csv.DictReader(file)]

@@ -61,7 +61,12 @@ def ours(folder: Path, options: argparse.Namespace) -> list[float]:
         result = paucal.train(
             folder,
             output=f"{work}/run",
-            **{"method": "supervised", "model": options.model, "model_args": options.model_args or None},
+            **{
+                "init": "none",
+                "method": "supervised",
+                "model": options.model,
+                "model_args": options.model_args or None,
+            },
             **{"img_size": [options.size], "batch_size": options.batch, "epochs": options.epochs, "average": DECAY},
             **{"crop": "random-resized", "rand_augment": POLICY, "erase": 0.25, "mixup": 0.8, "cutmix": 1.0},
             **{"val_fraction": 1e-6, "test_fraction": 1e-6, "workers": options.workers, "device": options.device},
