@@ -13,10 +13,12 @@ SIDES = (32, 64, 96)  # pixels to which images that are hardly larger are brough
 SMALL = 64  # pixels up to which an image is "small": CIFAR-like recipes apply
 PAPER = "the paper's value"
 MEASURED = "the transformer that learned most from few images"  # benchmarks/results/small_data_*.json
+QUICK = f"{MEASURED}; at 64 pixels, since a processor makes many passes over them in the time of few over larger ones"
+MANY_CLASSES = 1000
 Sides = Sequence[int] | None
 
 
-def model(facts: Facts, img_size: Sides, recipe: str | None) -> Choice:
+def model(facts: Facts, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
     """The start's; from scratch the transformer that was best where it was measured (docs/which_model.md)."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
@@ -29,6 +31,9 @@ def model(facts: Facts, img_size: Sides, recipe: str | None) -> Choice:
         return "vit_mini", f"images of {size} pixels: a small transformer with a convolutional stem"
     if size <= SMALL:
         return "dhvt_mini", f"images of {size} pixels, from scratch: {MEASURED}"
+    quick = facts.device == "cpu" and epochs is None and img_size is None and small_img_size(facts) is None
+    if quick and facts.n_classes < MANY_CLASSES:
+        return "dhvt_mini", QUICK
     name, why = dhvt_variant(size, facts.n_classes)
     return name, f"{why}; from scratch {MEASURED}"
 
@@ -46,6 +51,8 @@ def img_size(facts: Facts, model: str | None) -> Choice:
     if facts.start is not None:
         size = facts.start.image_size
         return _sides(size or _native(model)), f"what suits {facts.start.where}"
+    if model == "dhvt_mini" and small_img_size(facts) is None and facts.device == "cpu":
+        return [SMALL], QUICK
     return small_img_size(facts) or (_sides(_native(model)), "the size this backbone was designed for")
 
 

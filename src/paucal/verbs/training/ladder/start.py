@@ -41,8 +41,8 @@ def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
     It may where nobody has said how it begins, nor that it is a paper's; or where "auto" was given, as in the config of
     a run that has looked.
     """
-    if settings.init == AUTO:
-        return True
+    if settings.init is not None:
+        return settings.init == AUTO
     said = {"init", "init_head", "init_network", "attention_init", "model_args"} & set(given)
     return not said and settings.recipe is None and not method_of(settings).label_maps
 
