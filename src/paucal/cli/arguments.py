@@ -187,7 +187,10 @@ def _config(name: str) -> dict[str, Any]:
     if not isinstance(content.get("settings"), dict) or "origin" not in content:
         return content
     left_out = ("output", "overwrite", "time_limit")
-    return {k: v for k, v in content["settings"].items() if v is not None and k not in left_out}
+    found = {k: v for k, v in content["settings"].items() if v is not None and k not in left_out}
+    if content.get("verb", "train") == "train":  # such a run began at random, and so does one that repeats it
+        found.setdefault("init", "none")
+    return found
 
 
 def _canonical(word: str) -> str:

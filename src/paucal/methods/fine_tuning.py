@@ -14,10 +14,10 @@ def fine_tuning(settings: TrainSettings) -> FineTuning:
         UserError: the backbone would be frozen both for the whole run and for some of it, or for all of its epochs, or
             its running statistics would be kept although they mean nothing yet.
     """
-    epochs = settings.epochs or 1
+    epochs = settings.epochs  # of a run whose length is still open nothing can be said
     if settings.freeze == "backbone" and settings.freeze_epochs:
         raise UserError("--freeze backbone lasts for the whole run: leave --freeze-epochs out, or --freeze.")
-    if settings.freeze_epochs >= epochs:
+    if settings.freeze_epochs and epochs is not None and settings.freeze_epochs >= epochs:
         raise UserError(
             f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {epochs} to the backbone: give fewer, more "
             " --epochs, or --freeze backbone."

@@ -45,7 +45,7 @@ class Step:
     """One model that a run made on its way: what it was, its share of the validation images, its time."""
 
     name: str
-    score: float
+    score: float | None
     time: str
     kept: bool = False
 
@@ -177,7 +177,9 @@ def _summary(run: RunFolder) -> Summary:
         }
         parts = [_part(str(name), value) for name, value in content.get("parts", {}).items()]
         rungs = [
-            Step(_text(r["name"]), _finite(r["score"]), _text(r["time"]), bool(r["kept"]))
+            Step(
+                _text(r["name"]), None if r["score"] is None else _finite(r["score"]), _text(r["time"]), bool(r["kept"])
+            )
             for r in content.get("rungs", [])
         ]
         return Summary(**known, parts=parts, rungs=rungs, next_steps=[_text(s) for s in content.get("next_steps", [])])

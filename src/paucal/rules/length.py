@@ -92,7 +92,7 @@ def warmup_epochs(init: str | None, epochs: int | None) -> Choice:
 
 def schedule_epochs(epochs: int | None) -> Choice:
     """The epochs that are run."""
-    return epochs, "the cosine ends with the run"
+    return epochs or None, "the cosine ends with the run"
 
 
 def average(

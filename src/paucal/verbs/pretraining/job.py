@@ -22,7 +22,7 @@ from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import step_loader
 from paucal.verbs.run.processes import is_first
-from paucal.verbs.run.start_weights import pin_start
+from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.voice import Voice
 
 
@@ -36,7 +36,7 @@ class PretrainingJob:
     def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
         """Fill in a recipe and refuse what makes no sense."""
         method_of(settings)
-        settings, origin = with_recipe(settings, given)
+        settings, origin = with_recipe(plain_init(settings), given)
         check_used(settings, origin)
         check_ranges(settings)
         return settings, origin

@@ -162,9 +162,15 @@ def show_config(job: Job[S, Any], settings: S, given: Mapping[str, str]) -> str:
         f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {assembled.origin[name]}\n"
         if not isinstance(value, list)
         else f"{name}: {json.dumps(value)}  # {assembled.origin[name]}\n"
-        for name, value in vars(assembled.settings).items()
+        for name, value in _told(vars(assembled.settings), assembled.origin).items()
         if value is not None and name not in ("output", "overwrite")
     )
+
+
+def _told(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings as a config has to say them: a start from nothing that was chosen is one, too."""
+    chosen = values["init"] is None and origin.get("init", "default") != "default"
+    return {**values, "init": "none" if chosen else values["init"]}
 
 
 def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], voice: Voice) -> Assembled[S]:

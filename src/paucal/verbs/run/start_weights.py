@@ -30,6 +30,7 @@ from paucal.verbs.run.start_inputs import input_of_card, recorded_input
 
 M = TypeVar("M", bound=ModelSettings)
 RECORD = "init.json"
+NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Start:
     read: Callable[[str], StartWeights] | None = None
     input: Callable[[str], ImageInput] | None = None
     record: LoadReport | None = None
+
+
+def plain_init(settings: M) -> M:
+    """Return settings in which a start of "none" is written as it is meant: as nothing."""
+    return replace(settings, init=None) if settings.init == NONE else settings
 
 
 def pin_start(settings: M) -> M:

@@ -12,13 +12,14 @@ from paucal.evaluation.deployed import Card
 from paucal.evaluation.seen_images import seen_by_start
 from paucal.methods.contract import Circumstances
 from paucal.methods.fine_tuning import check_tuning
-from paucal.methods.training import build_objective, resolve_training, settle_terms
+from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import StartFacts
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder, read_weights
+from paucal.runs.ancestry import AUTO
 from paucal.types import DataRequest, UserError
 from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.images import Prepared, load_images, with_label_maps
@@ -35,7 +36,7 @@ from paucal.verbs.training.loaders import feeding, view_transform
 from paucal.verbs.training.optimizer import check_plan, training_plan
 from paucal.verbs.training.split import split_images
 
-HEAD = "probe.safetensors"
+HEAD, TUNED_HEAD = "probe.safetensors", "head.safetensors"  # of the probe, and of smaller images that are tuned on
 TUNING = "supervised"
 NO_CHOICE = Choice((), "")
 
@@ -80,11 +81,13 @@ def assemble(
     if looks:
         settings, given, found = _look_for_start(settings, given, prepared)
         start = find_start(settings)
-    images, facts = prepared.images, replace(prepared.facts(), start=_facts_of(start, found, rungs))
+    images, facts = prepared.images, replace(prepared.facts(), start=_facts_of(start, settings.init))
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
     if run is None and (found.candidates or settings.time is not None):
-        rungs = Rungs(found.candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
+        # The ladder is climbed by one process; several start from the weights at once.
+        candidates = found.candidates if settings.processes == 1 else ()
+        rungs = Rungs(candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
     if run is None:
         check_rates(settings)
         _require_passes(settings, rungs)
@@ -134,7 +137,7 @@ def load_head(run: RunFolder, objective: Objective) -> None:
     Raises:
         UserError: the file does not fit.
     """
-    path = run.path / HEAD
+    path = next((run.path / name for name in (TUNED_HEAD, HEAD) if (run.path / name).is_file()), run.path / HEAD)
     classifier = linear_classifier(objective.deployable())
     if not path.is_file() or classifier is None:
         return
@@ -153,15 +156,14 @@ def _look_for_start(
     if not found.candidates:
         return replace(settings, init=None), {**given, "init": f"auto: {found.why}"}, found
     settings, given = started(settings, found.candidates[0]), {"model": f"auto: {found.why}", **given}
-    if "method" not in given:
+    if "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given):
         settings = replace(settings, method=TUNING)
         given["method"] = "auto: tuned from trained weights, where the paper's gain over it is not shown"
     return settings, {**given, "init": f"auto: {found.why}"}, found
 
 
-def _facts_of(start: Start, found: Choice, rungs: Rungs | None) -> StartFacts | None:
-    chosen = bool(found.candidates or (rungs is not None and rungs.candidates))
-    return None if start.facts is None else replace(start.facts, chosen=chosen)
+def _facts_of(start: Start, init: str | None) -> StartFacts | None:
+    return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
 
 
 def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepared:

@@ -9,15 +9,15 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges
 from paucal.training import Optimization, Outcome, Watch
+from paucal.training.memory import memory_advice
 from paucal.types import UserError
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars
-from paucal.verbs.run.start_weights import pin_start
+from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining, assemble
 from paucal.verbs.training.conclusion import Result, conclude
 from paucal.verbs.training.ladder.climb import climb
-from paucal.verbs.training.ladder.start import plain_init
 from paucal.verbs.training.loaders import train_loader, training_sheet, validation
 from paucal.verbs.training.optimizer import optimization
 
@@ -57,7 +57,9 @@ class TrainingWatcher:
 
 
 def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
-    """Return settings of which one alone says how long a run is; a config's gives way, its time before its epochs.
+    """Return settings of which one alone says how long a run is.
+
+    What was typed goes before a config, that before a recipe; within a config the epochs, as its time was planned.
 
     Raises:
         UserError: both were given.
@@ -66,8 +68,9 @@ def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSetti
         return settings
     if origin.get("time") == CONFIG:
         return replace(settings, time=None)
-    if origin.get("epochs") == CONFIG:
-        return replace(settings, epochs=None)
+    if origin.get("epochs", "").startswith((CONFIG, "recipe")):
+        lengths = ("epochs", "schedule_epochs", "warmup_epochs")
+        return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
     raise UserError(
         f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
     )
@@ -117,7 +120,8 @@ class TrainingJob:
 
     def find_out(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> bool:
         """Climb as far as the last rung's beginning."""
-        return climb(run, assembled, voice)
+        with memory_advice(assembled.plan):
+            return climb(run, assembled, voice)
 
     def write_beginning(self, run: RunFolder, assembled: AssembledTraining) -> None:
         """Write down what is known so far, and draw training images as the network will see them."""

@@ -15,7 +15,7 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.voice import Quiet
-from paucal.verbs.training.job import TrainingJob
+from paucal.verbs.training.job import TrainingJob, one_length
 from paucal.verbs.training.ladder import climb as climbing
 from paucal.verbs.training.ladder import start as starting
 from verbs.training.ladder.carried import MODEL, install
@@ -214,3 +214,49 @@ def test_climb__is_repeated_by_its_config(data, tmp_path):
     assert rungs_of(out)["trials"] == []
     ours, theirs = load_deployed(out).module.state_dict(), load(whole).module.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"init": "none", "model": "vit_mini", "epochs": 1}])
+def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path, settings):
+    whole, out = started(data, tmp_path / "whole", **settings), tmp_path / "again"
+    assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
+    ours, theirs = load_deployed(out).module.state_dict(), load(whole).module.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp_path, monkeypatch):
+    real, seen = climbing.attempt, []
+
+    def slower(run, made, way, steps, voice):
+        seen.append((steps, list(made.settings.img_size)))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return real(run, made, way, steps, voice)
+
+    monkeypatch.setattr(climbing, "attempt", slower)
+    assert isinstance(started(data, tmp_path / "run", epochs=1), Stopped)
+    monkeypatch.setattr(climbing, "TRIAL_SHARE", 1e-9)  # as if the machine had become slow
+    monkeypatch.setattr(climbing, "seconds_per_image", lambda made: 1e6)
+    resume(TrainingJob(), tmp_path / "run", Quiet())
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_climb__with_frozen_epochs_and_no_validation_makes_the_passes_that_were_given(data, tmp_path):
+    result = started(data, tmp_path / "run", epochs=2, freeze_epochs=1, val_fraction=0.0)
+    assert len(RunFolder(result.folder).read_rows()) == 2
+    assert rungs_of(result.folder)["trials"] == []
+
+
+def test_method__stays_where_its_own_settings_are_given(data, tmp_path):
+    result = started(data, tmp_path / "run", epochs=0, drloc_weight=0.3)
+    assert RunFolder(result.folder).settings["method"] == "drloc"
+
+
+def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
+    settings = TrainSettings(recipe="small-images", time="5m", epochs=30, warmup_epochs=3.0)
+    origin = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
+    found = one_length(settings, origin)
+    assert (found.time, found.epochs, found.warmup_epochs) == ("5m", None, None)
+    repeated = one_length(settings, dict.fromkeys(origin, "config"))
+    assert (repeated.time, repeated.epochs) == (None, 30)

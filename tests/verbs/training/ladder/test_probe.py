@@ -58,7 +58,7 @@ def test_head__survives_channels_that_never_change():
 
 
 def test_head__of_one_class_is_refused():
-    with pytest.raises(UserError, match="two classes"):
+    with pytest.raises(UserError, match="have 1 class, and a classifier needs at least two"):
         fit_head(torch.randn(6, 3), torch.zeros(6, dtype=torch.int64), 2)
 
 
@@ -69,3 +69,10 @@ def test_stratified__keeps_every_class_in_its_share():
     assert rows.tolist() == sorted(set(rows.tolist()))
     assert stratified(labels, 90, seed=1).tolist() == rows.tolist()
     assert len(stratified(labels, 10_000)) == len(labels)
+
+
+def test_head__where_no_image_can_be_left_out_says_so():
+    features, labels = blobs(4, 1)
+    head = fit_head(features, labels, 4)
+    assert head.cross_validated is None
+    assert accuracy(head, features, labels) == 1.0

@@ -16,8 +16,9 @@ from paucal.runs import RunFolder, save_weights
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.resuming import store_changes
+from paucal.verbs.run.start_weights import RECORD
 from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.assembly import HEAD, AssembledTraining, assemble
+from paucal.verbs.training.assembly import HEAD, TUNED_HEAD, AssembledTraining, assemble
 from paucal.verbs.training.ladder.frozen import frozen_features, linear_classifier
 from paucal.verbs.training.ladder.probe import Head, accuracy, fit_head, stratified
 from paucal.verbs.training.ladder.rungs import Rung, Rungs
@@ -33,7 +34,7 @@ LARGER = 1.5  # times what the first candidate takes, that another one may
 WANTED_PASSES, LEAST_PASSES, MOST_PASSES = 6, 2, 20
 SCRATCH_PASSES = 300
 TRIAL_SHARE = 0.1  # of the time left, for each way
-FREE = frozenset({"init", "time", "method", "model", "data", "device", "devices", "nodes"})  # never chosen anew
+FREE = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size"))  # never chosen anew
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Ascent:
         voice: says what happens.
         begun: `time.monotonic()` at which this call would have begun had it made all steps itself.
         image_seconds: of one image through the frozen network.
+        told: whether people know when to expect the first model.
     """
 
     run: RunFolder
@@ -55,6 +57,7 @@ class Ascent:
     voice: Voice
     begun: float
     image_seconds: float = 0.0
+    told: bool = False
 
     @property
     def spent(self) -> float:
@@ -78,13 +81,16 @@ class Ascent:
             again -= {"img_size"}
         settings = replace(made.settings, **dict.fromkeys(again), **changes)
         given = {name: origin for name, origin in made.origin.items() if name not in again and origin != "default"}
-        return assemble(settings, given, self.voice.progress, self.run, made.prepared)
+        again = assemble(settings, given, self.voice.progress, self.run, made.prepared)
+        return replace(again, plan=replace(again.plan, deadline=made.plan.deadline))
 
     def store(self, made: AssembledTraining, reasons: Mapping[str, str]) -> None:
         """Make settings those of the run."""
         origin = {**made.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
         self.made = replace(made, origin=origin)
         store_changes(self.run, made.settings, origin)
+        if made.start is not None:
+            self.run.write_json(RECORD, made.start.to_dict())
 
 
 def climb(run: RunFolder, made: AssembledTraining, voice: Voice) -> bool:
@@ -99,21 +105,31 @@ def climb(run: RunFolder, made: AssembledTraining, voice: Voice) -> bool:
     if made.rungs is None:
         raise ValueError("this run climbs no ladder")
     ascent = Ascent(run, made, made.rungs, voice, time.monotonic() - made.rungs.spent - made.opening)
-    if made.rungs.candidates and linear_classifier(made.objective.deployable()) is not None:
-        return _from_trained(ascent)
-    if made.settings.epochs is not None:
-        _set_length(ascent, made.settings.epochs, seconds_per_image(made) * len(made.prepared.part("train")), {})
+    try:
+        if made.rungs.candidates and linear_classifier(made.objective.deployable()) is not None:
+            return _from_trained(ascent)
+        _at_once(ascent)
         return True
-    _from_scratch(ascent)
-    return True
+    finally:
+        ascent.keep()  # the time, where a signal came between
 
 
-def _from_scratch(ascent: Ascent) -> None:
+def _at_once(ascent: Ascent) -> None:
+    """Find the length of a run that begins with training: from scratch, or where no probe is possible."""
     made, budget = ascent.made, ascent.rungs.budget
+    if made.settings.epochs == 0:
+        raise UserError(
+            f"--epochs 0 keeps a linear probe, and {made.settings.model} has no linear classifier for one: give more."
+        )
+    if ascent.rungs.candidates:
+        ascent.voice.say(f"note: {made.settings.model} has no linear classifier: it is tuned at once, without a probe")
     counts = made.prepared.counts()
-    each = seconds_per_image(made)
+    each = seconds_per_image(made) / made.settings.processes
     epoch = each * (counts["train"] + counts["val"] / 3)
     ascent.image_seconds = each / 3
+    if made.settings.epochs is not None:
+        _set_length(ascent, made.settings.epochs, epoch, {})
+        return
     left = ascent.left()
     if epoch > max(left, 0.0) and epoch > 1.1 * budget:
         raise UserError(
@@ -121,7 +137,8 @@ def _from_scratch(ascent: Ascent) -> None:
             f"{duration(epoch)} here: give --time {int((3 * epoch + 60) // 60)}m or more, a smaller --img-size, or "
             "--fraction."
         )
-    epochs = max(1, min(SCRATCH_PASSES, int(left / epoch)))
+    most = SCRATCH_PASSES if made.settings.init is None else MOST_PASSES
+    epochs = max(1, min(most, int(left / epoch)))
     _set_length(ascent, epochs, epoch, {})
 
 
@@ -133,15 +150,13 @@ def _from_trained(ascent: Ascent) -> bool:
     counts = ascent.made.prepared.counts()
     if ascent.made.settings.epochs == 0:
         return _stay(ascent, "the probe is the model: no passes, as given")
-    if not counts["val"] or counts["train"] < FEW:
+    if _free(ascent.made, "epochs") and (not counts["val"] or counts["train"] < FEW):
         why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
         return _stay(ascent, f"{why}: the probe is the model, since nothing could tell whether tuning is better")
-    choice = _choose_side(ascent)
-    if choice is None:
+    if not ascent.rungs.tuning and not _choose_tuning(ascent):
         return _stay(ascent, "the time that is left does not suffice for two passes: the probe is the model")
-    side, epoch = choice
-    _prepare_head(ascent, side)
-    way = _try_ways(ascent, side, epoch)
+    side, epoch = list(ascent.rungs.tuning["side"]), float(ascent.rungs.tuning["epoch"])
+    way = _try_ways(ascent, side, int(ascent.rungs.tuning["steps"]))
     if way is None:
         return False
     clear(ascent.run)
@@ -149,6 +164,23 @@ def _from_trained(ascent: Ascent) -> bool:
     if passes is None:
         passes = max(1, min(MOST_PASSES, int(ascent.left() / epoch)))
     _set_length(ascent, passes, epoch, {"img_size": side, **way})
+    return True
+
+
+def _choose_tuning(ascent: Ascent) -> bool:
+    """Choose the image size to tune at and the steps of a trial, fit the head for it, and write that down.
+
+    Once chosen they stay: a trial that was stopped goes on with the steps it was begun with.
+    """
+    choice = _choose_side(ascent)
+    if choice is None:
+        return False
+    side, epoch = choice
+    _prepare_head(ascent, side)
+    per_epoch = max(1, ascent.made.plan.steps_per_epoch)
+    share = TRIAL_SHARE * ascent.left() if _timed(ascent.made) else epoch
+    steps = int(min(share * per_epoch / max(epoch, 1e-9), per_epoch))
+    ascent.keep(tuning={"side": side, "epoch": epoch, "steps": steps})
     return True
 
 
@@ -173,7 +205,7 @@ def _race(ascent: Ascent) -> None:
                 runner.settings, advance,
             )  # fmt: skip
         head = fit_head(features, labels[rows], len(made.card.classes), made.settings.seed, (100.0,))
-        found.append(Rung(name, head.cross_validated, time.monotonic() - begin, {"images": len(rows)}))
+        found.append(Rung(name, head.cross_validated or 0.0, time.monotonic() - begin, {"images": len(rows)}))
         best = max(found, key=lambda rung: rung.score)
         if best.name == name and runner is not made:
             ascent.made = runner
@@ -184,6 +216,7 @@ def _race(ascent: Ascent) -> None:
     winner = max(found, key=lambda rung: rung.score)
     if ascent.made.settings.model != winner.name:
         ascent.made = ascent.settle(model=winner.name)
+    _measure(ascent)
     ascent.store(ascent.made, {"model": f"the best of {len(found)} candidates on {len(rows)} training images"})
     ascent.keep(race=tuple(found))
 
@@ -196,8 +229,9 @@ def _measure(ascent: Ascent) -> None:
         begin = time.perf_counter()
         frozen_features(made.objective.deployable(), made.prepared, some, made.card.preprocessing, made.settings)
         ascent.image_seconds = (time.perf_counter() - begin) / len(some)
-    if ascent.rungs.probe is not None:
+    if ascent.rungs.probe is not None or ascent.told:
         return
+    ascent.told = True
     counts = made.prepared.counts()
     first = ascent.image_seconds * (counts["train"] + counts["val"])
     whole = ascent.rungs.budget
@@ -216,7 +250,7 @@ def _probe(ascent: Ascent) -> None:
     classifier = linear_classifier(made.objective.deployable())
     if classifier is not None:
         head.put_into(classifier)
-    save_head(ascent.run, head)
+    save_head(ascent.run, head, HEAD)
     save_deployed(ascent.run, made.objective.deployable(), made.card)
     details = {
         "model": made.settings.model,
@@ -251,14 +285,14 @@ def _fit(ascent: Ascent, made: AssembledTraining, title: str) -> tuple[Head, flo
     labels, count = all_labels[together], len(rows)
     head = fit_head(features[:count], labels[:count], len(made.card.classes), settings.seed)
     score = accuracy(head, features[count:], labels[count:]) if len(val) else head.cross_validated
-    return head, score, count
+    return head, 0.0 if score is None else score, count
 
 
 def _choose_side(ascent: Ascent) -> tuple[list[int], float] | None:
     """Return the largest image size at which enough passes fit in the time, with the seconds of a pass."""
     made, counts = ascent.made, ascent.made.prepared.counts()
     native = list(made.settings.img_size or [])
-    timed = ascent.rungs.budget > 0 and _free(made, "epochs")
+    timed = _timed(made)
     fixed = not timed or not _free(made, "img_size") or not _takes_any_size(made)
     found: tuple[list[int], float] | None = None
     measured = dict(ascent.rungs.sizes)
@@ -291,19 +325,20 @@ def _takes_any_size(made: AssembledTraining) -> bool:
 
 
 def _prepare_head(ascent: Ascent, side: list[int]) -> None:
-    """Fit the head that tuning begins with, at the size it is tuned at."""
+    """Fit the head that tuning begins with, at the size it is tuned at; at the probe's own it is the probe's."""
     made = ascent.made
+    (ascent.run.path / TUNED_HEAD).unlink(missing_ok=True)
     if side != list(made.settings.img_size or []):
         smaller = ascent.settle(img_size=side)
         head, score, _ = _fit(ascent, smaller, f"head for images of {side[0]} pixels")
-        save_head(ascent.run, head)
+        save_head(ascent.run, head, TUNED_HEAD)
         ascent.voice.say(
             f"tuning at {side[0]} pixels, where a pass is quicker: the probe has {percent(score)} there "
             f"of the validation images"
         )
 
 
-def _try_ways(ascent: Ascent, side: list[int], epoch: float) -> Mapping[str, Any] | None:
+def _try_ways(ascent: Ascent, side: list[int], steps: int) -> Mapping[str, Any] | None:
     """Return the settings of the way to tune that did best in a short trial; None where one was stopped."""
     made = ascent.made
     options = [
@@ -312,15 +347,12 @@ def _try_ways(ascent: Ascent, side: list[int], epoch: float) -> Mapping[str, Any
     ]
     if not any(way.settings for way in options):
         return {}  # everything that could be tried was given
-    per_step = epoch / max(1, made.plan.steps_per_epoch)
-    time_each = TRIAL_SHARE * ascent.left() if ascent.rungs.budget else per_step * made.plan.steps_per_epoch
-    steps = int(min(time_each / max(per_step, 1e-9), made.plan.steps_per_epoch))
-    if steps < LEAST_STEPS:
-        ascent.voice.say(f"note: no time to try several ways to tune; the careful one is taken: {options[-1].name}")
+    if steps < LEAST_STEPS or not len(made.prepared.part("val")):
+        ascent.voice.say(f"note: no time or images to try several ways to tune; the careful one: {options[-1].name}")
         return options[-1].settings
     trials = list(ascent.rungs.trials)
     for way in options[len(trials) :]:
-        tried = ascent.settle(img_size=side, epochs=1, **way.settings)
+        tried = ascent.settle(img_size=side, epochs=1, freeze_epochs=0, **way.settings)
         trial = attempt(ascent.run, tried, way, steps, ascent.voice)
         if trial is None:
             return None
@@ -332,6 +364,11 @@ def _try_ways(ascent: Ascent, side: list[int], epoch: float) -> Mapping[str, Any
     return options[best].settings
 
 
+def _timed(made: AssembledTraining) -> bool:
+    """Return whether the time decides how long the run is."""
+    return made.rungs is not None and made.rungs.budget > 0 and _free(made, "epochs")
+
+
 def _free(made: AssembledTraining, name: str) -> bool:
     """Return whether nobody has given a setting."""
     return made.origin.get(name, "default") == "default" or made.origin[name].startswith("auto: ")
@@ -341,7 +378,8 @@ def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str,
     """Store how long the run is, with the settings that follow, and say when it ends."""
     made = ascent.settle(**{**changes, "epochs": epochs})
     seconds = epochs * epoch + ascent.image_seconds * len(made.prepared.part("test"))
-    reasons = dict.fromkeys(changes, "tried on these images, or what the time allows")
+    tried = [name for name in changes if _free(ascent.made, name)]
+    reasons = dict.fromkeys(tried, "tried on these images, or what the time allows")
     if not _free(ascent.made, "epochs"):
         plan = f"{epochs} passes, as given"
     else:
@@ -354,13 +392,13 @@ def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str,
 
 def _stay(ascent: Ascent, why: str) -> bool:
     """End with the probe."""
-    made = ascent.settle(epochs=0)
+    made = ascent.settle(epochs=0, freeze_epochs=0)
     ascent.store(made, {"epochs": why})
     ascent.voice.say(f"plan: {why}")
     ascent.keep(plan=why, tune=False)
     return True
 
 
-def save_head(run: RunFolder, head: Head) -> None:
-    """Write the head that the run's network begins with."""
-    save_weights(run.path / HEAD, {"weight": head.weight, "bias": head.bias})
+def save_head(run: RunFolder, head: Head, name: str) -> None:
+    """Write a head that the run's network may begin with."""
+    save_weights(run.path / name, {"weight": head.weight, "bias": head.bias})

@@ -20,7 +20,7 @@ def linear_classifier(model: nn.Module) -> nn.Linear | None:
     """Return the one linear layer that gives a model's logits; None where something else does."""
     names = classifier_modules(model)
     found = model.get_submodule(names[0]) if len(names) == 1 else None
-    return found if isinstance(found, nn.Linear) else None
+    return found if isinstance(found, nn.Linear) and found.bias is not None else None
 
 
 class ClassifierInputs(nn.Module):

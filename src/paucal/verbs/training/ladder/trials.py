@@ -10,7 +10,8 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from paucal.runs import RunFolder
-from paucal.training import CosineWarmup, Optimization, Records, Watch, checkpoint_position, fit
+from paucal.training import CosineWarmup, Optimization, Outcome, Plan, Records, Watch, checkpoint_position, fit
+from paucal.types import UserError
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.ladder.rungs import Rung
@@ -19,6 +20,7 @@ from paucal.verbs.training.optimizer import optimization
 
 FOLDER = "trials"
 LEAST_STEPS = 8  # of a trial that tells anything
+WORST = 1e9  # the loss of a trial that ended in numbers which are none
 WARMUP = 0.1  # share of a trial
 
 
@@ -74,26 +76,36 @@ def attempt(
     plan = replace(assembled.plan, total_steps=steps, steps_per_epoch=steps)
     scores = validation(assembled.prepared, assembled.card.preprocessing, assembled.settings)
     start = checkpoint_position(folder.last)[1] if folder.last.exists() else 0
-    outcome = fit(
-        assembled.objective,
-        lambda: train_loader(
-            assembled.prepared,
-            assembled.card.preprocessing,
-            assembled.settings,
-            plan,
-            assembled.objective.data_request,
-            start,
-        ),
-        short(optimization(assembled.settings, plan), assembled.settings.lr or 0.0, steps),
-        plan,
-        Records(folder, lambda module: None, Watch(scores)),
-        [*voice.callbacks(), *callbacks],
-    )
+    records = Records(folder, lambda module: None, Watch(scores))
+    try:
+        outcome = _fit(assembled, plan, start, records, voice, callbacks)
+    except UserError as problem:  # a rate that no weights survive: that way has lost
+        voice.say(f"note: {way.name}: {problem}")
+        return Rung(way.name, 0.0, time.monotonic() - begin, {"loss": WORST, "steps": steps, **way.settings})
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
     details = {"loss": row["val_loss"], "steps": steps, **way.settings}
     return Rung(way.name, row["val_top1"], time.monotonic() - begin, details)
+
+
+def _fit(
+    assembled: AssembledTraining,
+    plan: Plan,
+    start: int,
+    records: Records,
+    voice: Voice,
+    callbacks: Sequence[Callback],
+) -> Outcome:
+    settings, request = assembled.settings, assembled.objective.data_request
+    return fit(
+        assembled.objective,
+        lambda: train_loader(assembled.prepared, assembled.card.preprocessing, settings, plan, request, start),
+        short(optimization(settings, plan), settings.lr or 0.0, plan.total_steps),
+        plan,
+        records,
+        [*voice.callbacks(), *callbacks],
+    )
 
 
 def short(usual: Optimization, peak: float, steps: int) -> Optimization:
