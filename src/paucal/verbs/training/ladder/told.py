@@ -30,8 +30,7 @@ def rung_rows(rungs: Rungs | None, outcome: Outcome) -> list[dict[str, Any]]:
 def kept_words(rungs: Rungs | None, outcome: Outcome, selected: bool) -> str:
     """Return which state of a run is its model, and why."""
     if rungs is not None and rungs.probe is not None and not outcome.best:
-        why = "no epoch of tuning had more on the validation images" if outcome.rows else rungs.plan
-        return f"the probe: {why}"
+        return "the probe: no epoch of tuning had more on the validation images" if outcome.rows else rungs.plan
     why = "the best of the validation images"
     if not selected:
         why = "the last: no images were kept for validation, so nothing was selected"
