@@ -108,7 +108,7 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
     assert right / len(val) == pytest.approx(found["probe"]["score"])
 
 
-@pytest.mark.parametrize("moment", ["_measure", "_try_ways", "attempt"])
+@pytest.mark.parametrize("moment", ["measure", "_try_ways", "attempt"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
     whole = started(data, tmp_path / "whole", epochs=1)
     real, calls = getattr(climbing, moment), []
@@ -121,7 +121,7 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(climbing, moment, interrupted)
-        if moment == "_measure":
+        if moment == "measure":
             with pytest.raises(KeyboardInterrupt):
                 started(data, tmp_path / "run", epochs=1)
         else:

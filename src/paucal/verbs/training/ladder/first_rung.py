@@ -1,0 +1,128 @@
+"""The first rung: which trained weights, the linear head on them, and the model that both make."""
+
+import time
+
+import torch
+
+from paucal.evaluation.deployed import save_deployed
+from paucal.runs import RunFolder, save_weights
+from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.training.assembly import HEAD, AssembledTraining
+from paucal.verbs.training.ladder.ascent import Ascent
+from paucal.verbs.training.ladder.frozen import frozen_features, linear_classifier
+from paucal.verbs.training.ladder.probe import Head, accuracy, fit_head, stratified
+from paucal.verbs.training.ladder.rungs import Rung
+from paucal.wording import percent
+
+PROBE_SHARE = 0.35  # of the time, at most, for features of the training images
+RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.12, 60.0, 300  # people wait for the first model
+LARGER = 1.5  # times what the first candidate takes, that another one may
+
+
+def race(ascent: Ascent) -> None:
+    """Compare the candidates on a part of the training images, by cross-validation."""
+    made, found = ascent.made, []
+    train = torch.from_numpy(made.prepared.part("train"))
+    labels = torch.from_numpy(made.prepared.images.labels)[train]
+    rows = stratified(labels, RACE_IMAGES, made.settings.seed)
+    limit = min(RACE_SECONDS, RACE_SHARE * ascent.rungs.budget) if ascent.rungs.budget else RACE_SECONDS
+    expected = ascent.image_seconds * len(rows)
+    if expected * (1 + LARGER) > limit:
+        others = ", ".join(ascent.rungs.candidates[1:])
+        ascent.voice.say(f"note: no time to compare {made.settings.model} with {others}; name one with --model")
+        return
+    for name in ascent.rungs.candidates:
+        begin = time.monotonic()
+        runner = made if name == made.settings.model else ascent.settle(model=name)
+        with ascent.voice.progress(f"trying {name}") as advance:
+            features = frozen_features(
+                runner.objective.deployable(), made.prepared, train[rows].numpy(), runner.card.preprocessing,
+                runner.settings, advance,
+            )  # fmt: skip
+        head = fit_head(features, labels[rows], len(made.card.classes), made.settings.seed, (100.0,))
+        found.append(Rung(name, head.cross_validated or 0.0, time.monotonic() - begin, {"images": len(rows)}))
+        best = max(found, key=lambda rung: rung.score)
+        if best.name == name and runner is not made:
+            ascent.made = runner
+        if sum(rung.seconds for rung in found) + LARGER * expected > limit:
+            break
+    told = ", ".join(f"{rung.name} {percent(rung.score)} in {rung.seconds:.0f} s" for rung in found)
+    ascent.voice.say(f"candidates on {len(rows)} training images, cross-validated: {told}")
+    winner = max(found, key=lambda rung: rung.score)
+    if ascent.made.settings.model != winner.name:
+        ascent.made = ascent.settle(model=winner.name)
+    measure(ascent)
+    ascent.store(ascent.made, {"model": f"the best of {len(found)} candidates on {len(rows)} training images"})
+    ascent.keep(race=tuple(found))
+
+
+def measure(ascent: Ascent) -> None:
+    """Time the frozen network on a few images, and say when to expect the first model."""
+    made = ascent.made
+    some = made.prepared.part("train")[:16]
+    for _ in range(2):  # the first time warms up
+        begin = time.perf_counter()
+        frozen_features(made.objective.deployable(), made.prepared, some, made.card.preprocessing, made.settings)
+        ascent.image_seconds = (time.perf_counter() - begin) / len(some)
+    if ascent.rungs.probe is not None or ascent.told:
+        return
+    ascent.told = True
+    counts = made.prepared.counts()
+    first = ascent.image_seconds * (counts["train"] + counts["val"])
+    whole = ascent.rungs.budget
+    ascent.voice.say(
+        f"time: the first model takes about {duration(min(first, PROBE_SHARE * whole or first) + 5)}"
+        + (f"; the whole run at most {duration(whole)}, until {finish(whole - ascent.spent)}" if whole else "")
+    )
+
+
+def probe(ascent: Ascent) -> None:
+    """Fit the head, judge it, and save the network with it as the run's first model."""
+    if ascent.rungs.probe is not None:
+        return
+    made, begin = ascent.made, time.monotonic()
+    head, score, images = fitted_head(ascent, made, "first model: features")
+    classifier = linear_classifier(made.objective.deployable())
+    if classifier is not None:
+        head.put_into(classifier)
+    save_head(ascent.run, head, HEAD)
+    save_deployed(ascent.run, made.objective.deployable(), made.card)
+    details = {
+        "model": made.settings.model,
+        "img_size": list(made.settings.img_size or []),
+        "strength": head.strength,
+        "images": images,
+        "cross_validated": head.cross_validated,
+    }
+    ascent.keep(probe=Rung("probe", score, time.monotonic() - begin, details))
+    judged = "validation images" if len(made.prepared.part("val")) else "training images left out in turn"
+    ascent.voice.say(
+        f"first model after {duration(ascent.spent)}: {percent(score)} of the {judged} "
+        f"(a linear head on frozen features of {images} images); it lies in {ascent.run.path} and can be used"
+    )
+
+
+def fitted_head(ascent: Ascent, made: AssembledTraining, title: str) -> tuple[Head, float, int]:
+    """Return a head for the network of a run at its image size, its score, and the images it was fitted to."""
+    prepared, settings = made.prepared, made.settings
+    train, val = (torch.from_numpy(prepared.part(name)) for name in ("train", "val"))
+    all_labels = torch.from_numpy(prepared.images.labels)
+    rows = torch.arange(len(train))
+    affordable = PROBE_SHARE * ascent.rungs.budget / max(ascent.image_seconds, 1e-9)
+    if ascent.rungs.budget and len(train) > affordable:
+        rows = stratified(all_labels[train], int(affordable), settings.seed)
+        ascent.voice.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
+    together = torch.cat([train[rows], val])
+    with ascent.voice.progress(title) as advance:
+        features = frozen_features(
+            made.objective.deployable(), prepared, together.numpy(), made.card.preprocessing, settings, advance
+        )
+    labels, count = all_labels[together], len(rows)
+    head = fit_head(features[:count], labels[:count], len(made.card.classes), settings.seed)
+    score = accuracy(head, features[count:], labels[count:]) if len(val) else head.cross_validated
+    return head, 0.0 if score is None else score, count
+
+
+def save_head(run: RunFolder, head: Head, name: str) -> None:
+    """Write a head that the run's network may begin with."""
+    save_weights(run.path / name, {"weight": head.weight, "bias": head.bias})
