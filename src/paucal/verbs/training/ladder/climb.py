@@ -112,8 +112,9 @@ def _choose_tuning(ascent: Ascent) -> bool:
     side, epoch = choice
     _prepare_head(ascent, side)
     per_epoch = max(1, ascent.made.plan.steps_per_epoch)
-    share = TRIAL_SHARE * ascent.left() if is_timed(ascent.made) else epoch
-    steps = int(min(share * per_epoch / max(epoch, 1e-9), per_epoch))
+    steps = per_epoch
+    if is_timed(ascent.made):
+        steps = min(steps, int(TRIAL_SHARE * ascent.left() * per_epoch / max(epoch, 1e-9)))
     ascent.keep(tuning={"side": side, "epoch": epoch, "steps": steps})
     return True
 
