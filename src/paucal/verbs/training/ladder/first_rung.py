@@ -72,6 +72,7 @@ def measure(ascent: Ascent) -> None:
     whole = ascent.rungs.budget
     ascent.voice.say(
         f"time: the first model takes about {duration(min(first, PROBE_SHARE * whole or first) + 5)}"
+        + (f", and up to {duration(RACE_SECONDS)} more to compare weights" if len(ascent.rungs.candidates) > 1 else "")
         + (f"; the whole run at most {duration(whole)}, until {finish(whole - ascent.spent)}" if whole else "")
     )
 
