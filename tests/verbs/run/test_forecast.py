@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from paucal.verbs.run import forecast
-from paucal.verbs.run.forecast import Forecast, duration, finish
+from paucal.verbs.run.forecast import Expectation, Forecast, duration, finish
+from paucal.verbs.run.voice import Heard
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,37 @@ def test_finish__names_the_day_where_it_is_another(monkeypatch):
     assert finish(3600) == "13:00"
     assert finish(86400).startswith("12:00 on ")
     assert duration(59.4) == "59 s"
+
+
+@pytest.mark.parametrize(("each", "total", "told"), [(2.0, 100, "3 min 16 s"), (0.5, 100, None), (2.0, 20, None)])
+def test_expectation__is_told_once_and_only_of_long_work(monkeypatch, each, total, told):
+    clock, said = [100.0], []
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
+    expect = Expectation("testing", said.append)
+    for done in range(total + 1):
+        expect(done, total)
+        clock[0] += each
+    assert len(said) == (told is not None)
+    if told is not None:
+        assert said[0].startswith(f"time: testing takes about {told} from now, until ")
+
+
+def test_expectation__does_not_count_what_came_before_the_first_call(monkeypatch):
+    clock, said = [100.0], []
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
+    expect = Expectation("reading", said.append)
+    clock[0] += 500.0
+    for done in range(10, 100):
+        expect(done, 100)
+        clock[0] += 0.1
+    assert not said
+
+
+def test_voice__says_how_long_a_bar_will_take_where_nothing_shows_it(monkeypatch):
+    clock, voice = [0.0], Heard()
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
+    with voice.progress("evaluating") as advance:
+        for done in range(1, 50):
+            advance(done, 1000)
+            clock[0] += 1.0
+    assert len(voice.said) == 1 and "evaluating takes about 17 min" in voice.said[0]

@@ -62,7 +62,8 @@ def classify_all(
     check_ranges(settings)
     loaded = (model if isinstance(model, Deployed) else load_deployed(model, settings.device)).require_classifier()
     opened = open_sources(sources, voice)
-    check_batch(min(settings.batch_size, sum(map(len, opened))), loaded.card.preprocessing.image_size)
+    total = sum(map(len, opened))
+    check_batch(min(settings.batch_size, total), loaded.card.preprocessing.image_size)
     names: list[str | None] = []
 
     def read():
@@ -70,5 +71,9 @@ def classify_all(
             names.append(name)
             yield picture
 
-    rows = loaded.classify(read(), settings.batch_size)
-    return [Prediction(names[place], loaded.classes, row) for place, row in enumerate(rows)]
+    found: list[Prediction] = []
+    with voice.progress("classifying") as advance:
+        for place, row in enumerate(loaded.classify(read(), settings.batch_size)):
+            found.append(Prediction(names[place], loaded.classes, row))
+            advance(place + 1, total)
+    return found

@@ -1,4 +1,4 @@
-"""When a run will end: told once its first steps have shown how long one takes."""
+"""When long work will end: told once its beginning has shown how long a part of it takes."""
 
 import time
 from collections.abc import Callable
@@ -40,6 +40,33 @@ class Forecast(Callback):
         left = (pl_module.plan.total_steps - trainer.global_step) * seconds / steps
         if left > WORTH_SAYING:
             self._say(f"time: about {duration(left)} of training from now, until {finish(left)}")
+
+
+class Expectation:
+    """Says how long countable work will take, once it is clear that it takes over a minute.
+
+    Args:
+        title: of the work.
+        say: prints a line.
+    """
+
+    def __init__(self, title: str, say: Callable[[str], None]) -> None:
+        self._title, self._say = title, say
+        self._first: tuple[int, float] | None = None
+        self._told = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Look at the clock; what came before the first call, such as the start of processes, is no measure."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (done, now)
+        counted, seconds = done - self._first[0], now - self._first[1]
+        if self._told or seconds < PATIENCE or counted < 1:
+            return
+        left = (total - done) * seconds / counted
+        if left > WORTH_SAYING:
+            self._told = True
+            self._say(f"time: {self._title} takes about {duration(left)} from now, until {finish(left)}")
 
 
 def duration(seconds: float) -> str:

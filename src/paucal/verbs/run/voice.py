@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paucal.verbs.run.console import PlainConsole
-from paucal.verbs.run.forecast import Forecast
+from paucal.verbs.run.forecast import Expectation, Forecast
 from paucal.wording import shortened, showable
 
 log = logging.getLogger("paucal")
@@ -69,10 +69,16 @@ class Voice:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a bar for countable work; yields a function of (done, total)."""
+        """Show a bar for countable work, and say when it ends where it is long; yields a function of (done, total)."""
+        expect = Expectation(title, self.say)
         with self._bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+            def advance(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+                expect(done, total)
+
+            yield advance
 
     def callbacks(self) -> Sequence[Callback]:
         """Return Lightning callbacks that show the training."""
@@ -138,6 +144,11 @@ class Logged(Quiet):
     def say(self, text: str) -> None:
         """Warn of it in the log of paucal, which Python shows unless the program says otherwise."""
         log.warning(showable(text))
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
+        """Show nothing: how long a call takes is nothing to warn of."""
+        yield lambda done, total: None
 
 
 class Heard(Quiet):
