@@ -77,4 +77,5 @@ def test_voice__says_how_long_a_bar_will_take_where_nothing_shows_it(monkeypatch
         for done in range(1, 50):
             advance(done, 1000)
             clock[0] += 1.0
-    assert len(voice.said) == 1 and "evaluating takes about 17 min" in voice.said[0]
+    assert len(voice.said) == 1
+    assert "evaluating takes about 17 min" in voice.said[0]
