@@ -102,3 +102,37 @@ def test_load__says_what_to_do_with_a_run_that_was_stopped_early(run):
     run.last.write_bytes(b"")
     with pytest.raises(UserError, match="before it saved a model: let it go on with --resume"):
         load_deployed(run)
+
+
+def test_probabilities__are_those_of_the_logits_over_the_temperature(run):
+    plain = load_deployed(run)
+    save_deployed(run, plain.module, CARD.at_temperature(4.0))
+    warm = load_deployed(run)
+    assert warm.card.temperature == 4.0
+    expected = (plain.probabilities([noise()]).log() / 4).softmax(1)
+    assert torch.allclose(warm.probabilities([noise()]), expected, atol=1e-6)
+    assert not torch.allclose(warm.probabilities([noise()]), plain.probabilities([noise()]), atol=1e-3)
+
+
+def test_card__without_a_temperature_has_one_of_1(run):
+    stored = json.loads(run.card.read_text())
+    del stored["temperature"]
+    run.card.write_text(json.dumps(stored))
+    assert load_deployed(run).card.temperature == 1.0
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, 1e9, "hot", None, True, float("nan")])
+def test_card__refuses_a_temperature_out_of_range(run, temperature):
+    stored = json.loads(run.card.read_text())
+    run.card.write_text(json.dumps({**stored, "temperature": temperature}))
+    with pytest.raises(UserError, match="temperature"):
+        load_deployed(run)
+
+
+def test_mirrored__answers_alike_for_an_image_and_its_mirror_image(run):
+    plain, both = load_deployed(run), load_deployed(run).mirrored()
+    picture = noise((16, 16))
+    other = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    assert torch.allclose(both.probabilities([picture]), both.probabilities([other]), atol=1e-6)
+    logits = [plain.probabilities([one]).log() for one in (picture, other)]
+    assert torch.allclose(both.probabilities([picture]), (sum(logits) / 2).softmax(1), atol=1e-6)

@@ -207,6 +207,7 @@ def test_write_report__any_file_may_be_missing(run, missing):
         ("summary.json", b'{"parts": 3}'),
         ("summary.json", b'{"parts": {"train": {"cat": "many"}}}'),
         ("summary.json", b'{"next_steps": 3}'),
+        ("summary.json", b'{"calibration": {"temperature": 2, "images": 3, "error": [0.1]}}'),
         ("summary.json", b'{"title":' + b"[" * 100_000),
         ("metrics.csv", b"epoch,lr\n1,fast\n"),
         ("metrics.csv", b"epoch,lr\n1,2,3\n"),

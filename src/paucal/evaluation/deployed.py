@@ -17,6 +17,7 @@ from paucal.data.decode import upright_rgb
 from paucal.data.views.augment import RESAMPLING, Interpolation
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
+from paucal.evaluation.test_time import MirrorAveraged
 from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_text
 from paucal.types import UserError
 
@@ -24,6 +25,7 @@ FORMAT = 1
 MAX_SIDE = 4096  # pixels
 DEVICES = ("cpu", "cuda", "mps")  # torch has more, such as "meta", which computes nothing
 SMALLEST_CROP = 0.1
+COLDEST, HOTTEST = 0.01, 100.0  # temperatures of logits
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,26 @@ class Card:
         backbone: how to build the model.
         classes: names in the order of the logits.
         preprocessing: how to prepare images.
+        temperature: by which logits are divided before they become probabilities, see `evaluation.calibration`.
+
+    Raises:
+        UserError: the temperature is out of range.
     """
 
     backbone: BackboneSpec
     classes: tuple[str, ...]
     preprocessing: Preprocessing
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.temperature) or not COLDEST <= self.temperature <= HOTTEST:
+            raise UserError(
+                f"a model card has temperature {self.temperature!r}, expected a number from {COLDEST} to {HOTTEST}."
+            )
+
+    def at_temperature(self, temperature: float) -> "Card":
+        """Return the card of the same model with another temperature."""
+        return replace(self, temperature=temperature)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -92,6 +109,7 @@ class Card:
             "backbone": self.backbone.to_dict(),
             "classes": list(self.classes),
             "preprocessing": vars(self.preprocessing),
+            "temperature": self.temperature,
         }
 
     @classmethod
@@ -112,7 +130,8 @@ class Card:
             # Lengths first: a list of as many types as a hostile card claims classes would fill the memory.
             if not isinstance(names, list) or len(names) != spec.num_classes or not all(type(n) is str for n in names):
                 raise UserError(f"model.json must name the {spec.num_classes} classes of its model: restore it.")
-            card = cls(spec, tuple(names), Preprocessing(**plain))
+            temperature = value.get("temperature", 1.0)  # which older cards lack
+            card = cls(spec, tuple(names), Preprocessing(**plain), temperature)
             if card.preprocessing.image_size != spec.image_size:
                 raise UserError(
                     f"model.json prepares images of {card.preprocessing.image_size} pixels for a model of "
@@ -157,6 +176,10 @@ class Deployed:
             )
         return self
 
+    def mirrored(self) -> "Deployed":
+        """Return the model that averages its answers for an image and for its mirror image; takes twice the time."""
+        return replace(self, module=MirrorAveraged(self.module))
+
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image]) -> Tensor:
         """Classify PIL images; returns (N, K) float32 on the CPU, rows sum to 1.
@@ -172,7 +195,7 @@ class Deployed:
             raise ValueError("there are no images to classify")
         transform = self.card.preprocessing.transform()
         batch = torch.stack([transform(upright_rgb(image))[0] for image in images]).to(self.device)
-        return self.module(batch).float().softmax(1).cpu()
+        return (self.module(batch).float() / self.card.temperature).softmax(1).cpu()
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,10 @@ class Predictions:
     def probabilities(self) -> Tensor:
         """(N, K) float32, rows sum to 1."""
         return self.logits.softmax(dim=1)
+
+    def at_temperature(self, temperature: float) -> "Predictions":
+        """Return the answers with all logits divided by a positive number: the classes stay, confidence changes."""
+        return self if temperature == 1.0 else replace(self, logits=self.logits / temperature)
 
     @property
     def predicted(self) -> Tensor:

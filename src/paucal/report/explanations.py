@@ -45,7 +45,9 @@ def warnings(files: RunFiles) -> list[str]:
 
 
 def validation_top1(files: RunFiles) -> float | None:
-    """Return the validation accuracy of the epoch whose weights were kept, or None where it is unknown."""
+    """Return the validation accuracy of the model that was kept, or None where it is unknown."""
+    if files.summary.kept_val_top1 is not None:
+        return files.summary.kept_val_top1
     epoch = kept_epoch(files)
     for number, row in enumerate(files.rows, start=1):
         if row.get("epoch", number) == epoch and math.isfinite(row.get("val_top1", math.nan)):
@@ -54,7 +56,9 @@ def validation_top1(files: RunFiles) -> float | None:
 
 
 def kept_epoch(files: RunFiles) -> float | None:
-    """Return the epoch whose weights were kept, or None where it is unknown."""
+    """Return the epoch whose weights were kept, or None where it is unknown or no epoch's were."""
+    if files.summary.kept is not None:
+        return None
     return best_epoch(files.rows) if files.summary.best_epoch is None else files.summary.best_epoch
 
 
@@ -145,9 +149,22 @@ def trained(files: RunFiles) -> Mapping[str, str]:
         "method": summary.method,
         "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
         "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
+        "kept": summary.kept,
         "training time": None if summary.seconds is None else duration(summary.seconds),
     }
     return {name: value for name, value in known.items() if value is not None}
+
+
+def confidence_sentence(files: RunFiles) -> str | None:
+    """Return what a temperature has done to the probabilities; None where none was fitted."""
+    found = files.summary.confidence
+    if found is None or found.temperature == 1.0:
+        return None
+    return (
+        f"Confidence was off by {percent(found.before)} on average before a temperature of {found.temperature:.2f} was "
+        f"fitted to {counted(found.images, 'validation image')}, and is by {percent(found.after)} with it; the scores "
+        "here are with it. The answers are the same."
+    )
 
 
 def duration(seconds: float) -> str:

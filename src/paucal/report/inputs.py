@@ -51,6 +51,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Confidence:
+    """What a temperature, fitted to validation images, has done to the probabilities for the test images.
+
+    Attributes:
+        temperature: by which logits are divided.
+        images: validation images.
+        before: expected calibration error without it.
+        after: expected calibration error with it.
+    """
+
+    temperature: float
+    images: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """`summary.json`: what a run was about, in words and numbers; everything may be missing.
 
@@ -68,6 +85,9 @@ class Summary:
         selected: whether validation images chose the epoch whose weights were kept; else it is the last.
         best_epoch: whose weights were kept.
         rungs: the models that it made on its way up from trained weights.
+        kept: what the run's model is and why, in words, where it is not the state of one epoch.
+        kept_val_top1: share of the validation images that it gives the right class.
+        confidence: what a temperature has done to the probabilities.
         next_steps: sentences of advice.
     """
 
@@ -84,6 +104,9 @@ class Summary:
     selected: bool = True
     best_epoch: float | None = None
     rungs: Sequence[Step] = ()
+    kept: str | None = None
+    kept_val_top1: float | None = None
+    confidence: Confidence | None = None
     next_steps: Sequence[str] = ()
 
 
@@ -166,8 +189,8 @@ def _rows(run: RunFolder) -> list[dict[str, float]]:
 
 def _summary(run: RunFolder) -> Summary:
     content = _json(run, "summary.json")
-    words = ("title", "model", "method", "data", "split", "grid")
-    numbers = ("epochs", "seconds", "best_epoch")
+    words = ("title", "model", "method", "data", "split", "grid", "kept")
+    numbers = ("epochs", "seconds", "best_epoch", "kept_val_top1")
     try:
         known: dict[str, Any] = {
             name: read(content[name])
@@ -182,10 +205,18 @@ def _summary(run: RunFolder) -> Summary:
             )
             for r in content.get("rungs", [])
         ]
-        return Summary(**known, parts=parts, rungs=rungs, next_steps=[_text(s) for s in content.get("next_steps", [])])
+        steps = [_text(step) for step in content.get("next_steps", [])]
+        found = content.get("calibration")
+        confidence = None if found is None else _confidence(found)
+        return Summary(**known, parts=parts, rungs=rungs, confidence=confidence, next_steps=steps)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
         place = str(run.path / "summary.json")
         raise UserError(f"{place!r} is damaged ({problem}): restore it or train again.") from problem
+
+
+def _confidence(value: Mapping[str, Any]) -> Confidence:
+    before, after = map(_finite, value["error"])
+    return Confidence(_finite(value["temperature"]), int(value["images"]), before, after)
 
 
 def _part(name: str, value: Any) -> Part:

@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from paucal.evaluation.tables import UNKNOWN, score_lines
-from paucal.report.explanations import headline, trained, warnings
+from paucal.report.explanations import confidence_sentence, headline, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
 from paucal.report.pictures import pictures
 from paucal.runs import write_text
@@ -40,6 +40,7 @@ def render(files: RunFiles) -> str:
         headline=headline(files),
         warnings=warnings(files),
         trained=trained(files),
+        confidence=confidence_sentence(files),
         report=report,
         lines=[] if report is None else score_lines(report),
         class_counts=_class_counts(files.summary.parts),

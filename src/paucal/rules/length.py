@@ -10,6 +10,8 @@ from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
+FEW_PASSES_STEPS = 50
+SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
 
 
 def time(facts: Facts, recipe: str | None, epochs: int | None) -> Choice:
@@ -42,8 +44,11 @@ def epochs(
 
 
 def batch_size(facts: Facts, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
-    """A tenth of the images for all devices together, at most the paper's 128 for each."""
+    """A tenth of the images for all devices together, at most the paper's 128 for each; less where passes are few."""
     share = facts.n_train // (processes(devices, nodes) * accumulate)
+    if facts.start is not None and facts.start.chosen:
+        size = max(1, min(2 ** int(math.log2(max(share / FEW_PASSES_STEPS, 16))), 128, share))
+        return size, f"few passes: about {FEW_PASSES_STEPS} steps each, where that leaves 16 images a step"
     size = 2 ** int(math.log2(max(share / 10, 16)))
     size = max(1, min(size, 128, share))
     if size == 128:
@@ -107,7 +112,14 @@ def average(
     return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
 
 
-RULES = (batch_size, time, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average)
+def soup(facts: Facts) -> Choice:
+    """A few epochs where they lie close together, as they do from trained weights; else the best, as published."""
+    if facts.start is not None and facts.start.chosen:
+        return SOUP, "epochs from one start lie close enough together to be averaged"
+    return None, ""
+
+
+RULES = (batch_size, time, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average, soup)
 
 
 def processes(devices: int | None, nodes: int | None) -> int:

@@ -116,4 +116,12 @@ class TrainScheduleSettings(ScheduleSettings):
     weight_decay: float = option("weight decay of AdamW", 0.05, low=0)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
     average: float | None = option("decay of the moving average of the weights; 0 for none", low=0, high=0.999999)
+    soup: int | None = option(
+        "average the weights of up to so many of the best epochs where validation prefers it; 0 for the best alone",
+        low=0,
+        high=20,
+    )
+    calibrate: Literal["temperature", "none"] = option(
+        "fit one number on the validation images so that confidence means accuracy; answers stay", "temperature"
+    )
     label_smoothing: float = option("label smoothing", 0.1, low=0, high=0.999)

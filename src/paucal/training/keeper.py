@@ -15,6 +15,7 @@ from paucal.training.checkpoints import checkpoint_best
 from paucal.training.health import FiniteWatch
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Plan
+from paucal.training.soup import KeptEpochs
 from paucal.training.stopping import StopSignal
 from paucal.types import UserError
 
@@ -32,12 +33,14 @@ class Watch:
         score: the name of the score to maximise; None where the newest state is the best, whatever it scores.
         loss: the name of the value that breaks ties, the lower the better.
         floor: the score of a model that the run has already, which stays unless an epoch has more; None for none.
+        keep: how many of the best epochs keep their weights until the end, to be averaged; needs a score and a loss.
     """
 
     validate: Validate
     score: str | None = None
     loss: str = ""
     floor: float | None = None
+    keep: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,18 @@ class Records:
     watch: Watch | None = None
     on_epoch: OnEpoch | None = None
     on_start: Callable[[Mapping[str, float]], None] | None = None
+
+    @property
+    def kept(self) -> KeptEpochs | None:
+        """The weights of the best epochs; None where none are kept."""
+        return None if self.watch is None else kept_epochs(self.run, self.watch)
+
+
+def kept_epochs(run: RunFolder, watch: Watch) -> KeptEpochs | None:
+    """Return where a run keeps the weights of its best epochs; None where it keeps none."""
+    if watch.score is None or watch.keep < 2:  # the best one is kept anyway
+        return None
+    return KeptEpochs(run.last.parent, watch.keep, watch.score, watch.loss)
 
 
 class AfterStep(Callback):
@@ -161,6 +176,8 @@ class RunKeeper(Callback):
         self.rows.append(row)
         if trainer.is_global_zero:
             self.records.run.write_rows(self.rows)
+            if (kept := self.records.kept) is not None:
+                kept.after_epoch(self.rows, judged)
         asked = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
             epochs = module.plan.total_steps // module.plan.steps_per_epoch

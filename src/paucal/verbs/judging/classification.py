@@ -60,6 +60,8 @@ def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voic
     """
     folder = open_run(run)
     model = load_deployed(folder, settings.device).require_classifier()
+    if settings.mirror:
+        model = model.mirrored()
     real = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     found = []
     for target in data or [None]:
@@ -95,7 +97,8 @@ def _predict(model: Deployed, judged: Judged, settings: EvalSettings, voice: Voi
         images, indices, fed.transform(), settings.batch_size, settings.workers, pin_memory=on_gpu
     )
     with voice.progress("evaluating") as advance:
-        return predict_all(model.module, loader, model.device, progress=partial(_advance, advance, len(indices)))
+        found = predict_all(model.module, loader, model.device, progress=partial(_advance, advance, len(indices)))
+    return found.at_temperature(model.card.temperature)
 
 
 def _judge_by_real_labels(

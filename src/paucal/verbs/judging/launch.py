@@ -51,6 +51,10 @@ def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: 
     asked = settings.protocols
     if settings.real_labels is not None and (len(data) > 1 or "classification" not in asked):
         raise UserError("--real-labels goes with --protocol classification and the images of one DATA; give these.")
+    if settings.mirror and "classification" not in asked:
+        raise UserError(
+            "--mirror averages the answers of a classifier: give --protocol classification, or leave it out."
+        )
     check_places(model, data, settings)
     reports = judge_classifier(model, data, settings, voice) if "classification" in asked else []
     frozen: list[Protocol] = [name for name in PROTOCOLS if name in asked]

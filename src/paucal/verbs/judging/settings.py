@@ -25,6 +25,11 @@ class JudgingSettings:
         group="judging",
     )
     part: Literal["train", "val", "test"] = option("of the run's own images", "test", group="judging")
+    mirror: bool = option(
+        "classification: average the answers for an image and its mirror image; takes twice the time",
+        False,
+        group="judging",
+    )
     real_labels: str | None = option(
         "JSON list of the right class numbers of each image, as published for ImageNet (ReaL); adds that accuracy",
         group="judging",

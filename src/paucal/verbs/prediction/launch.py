@@ -61,6 +61,8 @@ def classify_all(
     """Classify everything that some sources hold; see `predict`."""
     check_ranges(settings)
     loaded = (model if isinstance(model, Deployed) else load_deployed(model, settings.device)).require_classifier()
+    if settings.mirror:
+        loaded = loaded.mirrored()
     opened = open_sources(sources, voice)
     total = sum(map(len, opened))
     check_batch(min(settings.batch_size, total), loaded.card.preprocessing.image_size)

@@ -1,13 +1,14 @@
 """The end of a run: the kept model judged once on the test images, pictures, and the page."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paucal.distributed import rank
+from paucal.evaluation.calibration import Calibration, calibration
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.curves import curves_figure
 from paucal.evaluation.deployed import load_deployed
@@ -27,7 +28,8 @@ from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
-from paucal.verbs.training.ladder.told import kept_words, rung_rows, whole_time
+from paucal.verbs.training.finishing import Finish, clear_epochs, finish_model
+from paucal.verbs.training.ladder.told import kept_score, kept_words, rung_rows, whole_time
 from paucal.wording import counted, percent
 
 
@@ -55,7 +57,9 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
 
     All processes share the test images and know the result; the first one writes it down.
     """
-    predictions = _predict_test(run, assembled, voice)
+    finish = finish_model(run, assembled, outcome, voice)
+    plain = _predict_test(run, assembled, voice)
+    predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
         report = classification_report(predictions, assembled.card.classes, _train_labels(assembled))
         return Result(run.path, report, outcome.seconds)
@@ -64,10 +68,12 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
     if outcome.rows:
         save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance, best=best))
     report = _judge(run, assembled, predictions)
-    run.write_json("summary.json", summary(run, assembled, outcome, report))
+    calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
+    run.write_json("summary.json", summary(run, assembled, outcome, report, finish, calibrated))
+    clear_epochs(run, assembled)
     page = write_report(run.path)
     voice.show(report_table(report))
-    for line in closing_lines(run, assembled, outcome, report, page):
+    for line in closing_lines(run, assembled, outcome, report, finish, calibrated, page):
         voice.say(line)
     return Result(run.path, report, outcome.seconds)
 
@@ -100,14 +106,21 @@ def _train_labels(assembled: AssembledTraining) -> torch.Tensor:
     return torch.from_numpy(prepared.images.labels[prepared.part("train")])
 
 
-def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, report: ClassificationReport) -> dict:
+def summary(
+    run: RunFolder,
+    assembled: AssembledTraining,
+    outcome: Outcome,
+    report: ClassificationReport,
+    finish: Finish,
+    calibrated: Calibration | None,
+) -> dict:
     """Return the facts of the run as plain values, for `summary.json` and the page."""
     prepared, card = assembled.prepared, assembled.card
     per_class = {
         part: dict(zip(card.classes, prepared.images.class_counts(prepared.part(part)).tolist(), strict=True))
         for part in prepared.counts()
     }
-    objective = assembled.objective
+    objective, one_epoch = assembled.objective, bool(outcome.best) and not finish.epochs
     return {
         "title": f"{card.backbone.name} on {prepared.images.name}",
         "model": card.backbone.name,
@@ -119,7 +132,11 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, repo
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
         "grid": assembled.grid_text,
         "epochs": assembled.settings.epochs,
-        "rungs": rung_rows(assembled.rungs, outcome),
+        "rungs": rung_rows(assembled.rungs, outcome, finish),
+        "kept": None if one_epoch else kept_words(assembled.rungs, outcome, finish, _selected(assembled)),
+        "kept_val_top1": kept_score(assembled.rungs, outcome, finish),
+        "averaged_epochs": list(finish.epochs),
+        "calibration": None if calibrated is None else asdict(calibrated),
         "selected": _selected(assembled),
         "best_epoch": outcome.best.get("epoch"),
         "best_val_top1": outcome.best.get("val_top1"),
@@ -132,24 +149,43 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, repo
 
 
 def closing_lines(
-    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, report: ClassificationReport, page: Path
+    run: RunFolder,
+    assembled: AssembledTraining,
+    outcome: Outcome,
+    report: ClassificationReport,
+    finish: Finish,
+    calibrated: Calibration | None,
+    page: Path,
 ) -> list[str]:
     """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
     top1 = score_lines(report)[0]
-    kept = kept_words(assembled.rungs, outcome, _selected(assembled))
+    kept = kept_words(assembled.rungs, outcome, finish, _selected(assembled))
     due = due_line(report, assembled.prepared.images.name)
     return [
         "",
         f"test accuracy: {top1.value} (95 % interval {top1.interval}, {counted(report.images, 'image')}); "
         f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
         *([due] if due else []),
+        *([calibration_line(calibrated)] if calibrated else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
         f"epochs: {assembled.settings.epochs}, "
         f"{whole_time(assembled.rungs, outcome):.0f} s; kept: {kept}",
-        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/",
+        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
+        f"{'metrics.csv, ' if outcome.rows else ''}plots/",
         "try next:",
         *(f"  {step}" for step in next_steps(run, assembled)),
     ]
+
+
+def calibration_line(found: Calibration) -> str:
+    """Return what the temperature has done, as a sentence."""
+    (before, after), images = found.error, counted(found.images, "validation image")
+    if found.temperature == 1.0:
+        return f"confidence: off by {percent(before)} on average; {images} are too few to correct it"
+    return (
+        f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
+        f"{found.temperature:.2f}, fitted to {images}"
+    )
 
 
 def next_steps(run: RunFolder, assembled: AssembledTraining) -> list[str]:
@@ -179,6 +215,8 @@ def command_again(assembled: AssembledTraining, **changes: Any) -> str:
         dropped |= unused_by(replace(assembled.settings, method=changes["method"]))
     defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
     words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
+    if "init" in given and settings["init"] is None:
+        words += ["--init", "none"]  # else the command would look for trained weights
     for name, value in settings.items():
         kept = name in changes or (name in given and name not in dropped)
         if not kept or value is False or (value == defaults[name] and name not in changes):

@@ -17,8 +17,9 @@ from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining, assemble
 from paucal.verbs.training.conclusion import Result, conclude
+from paucal.verbs.training.finishing import watch_of
 from paucal.verbs.training.ladder.climb import climb
-from paucal.verbs.training.loaders import train_loader, training_sheet, validation
+from paucal.verbs.training.loaders import train_loader, training_sheet
 from paucal.verbs.training.optimizer import optimization
 
 CONFIG = "config"  # the origin of a setting from a file
@@ -35,10 +36,7 @@ class TrainingWatcher:
         made = self._assembled
         if not len(made.prepared.part("val")):
             return None
-        scores = validation(made.prepared, made.card.preprocessing, made.settings)
-        rungs = made.rungs
-        floor = None if rungs is None or rungs.probe is None else rungs.probe.score
-        return Watch(scores, score="val_top1", loss="val_loss", floor=floor)
+        return watch_of(made)
 
     on_start = None  # the weights a run begins with are not looked at
 

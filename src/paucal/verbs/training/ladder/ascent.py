@@ -44,9 +44,10 @@ class Ascent:
         return time.monotonic() - self.begun
 
     def left(self) -> float:
-        """Seconds that may still go into training, when the test images have their share."""
-        tests = self.image_seconds * len(self.made.prepared.part("test"))
-        return (1 - RESERVE) * self.rungs.budget - self.spent - tests
+        """Seconds that may still go into training, when what comes after it has its share."""
+        looks = len(self.made.prepared.part("test"))
+        looks += len(self.made.prepared.part("val")) * (1 + (self.made.settings.soup or 0))  # see `finish_model`
+        return (1 - RESERVE) * self.rungs.budget - self.spent - self.image_seconds * looks
 
     def keep(self, **changes: Any) -> None:
         """Write down what was found out."""

@@ -5,10 +5,11 @@ from typing import Any
 
 from paucal.training import Outcome
 from paucal.verbs.run.forecast import duration
+from paucal.verbs.training.finishing import Finish
 from paucal.verbs.training.ladder.rungs import Rungs
 
 
-def rung_rows(rungs: Rungs | None, outcome: Outcome) -> list[dict[str, Any]]:
+def rung_rows(rungs: Rungs | None, outcome: Outcome, finish: Finish) -> list[dict[str, Any]]:
     """Return a row per rung: name, share of the validation images, time, and whether it is the run's model."""
     if rungs is None or rungs.probe is None:
         return []
@@ -18,23 +19,42 @@ def rung_rows(rungs: Rungs | None, outcome: Outcome) -> list[dict[str, Any]]:
         for one in rungs.race
     ]
     words = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
-    rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best))
+    rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best and not finish.epochs))
     rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in rungs.trials]
     if outcome.rows:
         scores = [row["val_top1"] for row in outcome.rows if "val_top1" in row]
         name = "tuned: the best epoch" if scores else "tuned: the last epoch"
-        rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=bool(outcome.best)))
+        kept = bool(outcome.best) and not finish.epochs
+        rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=kept))
+    if finish.epochs:
+        rows.append(_row(averaged_words(finish), finish.score, 0.0, kept=True))
     return rows
 
 
-def kept_words(rungs: Rungs | None, outcome: Outcome, selected: bool) -> str:
+def averaged_words(finish: Finish) -> str:
+    """Return which epochs were averaged."""
+    return f"the mean of the weights of epochs {', '.join(map(str, finish.epochs))}"
+
+
+def kept_words(rungs: Rungs | None, outcome: Outcome, finish: Finish, selected: bool) -> str:
     """Return which state of a run is its model, and why."""
+    if finish.epochs:
+        return f"{averaged_words(finish)}, better on the validation images than any of them"
     if rungs is not None and rungs.probe is not None and not outcome.best:
         return "the probe: no epoch of tuning had more on the validation images" if outcome.rows else rungs.plan
     why = "the best of the validation images"
     if not selected:
         why = "the last: no images were kept for validation, so nothing was selected"
     return f"epoch {outcome.best.get('epoch', 0):g}, {why}"
+
+
+def kept_score(rungs: Rungs | None, outcome: Outcome, finish: Finish) -> float | None:
+    """Return the share of the validation images that the run's model gives the right class; None where unknown."""
+    if finish.epochs:
+        return finish.score
+    if not outcome.best and rungs is not None and rungs.probe is not None:
+        return rungs.probe.score
+    return outcome.best.get("val_top1")
 
 
 def whole_time(rungs: Rungs | None, outcome: Outcome) -> float:

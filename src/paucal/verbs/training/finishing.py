@@ -1,0 +1,118 @@
+"""Between the last step and the test images: epochs that are averaged, and probabilities that mean what they say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from paucal.distributed import rank
+from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.deployed import Deployed, load_deployed, save_deployed
+from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.runs import RunFolder
+from paucal.training import Outcome, Watch
+from paucal.training.keeper import kept_epochs
+from paucal.training.soup import KeptEpochs, greedy_soup
+from paucal.verbs.run.loaders import eval_loader
+from paucal.verbs.run.processes import wait_for_all
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.loaders import validation
+from paucal.wording import counted, percent
+
+SCORE, LOSS = "val_top1", "val_loss"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What was done to a trained model before it was judged.
+
+    Attributes:
+        epochs: whose weights were averaged; none where the model is that of one epoch, or the probe.
+        score: of the average on the validation images; None without one.
+        temperature: by which its logits are divided.
+        images: validation images that the temperature was fitted to; 0 for none.
+    """
+
+    epochs: tuple[int, ...] = ()
+    score: float | None = None
+    temperature: float = 1.0
+    images: int = 0
+
+
+def watch_of(assembled: AssembledTraining) -> Watch:
+    """Return how the epochs of a run are judged on its validation images, of which there must be some."""
+    rungs, settings = assembled.rungs, assembled.settings
+    floor = None if rungs is None or rungs.probe is None else rungs.probe.score
+    scores = validation(assembled.prepared, assembled.card.preprocessing, settings)
+    return Watch(scores, SCORE, LOSS, floor, settings.soup or 0)
+
+
+def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Finish:
+    """Average epochs where the validation images prefer that, fit the temperature, and store the run's model anew.
+
+    All processes share the images and know the result; the first one writes. A run that is killed here does the same
+    again when it goes on.
+    """
+    if not len(assembled.prepared.part("val")):
+        return Finish()
+    wait_for_all()  # the first process has written the model and the epochs
+    watch = watch_of(assembled)
+    done, kept = Finish(), kept_epochs(run, watch)
+    if kept is not None and outcome.rows:
+        done = _averaged(run, assembled, outcome, kept, watch, voice)
+    if assembled.settings.calibrate == "none":
+        return done
+    model = load_deployed(run, assembled.settings.device or "cpu")
+    found = _answers(model, assembled, voice)
+    temperature = fit_temperature(found.logits, found.labels)
+    wait_for_all()  # all have read the model
+    if rank() == 0:
+        save_deployed(run, model.module, model.card.at_temperature(temperature))
+    return Finish(done.epochs, done.score, temperature, len(found))
+
+
+def clear_epochs(run: RunFolder, assembled: AssembledTraining) -> None:
+    """Remove the weights of single epochs, once the run's model is the last that it will have."""
+    if len(assembled.prepared.part("val")) and (kept := kept_epochs(run, watch_of(assembled))) is not None:
+        kept.clear()
+
+
+def _averaged(
+    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, kept: KeptEpochs, watch: Watch, voice: Voice
+) -> Finish:
+    files = kept.kept(outcome.rows)
+    if len(files) < 2:
+        return Finish()
+    # A network of its own: the one that was trained may lie in pieces.
+    module = replace(assembled.card.backbone, pretrained=False).build().model.eval()
+    device = torch.device(assembled.settings.device or "cpu")
+
+    def judge(state: Mapping[str, Tensor]) -> tuple[float, float]:
+        module.load_state_dict(dict(state))
+        scores = watch.validate(module.to(device), device)
+        return scores[SCORE], -scores[LOSS]
+
+    mean, chosen, score = greedy_soup(files, judge)
+    best = (outcome.best[SCORE], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
+    wait_for_all()
+    if len(chosen) < 2 or score <= best:
+        return Finish()
+    module.load_state_dict(mean)
+    if rank() == 0:
+        save_deployed(run, module, assembled.card)
+    wait_for_all()
+    epochs = tuple(sorted(round(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
+    voice.say(
+        f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
+        f"{percent(score[0])} of the validation images, the best alone {percent(best[0])}"
+    )
+    return Finish(epochs, score[0])
+
+
+def _answers(model: Deployed, assembled: AssembledTraining, voice: Voice) -> Predictions:
+    indices = assembled.prepared.part("val")
+    loader = eval_loader(assembled.prepared, indices, model.card.preprocessing, assembled.settings)
+    with voice.progress("calibrating") as advance:
+        return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))
