@@ -1,7 +1,7 @@
 """A supervised run put together from its settings and its images."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,7 +36,7 @@ from paucal.verbs.training.loaders import feeding, view_transform
 from paucal.verbs.training.optimizer import check_plan, training_plan
 from paucal.verbs.training.split import split_images
 
-HEAD, TUNED_HEAD = "probe.safetensors", "head.safetensors"  # of the probe, and of smaller images that are tuned on
+HEAD = "probe.safetensors"
 TUNING = "supervised"
 NO_CHOICE = Choice((), "")
 
@@ -104,7 +104,7 @@ def assemble(
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
     loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
     if rungs is not None and run is not None and not run.last.exists():
-        load_head(run, objective)
+        load_head(run, objective, settings.img_size)
     remarks = [
         *([found.remark] if found.remark else ()),
         *images.notes,
@@ -131,13 +131,19 @@ def _require_passes(settings: TrainSettings, rungs: Rungs | None) -> None:
         )
 
 
-def load_head(run: RunFolder, objective: Objective) -> None:
-    """Give the deployed network the head that its run has fitted; nothing where there is none.
+def head_file(sides: Sequence[int]) -> str:
+    """Return the name of the head that a run has fitted to images of another size than the probe's."""
+    return f"head-{'x'.join(map(str, sides))}.safetensors"
+
+
+def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None) -> None:
+    """Give the deployed network the head that its run has fitted to images of that size; nothing where there is none.
 
     Raises:
         UserError: the file does not fit.
     """
-    path = next((run.path / name for name in (TUNED_HEAD, HEAD) if (run.path / name).is_file()), run.path / HEAD)
+    path = run.path / head_file(sides or [])
+    path = path if path.is_file() else run.path / HEAD
     classifier = linear_classifier(objective.deployable())
     if not path.is_file() or classifier is None:
         return

@@ -18,6 +18,7 @@ from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.job import TrainingJob, one_length
 from paucal.verbs.training.ladder import climb as climbing
 from paucal.verbs.training.ladder import start as starting
+from paucal.verbs.training.ladder import tuning
 from verbs.training.ladder.carried import MODEL, install
 
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
@@ -67,12 +68,13 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     result = started(data, tmp_path / "run", voice, epochs=2)
     found, rows = rungs_of(result.folder), RunFolder(result.folder).read_rows()
     assert found["probe"]["details"]["images"] > 100
-    assert [trial["name"] for trial in found["trials"]] == [way.name for way in climbing.ways(load(result).module)]
+    assert [trial["name"] for trial in found["trials"]] == [way.name for way in tuning.ways(load(result).module)]
     assert len(rows) == 2
     settings = RunFolder(result.folder).settings
     chosen = max(found["trials"], key=lambda trial: (trial["score"], -trial["details"]["loss"]))
     assert settings["lr"] == chosen["details"]["lr"]
     assert settings["eval_mode"] == chosen["details"]["eval_mode"]
+    assert settings["freeze"] == chosen["details"].get("freeze")
     assert settings["model"].startswith(MODEL)
     assert not (result.folder / "trials").exists()
     summary = json.loads((result.folder / "summary.json").read_text())
@@ -91,7 +93,7 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(climbing, "_try_ways", stop)
+    monkeypatch.setattr(climbing, "choose_way", stop)
     stopped = started(data, tmp_path / "run", epochs=1)
     assert isinstance(stopped, Stopped)
     found = rungs_of(tmp_path / "run")
@@ -108,10 +110,11 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
     assert right / len(val) == pytest.approx(found["probe"]["score"])
 
 
-@pytest.mark.parametrize("moment", ["measure", "_try_ways", "attempt"])
+@pytest.mark.parametrize("moment", ["measure", "choose_way", "attempt"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
     whole = started(data, tmp_path / "whole", epochs=1)
-    real, calls = getattr(climbing, moment), []
+    place = tuning if moment == "attempt" else climbing
+    real, calls = getattr(place, moment), []
 
     def interrupted(*arguments):
         calls.append(1)
@@ -120,7 +123,7 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(climbing, moment, interrupted)
+        patch.setattr(place, moment, interrupted)
         if moment == "measure":
             with pytest.raises(KeyboardInterrupt):
                 started(data, tmp_path / "run", epochs=1)
@@ -225,7 +228,7 @@ def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path
 
 
 def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp_path, monkeypatch):
-    real, seen = climbing.attempt, []
+    real, seen = tuning.attempt, []
 
     def slower(run, made, way, steps, voice):
         seen.append((steps, list(made.settings.img_size)))
@@ -233,13 +236,13 @@ def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp
             raise KeyboardInterrupt
         return real(run, made, way, steps, voice)
 
-    monkeypatch.setattr(climbing, "attempt", slower)
+    monkeypatch.setattr(tuning, "attempt", slower)
     assert isinstance(started(data, tmp_path / "run", epochs=1), Stopped)
-    monkeypatch.setattr(climbing, "TRIAL_SHARE", 1e-9)  # as if the machine had become slow
-    monkeypatch.setattr(climbing, "seconds_per_image", lambda made: 1e6)
+    monkeypatch.setattr(tuning, "TRIAL_SHARE", 1e-9)  # as if the machine had become slow
+    monkeypatch.setattr(tuning, "seconds_per_image", lambda made: 1e6)
     resume(TrainingJob(), tmp_path / "run", Quiet())
-    assert len(seen) == 3
-    assert seen[0] == seen[1] == seen[2]
+    assert len(seen) == 4  # three ways, the second one twice
+    assert all(one == seen[0] for one in seen)
 
 
 def test_climb__with_frozen_epochs_and_no_validation_makes_the_passes_that_were_given(data, tmp_path):

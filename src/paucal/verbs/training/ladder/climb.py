@@ -6,25 +6,22 @@ stored among the settings; after that a run is like any other and repeats exactl
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.assembly import TUNED_HEAD, AssembledTraining
-from paucal.verbs.training.ladder.ascent import Ascent, is_free, is_timed
-from paucal.verbs.training.ladder.first_rung import fitted_head, measure, probe, race, save_head
+from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.ladder.ascent import Ascent, is_free
+from paucal.verbs.training.ladder.first_rung import measure, probe, race
 from paucal.verbs.training.ladder.frozen import linear_classifier
-from paucal.verbs.training.ladder.timing import seconds_per_image, sides
-from paucal.verbs.training.ladder.trials import LEAST_STEPS, attempt, best_of, clear, ways
-from paucal.wording import percent
+from paucal.verbs.training.ladder.timing import seconds_per_image
+from paucal.verbs.training.ladder.tuning import choose_way
 
 FEW = 100  # training images under which a probe is all that validation can tell from luck
-WANTED_PASSES, LEAST_PASSES, MOST_PASSES = 6, 2, 20
+MOST_PASSES = 20
 SCRATCH_PASSES = 300
-TRIAL_SHARE = 0.1  # of the time left, for each way
 
 
 def climb(run: RunFolder, made: AssembledTraining, voice: Voice) -> bool:
@@ -87,112 +84,15 @@ def _from_trained(ascent: Ascent) -> bool:
     if is_free(ascent.made, "epochs") and (not counts["val"] or counts["train"] < FEW):
         why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
         return _stay(ascent, f"{why}: the probe is the model, since nothing could tell whether tuning is better")
-    if not ascent.rungs.tuning and not _choose_tuning(ascent):
+    chosen = choose_way(ascent)
+    if chosen is None:
         return _stay(ascent, "the time that is left does not suffice for two passes: the probe is the model")
-    side, epoch = list(ascent.rungs.tuning["side"]), float(ascent.rungs.tuning["epoch"])
-    way = _try_ways(ascent, side, int(ascent.rungs.tuning["steps"]))
-    if way is None:
-        return False
-    clear(ascent.run)
+    way, cost = chosen
     passes = ascent.made.settings.epochs
     if passes is None:
-        passes = max(1, min(MOST_PASSES, int(ascent.left() / epoch)))
-    _set_length(ascent, passes, epoch, {"img_size": side, **way})
+        passes = max(1, min(MOST_PASSES, int(ascent.left() / cost.epoch)))
+    _set_length(ascent, passes, cost.epoch, {"img_size": cost.side, **way.settings})
     return True
-
-
-def _choose_tuning(ascent: Ascent) -> bool:
-    """Choose the image size to tune at and the steps of a trial, fit the head for it, and write that down.
-
-    Once chosen they stay: a trial that was stopped goes on with the steps it was begun with.
-    """
-    choice = _choose_side(ascent)
-    if choice is None:
-        return False
-    side, epoch = choice
-    _prepare_head(ascent, side)
-    per_epoch = max(1, ascent.made.plan.steps_per_epoch)
-    steps = per_epoch
-    if is_timed(ascent.made):
-        steps = min(steps, int(TRIAL_SHARE * ascent.left() * per_epoch / max(epoch, 1e-9)))
-    ascent.keep(tuning={"side": side, "epoch": epoch, "steps": steps})
-    return True
-
-
-def _choose_side(ascent: Ascent) -> tuple[list[int], float] | None:
-    """Return the largest image size at which enough passes fit in the time, with the seconds of a pass."""
-    made, counts = ascent.made, ascent.made.prepared.counts()
-    native = list(made.settings.img_size or [])
-    timed = is_timed(made)
-    fixed = not timed or not is_free(made, "img_size") or not _takes_any_size(made)
-    found: tuple[list[int], float] | None = None
-    measured = dict(ascent.rungs.sizes)
-    for side in sides(native, fixed):
-        shrink = (side[0] / native[0]) ** 2
-        again = 0.0 if side == native else shrink * ascent.image_seconds * (counts["train"] + counts["val"])
-        name = "x".join(map(str, side))
-        if name not in measured:
-            measured[name] = seconds_per_image(made if side == native else ascent.settle(img_size=side))
-        epoch = measured[name] * counts["train"] + shrink * ascent.image_seconds * counts["val"]
-        passes = (1 - 2 * TRIAL_SHARE) * (ascent.left() - again) / epoch if timed else WANTED_PASSES
-        if passes >= LEAST_PASSES:
-            found = side, epoch
-        if passes >= WANTED_PASSES:
-            break
-    ascent.keep(sizes=measured)
-    return found
-
-
-def _takes_any_size(made: AssembledTraining) -> bool:
-    """Return whether the network's weights fit images of any size: no tensor of it depends on one."""
-    spec = made.card.backbone
-    side = spec.image_size[0] - 32
-    try:
-        other = replace(spec, image_size=(side, side)).build().model.state_dict()
-    except UserError:
-        return False
-    own = made.objective.deployable().state_dict()
-    return own.keys() == other.keys() and all(value.shape == other[name].shape for name, value in own.items())
-
-
-def _prepare_head(ascent: Ascent, side: list[int]) -> None:
-    """Fit the head that tuning begins with, at the size it is tuned at; at the probe's own it is the probe's."""
-    made = ascent.made
-    (ascent.run.path / TUNED_HEAD).unlink(missing_ok=True)
-    if side != list(made.settings.img_size or []):
-        smaller = ascent.settle(img_size=side)
-        head, score, _ = fitted_head(ascent, smaller, f"head for images of {side[0]} pixels")
-        save_head(ascent.run, head, TUNED_HEAD)
-        ascent.voice.say(
-            f"tuning at {side[0]} pixels, where a pass is quicker: the probe has {percent(score)} there "
-            f"of the validation images"
-        )
-
-
-def _try_ways(ascent: Ascent, side: list[int], steps: int) -> Mapping[str, Any] | None:
-    """Return the settings of the way to tune that did best in a short trial; None where one was stopped."""
-    made = ascent.made
-    options = [
-        replace(way, settings={name: value for name, value in way.settings.items() if is_free(made, name)})
-        for way in ways(made.objective.deployable())
-    ]
-    if not any(way.settings for way in options):
-        return {}  # everything that could be tried was given
-    if steps < LEAST_STEPS or not len(made.prepared.part("val")):
-        ascent.voice.say(f"note: no time or images to try several ways to tune; the careful one: {options[-1].name}")
-        return options[-1].settings
-    trials = list(ascent.rungs.trials)
-    for way in options[len(trials) :]:
-        tried = ascent.settle(img_size=side, epochs=1, freeze_epochs=0, **way.settings)
-        trial = attempt(ascent.run, tried, way, steps, ascent.voice)
-        if trial is None:
-            return None
-        trials.append(trial)
-        ascent.keep(trials=tuple(trials))
-        ascent.voice.say(f"trial: {way.name}: {percent(trial.score)} after {steps} steps, {duration(trial.seconds)}")
-    best = best_of(trials)
-    ascent.voice.say(f"tuning goes on with: {options[best].name}")
-    return options[best].settings
 
 
 def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str, Any]) -> None:

@@ -37,8 +37,9 @@ class Rungs:
         spent: seconds until now, over all calls.
         race: what each candidate was worth on a part of the images.
         probe: the linear head on frozen features; None before it is there.
-        sizes: seconds for a training image, by the side that was tried.
-        tuning: image size, seconds of a pass and steps of a trial, once they are chosen.
+        sizes: seconds for a training image, by its size and the stages that are frozen.
+        tuning: image size, seconds of a pass and steps of a trial of each way to tune that was looked at; None for a
+            way for which there is no time.
         trials: short trainings, one for each way to tune that was tried.
         plan: a sentence on what comes next and how long it takes; "" before it is made.
         tune: whether tuning follows the probe.

@@ -1,0 +1,153 @@
+"""The last rung: what each way to tune costs here, a short trial of each, and the one that goes on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paucal.types import UserError
+from paucal.verbs.run.forecast import duration
+from paucal.verbs.training.assembly import AssembledTraining, head_file
+from paucal.verbs.training.ladder.ascent import Ascent, is_free, is_timed
+from paucal.verbs.training.ladder.first_rung import fitted_head, save_head
+from paucal.verbs.training.ladder.timing import seconds_per_image, sides
+from paucal.verbs.training.ladder.trials import LEAST_STEPS, Way, attempt, best_of, clear, ways
+from paucal.wording import percent
+
+WANTED_PASSES, LEAST_PASSES = 6, 2
+TRIAL_SHARE = 0.08  # of the time left, for each way
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What a way to tune costs on this machine.
+
+    Attributes:
+        side: image size.
+        epoch: seconds of a pass.
+        steps: of a trial.
+    """
+
+    side: list[int]
+    epoch: float
+    steps: int
+
+
+def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
+    """Return the way to tune that did best in a short trial, and what it costs; None where no way fits in the time.
+
+    What is found is written down step by step: a trial that was stopped goes on with the size and the steps it was
+    begun with.
+
+    Raises:
+        KeyboardInterrupt: a signal has stopped a trial.
+    """
+    options = _options(ascent.made)
+    found = [(way, cost) for way in options if (cost := _prospect(ascent, way, len(options))) is not None]
+    if not found:
+        return None
+    timid = not len(ascent.made.prepared.part("val")) or min(cost.steps for _, cost in found) < LEAST_STEPS
+    if timid or len(found) == 1:
+        way, cost = found[0]
+        if timid and len(options) > 1:
+            ascent.voice.say(f"note: no time or images to try several ways to tune; the careful one: {way.name}")
+        return way, cost
+    best = best_of([_tried(ascent, way, cost) for way, cost in found])
+    clear(ascent.run)
+    ascent.voice.say(f"tuning goes on with: {found[best][0].name}")
+    return found[best]
+
+
+def _options(made: AssembledTraining) -> Sequence[Way]:
+    """Return the ways to tune that are left when what the user has given stays; one, where nothing is left open."""
+    free = [
+        replace(way, settings={name: value for name, value in way.settings.items() if is_free(made, name)})
+        for way in ways(made.objective.deployable())
+    ]
+    found = [way for number, way in enumerate(free) if way.settings not in [one.settings for one in free[:number]]]
+    return found if len(found) > 1 else [replace(found[0], name="the settings given")]
+
+
+def _tried(ascent: Ascent, way: Way, cost: Prospect) -> Any:
+    """Return the trial of a way, made where it is not there yet."""
+    done = {trial.name: trial for trial in ascent.rungs.trials}
+    if way.name in done:
+        return done[way.name]
+    runner = ascent.settle(img_size=cost.side, epochs=1, freeze_epochs=0, **way.settings)
+    trial = attempt(ascent.run, runner, way, cost.steps, ascent.voice)
+    if trial is None:
+        raise KeyboardInterrupt
+    ascent.keep(trials=(*ascent.rungs.trials, trial))
+    ascent.voice.say(f"trial: {way.name}: {percent(trial.score)} after {cost.steps} steps, {duration(trial.seconds)}")
+    return trial
+
+
+def _prospect(ascent: Ascent, way: Way, count: int) -> Prospect | None:
+    """Return what a way costs, found out where that is not written down yet; None where it does not fit in the time."""
+    known = ascent.rungs.tuning
+    if way.name not in known:
+        choice = _choose_side(ascent, way, 1 - count * TRIAL_SHARE)
+        if choice is None:
+            ascent.keep(tuning={**known, way.name: None})
+            return None
+        side, epoch = choice
+        _prepare_head(ascent, side)
+        steps = per_epoch = max(1, ascent.made.plan.steps_per_epoch)
+        if is_timed(ascent.made):
+            steps = min(steps, int(TRIAL_SHARE * ascent.left() * per_epoch / max(epoch, 1e-9)))
+        ascent.keep(tuning={**known, way.name: {"side": side, "epoch": epoch, "steps": steps}})
+    stored = ascent.rungs.tuning[way.name]
+    return None if stored is None else Prospect(list(stored["side"]), float(stored["epoch"]), int(stored["steps"]))
+
+
+def _choose_side(ascent: Ascent, way: Way, share: float) -> tuple[list[int], float] | None:
+    """Return the largest image size at which enough passes fit in a share of the time, with the seconds of a pass."""
+    made, counts = ascent.made, ascent.made.prepared.counts()
+    native, timed = list(made.settings.img_size or []), is_timed(made)
+    fixed = not way.resizes or not timed or not is_free(made, "img_size") or not _takes_any_size(made)
+    found: tuple[list[int], float] | None = None
+    for side in sides(native, fixed):
+        shrink = (side[0] / native[0]) ** 2
+        fitted = side == native or (ascent.run.path / head_file(side)).exists()
+        head = 0.0 if fitted else shrink * ascent.image_seconds * (counts["train"] + counts["val"])
+        epoch = _image_seconds(ascent, way, side) * counts["train"] + shrink * ascent.image_seconds * counts["val"]
+        passes = (share * ascent.left() - head) / epoch if timed else WANTED_PASSES
+        if passes >= LEAST_PASSES:
+            found = side, epoch
+        if passes >= WANTED_PASSES:
+            break
+    return found
+
+
+def _image_seconds(ascent: Ascent, way: Way, side: list[int]) -> float:
+    """Return the seconds of a training image of that size, measured where no way that costs the same was yet."""
+    frozen = way.settings.get("freeze")
+    name = "x".join(map(str, side)) + ("" if frozen is None else f", {frozen} stages frozen")
+    if name not in ascent.rungs.sizes:
+        tuned = {} if frozen is None else {"freeze": frozen}
+        measured = seconds_per_image(ascent.settle(img_size=side, **tuned))
+        ascent.keep(sizes={**ascent.rungs.sizes, name: measured})
+    return ascent.rungs.sizes[name]
+
+
+def _takes_any_size(made: AssembledTraining) -> bool:
+    """Return whether the network's weights fit images of any size: no tensor of it depends on one."""
+    spec = made.card.backbone
+    side = spec.image_size[0] - 32
+    try:
+        other = replace(spec, image_size=(side, side)).build().model.state_dict()
+    except UserError:
+        return False
+    own = made.objective.deployable().state_dict()
+    return own.keys() == other.keys() and all(value.shape == other[name].shape for name, value in own.items())
+
+
+def _prepare_head(ascent: Ascent, side: list[int]) -> None:
+    """Fit the head that tuning begins with at a size other than the probe's, unless that is done."""
+    made, name = ascent.made, head_file(side)
+    if side == list(made.settings.img_size or []) or (ascent.run.path / name).exists():
+        return
+    head, score, _ = fitted_head(ascent, ascent.settle(img_size=side), f"head for images of {side[0]} pixels")
+    save_head(ascent.run, head, name)
+    ascent.voice.say(
+        f"at {side[0]} pixels, where a pass is quicker, the probe has {percent(score)} of the validation images"
+    )
