@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from paucal.rules.circumstances import Facts
-from paucal.rules.model import PAPER, SMALL
+from paucal.rules.model import PAPER, SMALL, is_quick
 from paucal.rules.resolve import Choice
 
 Sides = Sequence[int] | None
 LIGHT = "light: the weights have seen many images already"
+LIGHT_QUICK = "light: in few passes strong changes leave little to learn"
 
 
 def crop(img_size: Sides) -> Choice:
@@ -17,10 +18,11 @@ def crop(img_size: Sides) -> Choice:
     return "random-resized", "the paper's crop"
 
 
-def crop_scale(facts: Facts, crop: str | None) -> Choice:
+def crop_scale(facts: Facts, crop: str | None, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's smallest crop, where crops have a scale."""
-    if crop == "random-resized" and _chosen(facts):
-        return 0.5, LIGHT
+    why = _light(facts, model, img_size, time)
+    if crop == "random-resized" and why:
+        return 0.5, why
     return (0.08, PAPER) if crop == "random-resized" else (None, "")
 
 
@@ -29,33 +31,33 @@ def hflip(facts: Facts) -> Choice:
     return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
 
 
-def rand_augment(facts: Facts, img_size: Sides) -> Choice:
+def rand_augment(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's policy; nothing for tiny images, which it makes unreadable."""
-    if _chosen(facts):
-        return "none", LIGHT
+    if why := _light(facts, model, img_size, time):
+        return "none", why
     if _side(img_size) < 32:
         return "none", "images under 32 pixels become unreadable"
     return "rand-m9-mstd0.5-inc1", "the paper's policy"
 
 
-def erase(facts: Facts, img_size: Sides) -> Choice:
+def erase(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's probability."""
-    if _chosen(facts):
-        return 0.0, LIGHT
+    if why := _light(facts, model, img_size, time):
+        return 0.0, why
     return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (0.25, PAPER)
 
 
-def mixup(facts: Facts, img_size: Sides) -> Choice:
+def mixup(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images."""
-    if _chosen(facts):
-        return 0.0, LIGHT
+    if why := _light(facts, model, img_size, time):
+        return 0.0, why
     return _mixed(img_size, 0.8)
 
 
-def cutmix(facts: Facts, img_size: Sides) -> Choice:
+def cutmix(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images."""
-    if _chosen(facts):
-        return 0.0, LIGHT
+    if why := _light(facts, model, img_size, time):
+        return 0.0, why
     return _mixed(img_size, 1.0)
 
 
@@ -77,5 +79,8 @@ def _side(img_size: Sides) -> int:
     return min(img_size or [224])
 
 
-def _chosen(facts: Facts) -> bool:
-    return facts.start is not None and facts.start.chosen
+def _light(facts: Facts, model: str | None, img_size: Sides, time: str | None) -> str:
+    """Return why images are changed little; "" where they are not."""
+    if facts.start is not None and facts.start.chosen:
+        return LIGHT
+    return LIGHT_QUICK if is_quick(facts, model, img_size, time) else ""

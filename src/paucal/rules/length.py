@@ -1,11 +1,13 @@
 """How long a run is, how many images a step takes, and how the learning rate follows from both."""
 
 import math
+from collections.abc import Sequence
 
 from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.recipe import recipe_rate
 from paucal.recipes.table import RECIPES
 from paucal.rules.circumstances import Facts
+from paucal.rules.model import QUICK_MODEL, is_quick
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
@@ -43,10 +45,18 @@ def epochs(
     return chosen, f"{counted(steps, 'step')} an epoch: about {chosen * steps} steps in all"
 
 
-def batch_size(facts: Facts, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
+def batch_size(
+    facts: Facts,
+    model: str | None,
+    img_size: Sequence[int] | None,
+    time: str | None,
+    accumulate: int,
+    devices: int | None,
+    nodes: int | None,
+) -> Choice:
     """A tenth of the images for all devices together, at most the paper's 128 for each; less where passes are few."""
     share = facts.n_train // (processes(devices, nodes) * accumulate)
-    if facts.start is not None and facts.start.chosen:
+    if (facts.start is not None and facts.start.chosen) or is_quick(facts, model, img_size, time):
         size = max(1, min(2 ** int(math.log2(max(share / FEW_PASSES_STEPS, 16))), 128, share))
         return size, f"few passes: about {FEW_PASSES_STEPS} steps each, where that leaves 16 images a step"
     size = 2 ** int(math.log2(max(share / 10, 16)))
@@ -70,8 +80,11 @@ def lr(
     published = recipe_rate(RECIPES, recipe, model, batch)
     if published is not None:
         return published
-    small = model in ("vit_mini", "dhvt_mini")
-    anchor, source = (64, "tried for small models") if small else (1024, "the paper's")
+    anchor, source = {
+        "vit_mini": (64, "tried for small models"),
+        "dhvt_mini": (64, "tried for small models"),
+        QUICK_MODEL: (16, "tried for this network"),
+    }.get(model or "", (1024, "the paper's"))
     peak = 1e-3
     if init is not None:
         peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
@@ -119,7 +132,7 @@ def soup(facts: Facts) -> Choice:
     return None, ""
 
 
-RULES = (batch_size, time, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average, soup)
+RULES = (time, batch_size, epochs, schedule_epochs, lr, min_lr, warmup_epochs, average, soup)
 
 
 def processes(devices: int | None, nodes: int | None) -> int:
