@@ -10,7 +10,8 @@ from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.circumstances import Facts, StartFacts
 
-RESULTS = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("small_data_*.json"))
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = sorted(FOLDER.glob("small_data_*.json"))
 SIDES = {"cifar10": 32, "clothing": 160}  # shorter side of the images
 TRANSFORMERS = ("vit", "swin", "dhvt", "dhvt-drloc")
 
@@ -45,7 +46,7 @@ def test_comparison__is_stored():
 )
 def test_choice__is_beaten_by_no_other_transformer_beyond_the_spread(data, images, scores):
     facts = Facts(n_train=images or 3000, n_classes=10, median_side=SIDES[data])
-    settings, reasons = resolve(TrainSettings(), facts)
+    settings, reasons = resolve(TrainSettings(epochs=100), facts)  # where passes count, not minutes of a processor
     ours = scores[chosen_arm(settings)]
     assert "learned most from few images" in reasons["model"]
     for arm, others in scores.items():
@@ -53,6 +54,33 @@ def test_choice__is_beaten_by_no_other_transformer_beyond_the_spread(data, image
         assert statistics.mean(gains) <= statistics.stdev(gains), arm
     # And it is far above those that this project used to choose.
     assert statistics.mean(ours.values()) > statistics.mean(scores["swin"].values()) + 1
+
+
+def timed() -> list[tuple[str, dict[str, list[dict]]]]:
+    """The arms of each stored comparison in equal minutes of a processor, by its file."""
+    return [(file.stem, json.loads(file.read_text())["rows"]) for file in sorted(FOLDER.glob("minutes_*.json"))]
+
+
+@pytest.mark.parametrize(("name", "arms"), timed(), ids=lambda value: value if isinstance(value, str) else "")
+def test_choice__in_minutes_of_a_processor_is_the_one_that_was_best_there(name, arms):
+    def best(arm):
+        return max((run["test"] for run in arms.get(arm, ()) if "test" in run), default=0.0)
+
+    assert best("ladder") >= best("probe") - 0.02, "the validation images keep the probe where tuning is worse"
+    assert best("ladder") > best("scratch") > best("scratch, old")
+
+
+@pytest.mark.parametrize(("device", "model"), [("cpu", "resnet10t"), ("cuda", "dhvt_tiny_domain_patch16")])
+def test_choice__from_scratch_for_photographs_is_quick_on_a_processor_alone(device, model):
+    facts = Facts(n_train=720, n_classes=10, median_side=300, device=device)
+    settings, reasons = resolve(TrainSettings(time="15m"), facts)
+    assert settings.model == model
+    assert (settings.img_size == [64]) == (device == "cpu")
+    assert (settings.mixup == 0) == (device == "cpu")
+    if device == "cpu":
+        assert settings.batch_size == 16
+        assert settings.lr == pytest.approx(1e-3)
+        assert "processor" in reasons["model"]
 
 
 def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
