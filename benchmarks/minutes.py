@@ -8,7 +8,9 @@ Arms, each a run of `paucal train` on the same split, judged once on the test im
 - ladder: what `paucal train` does by itself in the time;
 - fresh head: the same weights tuned at once, with a new head, for the passes that fit in the time;
 - scratch: no trained weights, what is chosen in the time;
-- scratch, old: the model that was chosen before there was a ladder, stopped by the time.
+- scratch, old: the model that was chosen before there was a ladder, stopped by the time;
+- fastai: `fine_tune` of fastai with the same images, split, weights and time, where --fastai names the Python of an
+  environment that has it (`benchmarks/fastai_minutes.py`).
 
 Short arms are repeated with several seeds; the seed moves the split of validation images, the order and the changes of
 training images. Finished runs are kept in --work, so that a call goes on where the last one stopped.
@@ -17,6 +19,7 @@ training images. Finished runs are kept in --work, so that a call goes on where 
 import argparse
 import json
 import statistics
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,12 @@ from matplotlib.figure import Figure
 import paucal
 from esvit_gain import export
 from measuring import store, surroundings
+from paucal.backbones.weights.trained import packaged
 from paucal.types import UserError
 
 SHORT = ("probe",)  # arms that take a minute or two, and are repeated
 OLD_MODEL = "dhvt_tiny_domain_patch16"
+FASTAI_MODEL = "tf_efficientnet_lite0.in1k"
 
 
 def arms(minutes: float) -> dict[str, dict[str, Any]]:
@@ -66,6 +71,21 @@ def measured(data: Path, run: Path, settings: dict[str, Any], seed: int) -> dict
         }
     kept.write_text(json.dumps(found))
     return found
+
+
+def measured_by_fastai(data: Path, work: Path, minutes: float, seed: int, python: str) -> dict[str, Any]:
+    """Return what fastai gives with the split of the ladder's run of that seed, which must be there."""
+    kept = work / f"fastai-{seed}.json"
+    if not kept.exists():
+        weights = packaged(FASTAI_MODEL)
+        if weights is None or weights.package is None:
+            raise SystemExit("the extra `weights` is not installed")
+        words = [python, str(Path(__file__).with_name("fastai_minutes.py")), str(data), "--seed", str(seed)]
+        words += ["--split", str(work / f"ladder-{seed}" / "split.csv"), "--minutes", str(minutes)]
+        words += ["--weights", str(weights.package.checked_path())]
+        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        kept.write_text(said.strip().splitlines()[-1])
+    return json.loads(kept.read_text())
 
 
 def tabled(rows: dict[str, list[dict[str, Any]]]) -> str:
@@ -110,6 +130,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", default=list(arms(1)), choices=list(arms(1)))
+    parser.add_argument("--fastai", help="Python of an environment with fastai and timm")
     options = parser.parse_args()
     data = options.work / "data"
     export(options.source, data, options.images, options.test_images)
@@ -119,7 +140,11 @@ def main() -> None:
             run = options.work / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
             rows.setdefault(arm, []).append(measured(data, run, arms(options.minutes)[arm], seed))
             print(arm, seed, rows[arm][-1], flush=True)
-    settings = {key: str(value) for key, value in vars(options).items() if key not in ("work", "source")}
+    for seed in options.seeds[:1] if options.fastai else ():
+        rows["fastai"] = [measured_by_fastai(data, options.work, options.minutes, seed, options.fastai)]
+        print("fastai", seed, rows["fastai"][-1], flush=True)
+    left_out = ("work", "source", "fastai")  # places on this machine
+    settings = {key: str(value) for key, value in vars(options).items() if key not in left_out}
     store(f"minutes_{options.name}", {"surroundings": surroundings("cpu"), "settings": settings, "rows": rows})
     draw(rows, options.name).savefig(Path(__file__).parent / "results" / f"minutes_{options.name}.png", dpi=110)
     print(tabled(rows))

@@ -13,7 +13,7 @@ from paucal.verbs.training.ladder.timing import seconds_per_image, sides
 from paucal.verbs.training.ladder.trials import LEAST_STEPS, Way, attempt, best_of, clear, ways
 from paucal.wording import percent
 
-WANTED_PASSES, LEAST_PASSES = 6, 2
+LEAST_PASSES = 2
 TRIAL_SHARE = 0.08  # of the time left, for each way
 
 
@@ -103,17 +103,17 @@ def _choose_side(ascent: Ascent, way: Way, share: float) -> tuple[list[int], flo
     """Return the largest image size at which enough passes fit in a share of the time, with the seconds of a pass."""
     made, counts = ascent.made, ascent.made.prepared.counts()
     native, timed = list(made.settings.img_size or []), is_timed(made)
-    fixed = not way.resizes or not timed or not is_free(made, "img_size") or not _takes_any_size(made)
+    fixed = not timed or not is_free(made, "img_size") or not _takes_any_size(made)
     found: tuple[list[int], float] | None = None
     for side in sides(native, fixed):
         shrink = (side[0] / native[0]) ** 2
         fitted = side == native or (ascent.run.path / head_file(side)).exists()
         head = 0.0 if fitted else shrink * ascent.image_seconds * (counts["train"] + counts["val"])
         epoch = _image_seconds(ascent, way, side) * counts["train"] + shrink * ascent.image_seconds * counts["val"]
-        passes = (share * ascent.left() - head) / epoch if timed else WANTED_PASSES
+        passes = (share * ascent.left() - head) / epoch if timed else way.passes
         if passes >= LEAST_PASSES:
             found = side, epoch
-        if passes >= WANTED_PASSES:
+        if passes >= way.passes:
             break
     return found
 
