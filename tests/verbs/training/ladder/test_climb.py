@@ -19,6 +19,8 @@ from paucal.verbs.training.job import TrainingJob, one_length
 from paucal.verbs.training.ladder import climb as climbing
 from paucal.verbs.training.ladder import start as starting
 from paucal.verbs.training.ladder import tuning
+from paucal.verbs.training.ladder.first_rung import winner_of
+from paucal.verbs.training.ladder.rungs import Rung
 from verbs.training.ladder.carried import MODEL, install
 
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
@@ -159,9 +161,20 @@ def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
 def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
     first, second = install(tmp_path, monkeypatch, (MODEL, "resnet14t"))
     result = started(photos(tmp_path / "photos"), tmp_path / "run", epochs=1)
-    race = {rung["name"]: rung["score"] for rung in rungs_of(result.folder)["race"]}
-    assert set(race) == {first.name, second.name}
-    assert RunFolder(result.folder).settings["model"] == max(race, key=race.__getitem__)
+    race = [
+        Rung(rung["name"], rung["score"], rung["seconds"], rung["details"]) for rung in rungs_of(result.folder)["race"]
+    ]
+    assert {rung.name for rung in race} == {first.name, second.name}
+    assert RunFolder(result.folder).settings["model"] == winner_of(race).name
+
+
+@pytest.mark.parametrize(("scores", "winner"), [((0.70, 0.75), "slow"), ((0.70, 0.72), "quick"), ((0.8, 0.7), "quick")])
+def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
+    quick, slow = (
+        Rung(name, score, seconds, {"images": 300})
+        for name, score, seconds in zip(("quick", "slow"), scores, (5, 9), strict=True)
+    )
+    assert winner_of([slow, quick]).name == winner  # the standard error is 2.5 %
 
 
 def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):

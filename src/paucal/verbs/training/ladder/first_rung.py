@@ -1,6 +1,8 @@
 """The first rung: which trained weights, the linear head on them, and the model that both make."""
 
+import math
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -15,7 +17,7 @@ from paucal.verbs.training.ladder.rungs import Rung
 from paucal.wording import percent
 
 PROBE_SHARE = 0.35  # of the time, at most, for features of the training images
-RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.12, 60.0, 300  # people wait for the first model
+RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.05, 60.0, 300  # people wait for the first model, and tuning wants time
 LARGER = 1.5  # times what the first candidate takes, that another one may
 
 
@@ -41,19 +43,26 @@ def race(ascent: Ascent) -> None:
             )  # fmt: skip
         head = fit_head(features, labels[rows], len(made.card.classes), made.settings.seed, (100.0,))
         found.append(Rung(name, head.cross_validated or 0.0, time.monotonic() - begin, {"images": len(rows)}))
-        best = max(found, key=lambda rung: rung.score)
-        if best.name == name and runner is not made:
+        if winner_of(found).name == name and runner is not made:
             ascent.made = runner
         if sum(rung.seconds for rung in found) + LARGER * expected > limit:
             break
     told = ", ".join(f"{rung.name} {percent(rung.score)} in {rung.seconds:.0f} s" for rung in found)
     ascent.voice.say(f"candidates on {len(rows)} training images, cross-validated: {told}")
-    winner = max(found, key=lambda rung: rung.score)
+    winner = winner_of(found)
     if ascent.made.settings.model != winner.name:
         ascent.made = ascent.settle(model=winner.name)
     measure(ascent)
-    ascent.store(ascent.made, {"model": f"the best of {len(found)} candidates on {len(rows)} training images"})
+    why = f"the best of {len(found)} candidates on {len(rows)} training images, of nearly equal ones the quickest"
+    ascent.store(ascent.made, {"model": why})
     ascent.keep(race=tuple(found))
+
+
+def winner_of(race: Sequence[Rung]) -> Rung:
+    """Return the quickest candidate within a standard error of the best: what it saves goes into tuning."""
+    best = max(race, key=lambda rung: rung.score)
+    error = math.sqrt(best.score * (1 - best.score) / best.details["images"])
+    return min((rung for rung in race if rung.score >= best.score - error), key=lambda rung: rung.seconds)
 
 
 def measure(ascent: Ascent) -> None:
