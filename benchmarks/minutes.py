@@ -83,8 +83,10 @@ def measured_by_fastai(data: Path, work: Path, minutes: float, seed: int, python
         words = [python, str(Path(__file__).with_name("fastai_minutes.py")), str(data), "--seed", str(seed)]
         words += ["--split", str(work / f"ladder-{seed}" / "split.csv"), "--minutes", str(minutes)]
         words += ["--weights", str(weights.package.checked_path())]
-        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-        kept.write_text(said.strip().splitlines()[-1])
+        done = subprocess.run(words, check=False, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            raise SystemExit(f"fastai: {done.stderr[-2000:]}")
+        kept.write_text(done.stdout.strip().splitlines()[-1])
     return json.loads(kept.read_text())
 
 
