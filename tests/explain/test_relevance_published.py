@@ -75,7 +75,8 @@ def test_relevance__in_double_is_that_of_the_published_program(rule: str, size: 
 def test_layers__have_the_published_gradients_and_relevances(rule: str, size: int, depth: int) -> None:
     record = expected(rule, size, depth)
     model = build(rule, size, depth)
-    layers = layer_relevances(model, image(rule, size), CLASS)
+    found = layer_relevances(model, image(rule, size), CLASS)
+    layers = found.layers
     gradients = [float(one.gradient.double().norm()) for one in layers]
     assert gradients == pytest.approx(record["attention_gradient_l2"], rel=1e-4)
     sums = [float(one.relevance.double().sum()) for one in layers]
@@ -87,4 +88,4 @@ def test_layers__have_the_published_gradients_and_relevances(rule: str, size: in
     positive = [
         one.attention.with_weights(one.relevance.clamp(min=0).mean(2, keepdim=True)) for one in layers
     ]
-    require_map(rolled_out(model, positive, 1), record["rollout"])
+    require_map(rolled_out(positive, found.start), record["rollout"])

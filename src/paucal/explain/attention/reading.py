@@ -62,7 +62,7 @@ class Recorded(NamedTuple):
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
         """Return the gradients of the logits' product with (B, K) numbers by the weights, shaped as in `maps`."""
-        found = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True)
+        found = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
         return [
             torch.zeros_like(one.weights) if gradient is None else gradient.view(one.weights.shape)
             for one, gradient in zip(self.maps, found, strict=True)

@@ -21,8 +21,9 @@ from paucal.backbones.probe import model_name
 from paucal.explain.attention.head_tokens import fold_head_tokens
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.reading import run_recorded
-from paucal.explain.attention.rollout import Flow, follow_back, last_row
+from paucal.explain.attention.rollout import Flow, follow_back
 from paucal.explain.attribution.relevance_mode import RelevanceMode
+from paucal.explain.attribution.start import run_with_blocks, start_of
 from paucal.explain.prepared import explainable, require_classes
 from paucal.types import UserError
 
@@ -49,8 +50,21 @@ def has_relevance(model: nn.Module) -> bool:
     return isinstance(getattr(model, "_orig_mod", model), KINDS)
 
 
-def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> list[LayerRelevance]:
-    """Return gradient and relevance of every layer's attention, shallow to deep.
+@dataclass(frozen=True, eq=False)
+class Relevances:
+    """What a model's layers mean for a class.
+
+    Attributes:
+        layers: shallow to deep.
+        start: the relevance of the last tokens, with sum 1.
+    """
+
+    layers: list[LayerRelevance]
+    start: Flow
+
+
+def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relevances:
+    """Return gradient and relevance of every layer's attention.
 
     Args:
         model: a ViT, DeiT, LV-ViT or DHVT.
@@ -72,9 +86,11 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> list[
         one_hot = torch.zeros_like(plain.logits).scatter(1, chosen[:, None], 1.0)
         gradients = plain.gradients(one_hot)
         with RelevanceMode():
-            relevances = run_recorded(module, tracked).gradients(one_hot)
+            carried, outputs = run_with_blocks(module, tracked)
+        start = start_of(module, carried, outputs, one_hot, relevances=True)
+        relevances = carried.gradients(one_hot)
     found = zip(plain.maps, gradients, relevances, strict=True)
-    return [LayerRelevance(one.with_weights(one.weights.detach()), g, r) for one, g, r in found]
+    return Relevances([LayerRelevance(one.with_weights(one.weights.detach()), g, r) for one, g, r in found], start)
 
 
 def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: int = 0) -> Tensor:
@@ -89,18 +105,18 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
     Raises:
         UserError: as `layer_relevances`.
     """
-    layers = layer_relevances(model, images, classes)[start_layer:]
+    found = layer_relevances(model, images, classes)
     weighted = [
-        one.attention.with_weights((one.gradient * one.relevance).clamp(min=0).mean(2, keepdim=True)) for one in layers
+        one.attention.with_weights((one.gradient * one.relevance).clamp(min=0).mean(2, keepdim=True))
+        for one in found.layers[start_layer:]
     ]
-    return rolled_out(model, weighted, len(images))
+    return rolled_out(weighted, found.start)
 
 
-def rolled_out(model: nn.Module, layers: list[AttentionMap], batch: int) -> Tensor:
-    """Return (1 + A_L) ... (1 + A_1) in the row of the class token, or of the mean of the cells, on the cells."""
+def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
+    """Return (1 + A_L) ... (1 + A_1) in the row that `start` gives, on the cells."""
     folded = [fold_head_tokens(one, average=False) for one in layers]
-    start = last_row(model, folded[-1].tokens, batch, folded[-1].weights)
-    flow: Flow = follow_back(start, folded, lambda values, layer: values + layer.flow(values))
+    flow = follow_back(start, folded, lambda values, layer: values + layer.flow(values))
     return flow.tokens.to_grid(flow.values)
 
 
