@@ -69,7 +69,7 @@ def main() -> None:
         model = load_deployed(run)
         images, positions = test_images(options.data, model, options.images)
         scores = score_methods(model.module, batches(images, positions, model, options.batch), progress=print)
-        sample, labels = next(batches(images, positions, model, 16))
+        sample, _ = next(batches(images, positions, model, 16))
         plain = seconds_per_image(model.module, sample, None)
         times = {name: seconds_per_image(model.module, sample, name) for name in methods_of(model.module)}
         right = sum(

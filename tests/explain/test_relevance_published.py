@@ -85,7 +85,5 @@ def test_layers__have_the_published_gradients_and_relevances(rule: str, size: in
     require_map(raw, record["last_layer_attn"], 1e-4)
     last = layers[-1].attention.with_weights(layers[-1].relevance.clamp(min=0))
     require_map(last.cell_map("class").mean(1), record["last_layer"])
-    positive = [
-        one.attention.with_weights(one.relevance.clamp(min=0).mean(2, keepdim=True)) for one in layers
-    ]
+    positive = [one.attention.with_weights(one.relevance.clamp(min=0).mean(2, keepdim=True)) for one in layers]
     require_map(rolled_out(positive, found.start), record["rollout"])

@@ -13,7 +13,7 @@ from paucal.types import UserError
 
 @contextmanager
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the module whose inner tensors can be read: in evaluation mode, in float32, uncompiled, without checkpoints.
+    """Yield the module whose inner tensors can be read: in evaluation mode, float32, uncompiled, without checkpoints.
 
     Parameters ask for no gradients meanwhile, so that only what depends on the image carries one. A compiled model is
     run as it was written, since compiled code passes no hooks. Of a model in half precision a copy in float32 is used:
@@ -29,7 +29,9 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
         (torch.float16, True)
     """
     module = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps
-    if any(p.is_floating_point() and p.dtype != torch.float32 and p.dtype != torch.float64 for p in module.parameters()):
+    if any(
+        p.is_floating_point() and p.dtype != torch.float32 and p.dtype != torch.float64 for p in module.parameters()
+    ):
         module = copy.deepcopy(module).float()
     training = [part for part in module.modules() if part.training]
     learning = [p for p in module.parameters() if p.requires_grad]

@@ -46,8 +46,10 @@ class Flow:
             finer = functional.interpolate(cells[:, None], tokens.grid, mode="nearest")[:, 0]
             before, after = cells.sum((1, 2), keepdim=True), finer.sum((1, 2), keepdim=True)
             cells = finer * torch.where(after == 0, 0.0, before / after)
-        prefix = functional.pad(self.values[:, :kept], (0, len(tokens.prefix) - kept)) if first else (
-            self.values.new_zeros(len(cells), len(tokens.prefix))
+        prefix = (
+            functional.pad(self.values[:, :kept], (0, len(tokens.prefix) - kept))
+            if first
+            else (self.values.new_zeros(len(cells), len(tokens.prefix)))
         )
         suffix = self.values.new_zeros(len(cells), len(tokens.suffix))
         return Flow(torch.cat((prefix, cells.flatten(1), suffix), 1), tokens)

@@ -43,7 +43,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     """Return Grad-CAM for a class, (B, rows, columns), not below 0.
 
     Selvaraju et al. 2017: the channels of a grid, weighted with their mean gradients. The grid is the last one of a
-    convolutional network or a Swin; where a class token reads the cells in the last block, it is what enters that block.
+    convolutional network or a Swin; where a class token reads the cells in the last block, it is what enters that.
 
     Args:
         model: any timm model with a grid.
@@ -67,7 +67,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
 
 
 class _GridLayer:
-    """Lets a grid of cells pass through a module of its own on its way, as (B, C, rows, columns), for captum to hook."""
+    """Lets a grid of cells pass through a module of its own, as (B, C, rows, columns), for captum to hook."""
 
     def __init__(self, module: nn.Module, plan: Plan, size: tuple[int, int]) -> None:
         blocks = [name for name in block_names(module) if name in plan.blocks]

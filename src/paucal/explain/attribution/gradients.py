@@ -54,7 +54,9 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
 
 
 def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned: bool = True) -> Tensor:
-    """Return gradient times feature for a class, averaged over all blocks, (B, rows, columns); negative ones speak against.
+    """Return gradient times feature for a class, averaged over all blocks, (B, rows, columns).
+
+    Negative values speak against the class.
 
     With LibraGrad's gradients (attention weights as constants) each block's map adds up to the logit but for biases.
     Blocks of later stages are enlarged to the finest grid, each cell's share divided among its parts.

@@ -101,8 +101,8 @@ def _normed_dims(
     given = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
     bias = given.get("bias", named.get("bias"))
     if name == "group_norm":
-        groups = int(given.get("shape", named.get("num_groups")))
+        groups: int = given["shape"] if "shape" in given else named["num_groups"]
         return (groups,), 0.0 if bias is None else bias.view(1, -1, *[1] * (x.ndim - 2))
-    shape = given.get("shape", named.get("normalized_shape"))
+    shape = given["shape"] if "shape" in given else named["normalized_shape"]
     dims = tuple(range(-len(tuple(shape)), 0))
     return dims, 0.0 if bias is None or name == "rms_norm" else bias

@@ -120,7 +120,7 @@ def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
     return flow.tokens.to_grid(flow.values)
 
 
-class _class_head_alone:  # noqa: N801 (a context)
+class _class_head_alone:
     """Leave LV-ViT's maximum over the auxiliary classifier out of the logits meanwhile."""
 
     def __init__(self, module: nn.Module) -> None:

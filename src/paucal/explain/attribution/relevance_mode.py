@@ -76,8 +76,8 @@ def _convolution(func: Callable[..., Any], args: tuple[Any, ...], named: dict[st
 def _sum(func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
     first, second = args[0], args[1]
     if "alpha" in named:
-        second = Unchanged.apply(second, second.detach() * named["alpha"]) if carries(second) else (
-            second * named["alpha"]
+        second = (
+            Unchanged.apply(second, second.detach() * named["alpha"]) if carries(second) else (second * named["alpha"])
         )
     if carries(first) and carries(second):
         return Sum.apply(first, second)  # type: ignore[return-value]

@@ -5,8 +5,8 @@ LV-ViT's have them (alpha = 1). `R` stands for the relevance of an output; each 
 with the same sum, where the original does.
 
 Here autograd carries relevance in the place of gradients, so that operations which only move values (views, indices,
-concatenation) need no rule, and a tensor that is used twice adds up. Parameters are no inputs: where one of two summands
-or factors is a parameter, the other takes all.
+concatenation) need no rule, and a tensor that is used twice adds up. Parameters are no inputs: where one of two
+summands or factors is a parameter, the other takes all.
 """
 
 from collections.abc import Callable
@@ -58,8 +58,8 @@ class Linear(torch.autograd.Function):
 class Convolution(torch.autograd.Function):
     """The same rule for convolutions.
 
-    The original divides positive and negative inputs' contributions by sums of their own, so that negative inputs double
-    the relevance; here they share one sum as in linear layers, and the relevance is conserved.
+    The original divides positive and negative inputs' contributions by sums of their own, so that negative inputs
+    double the relevance; here they share one sum as in linear layers, and the relevance is conserved.
     """
 
     @staticmethod
