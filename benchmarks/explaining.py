@@ -62,16 +62,20 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--methods", nargs="+", help="some methods instead of all that the model has")
     options = parser.parse_args()
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for run in options.runs:
         model = load_deployed(run)
         images, positions = test_images(options.data, model, options.images)
-        scores = score_methods(model.module, batches(images, positions, model, options.batch), progress=print)
+        methods = options.methods or methods_of(model.module)
+        scores = score_methods(
+            model.module, batches(images, positions, model, options.batch), methods, progress=print
+        )
         sample, _ = next(batches(images, positions, model, 16))
         plain = seconds_per_image(model.module, sample, None)
-        times = {name: seconds_per_image(model.module, sample, name) for name in methods_of(model.module)}
+        times = {name: seconds_per_image(model.module, sample, name) for name in methods}
         right = sum(
             int((model.module(x).argmax(1) == y).sum()) for x, y in batches(images, positions, model, options.batch)
         )

@@ -1,13 +1,13 @@
 """Which method to believe: the one that scored best for a model's family (benchmarks/results/explaining)."""
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import nn
 
 from paucal.backbones.families.dhvt.model import Dhvt
 from paucal.backbones.families.lvvit.model import LvVit
-from paucal.explain.attribution.methods import methods_of
+from paucal.explain.attribution.methods import METHODS, methods_of
 
 # By falling insertion minus deletion on 200 photographs; the first that the model and the installation have is taken.
 BEST: Mapping[str, tuple[str, ...]] = {
@@ -38,12 +38,16 @@ def family_of(model: nn.Module) -> str:
     return "staged" if "gradient-rollout" in found else "convolutional"
 
 
-def best_method(model: nn.Module) -> tuple[str, str]:
+def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str, str]:
     """Return the method that scored best for a model's family, and the reason as a sentence's end.
 
     Methods that need captum are passed over where it is not installed.
+
+    Args:
+        model: a timm model.
+        among: methods to choose from.
     """
-    family, possible = family_of(model), methods_of(model)
+    family, possible = family_of(model), [name for name in methods_of(model) if name in among]
     by_score = [name for name in BEST[family] if name in possible]
     found = next(name for name in by_score if has_captum() or name not in OF_CAPTUM)
     if found != by_score[0]:

@@ -23,7 +23,7 @@ class OffsetView:
     signed: bool
 
     def error_map(self) -> Tensor:
-        """Return the mean error in cells, both axes added, of the pairs with each cell as the first, (rows, columns)."""
+        """Return the mean error in cells of the pairs with each cell as the first, (rows, columns)."""
         return (self.predicted - self.true).abs().sum(2).mean(1).unflatten(0, self.grid)
 
     def mean_error(self) -> float:

@@ -59,4 +59,4 @@ def _arrow(
     x, y = cell_centre(start, view.grid, picture.shape)
     across, down = offset[1] * picture.shape[1] / view.grid[1], offset[0] * picture.shape[0] / view.grid[0]
     style = {"arrowstyle": "-|>", "color": colour, "lw": wide, "mutation_scale": 14}
-    axes.annotate("", xy=(x + across, y + down), xytext=(x, y), arrowprops=style)
+    axes.annotate("", xy=(x + across, y + down), xytext=(x, y), arrowprops=style, annotation_clip=False)
