@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
     from paucal.types import UserError as UserError
+    from paucal.verbs.explaining.launch import explain_images as explain_images
     from paucal.verbs.judging.launch import evaluate as evaluate
     from paucal.verbs.labeling.launch import label as label
     from paucal.verbs.prediction.launch import predict as predict
@@ -52,6 +53,7 @@ _WHERE = {
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
     "evaluate": "paucal.verbs.judging.launch",
+    "explain_images": "paucal.verbs.explaining.launch",
     "label": "paucal.verbs.labeling.launch",
     "lejepa_loss": "paucal.losses",
     "load": "paucal.evaluation.deployed:load_deployed",
@@ -62,8 +64,8 @@ _WHERE = {
     "train": "paucal.verbs.training.launch",
 }
 _PACKAGES = (
-    *("backbones", "data", "evaluation", "labeling", "losses", "methods", "objectives", "recipes", "report", "rules"),
-    *("runs", "settings", "training", "types", "verbs"),
+    *("backbones", "data", "evaluation", "explain", "labeling", "losses", "methods", "objectives", "recipes", "report"),
+    *("rules", "runs", "settings", "training", "types", "verbs"),
 )
 
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "drloc_loss",
     "esvit_loss",
     "evaluate",
+    "explain_images",
     "label",
     "lejepa_loss",
     "load",

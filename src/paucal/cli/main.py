@@ -24,6 +24,7 @@ VERBS = {
     "pretrain": "pre-train a backbone on images without labels",
     "eval": "judge a trained model on labelled images",
     "predict": "classify images with a trained model",
+    "explain": "draw what a trained model sees in images",
     "label": "make label maps for token labeling",
     "models": "list backbones",
     "recipes": "list named settings",

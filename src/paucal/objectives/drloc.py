@@ -116,12 +116,13 @@ class DrLoc(Term):
     def _classifies(self) -> bool:
         return self.options.mode in ("ce", "reg")
 
-    def _pool(self, grid: Tensor) -> Tensor:
+    def pooled(self, grid: Tensor) -> Tensor:
+        """Return a grid as its pairs are drawn from it."""
         pool = self.options.pool
         return grid if self.options.levels != "last" and not isinstance(pool, int) else pool_grid(grid, pool)
 
     def _pooled_size(self, size: tuple[int, int]) -> tuple[int, int]:
-        height, width = self._pool(torch.empty(1, 1, *size, device="meta")).shape[-2:]
+        height, width = self.pooled(torch.empty(1, 1, *size, device="meta")).shape[-2:]
         if height * width < 2:
             raise UserError(
                 f"DrLoc compares cells of a grid, but the grid of {size[0]} x {size[1]} leaves only "
@@ -130,7 +131,7 @@ class DrLoc(Term):
         return height, width
 
     def _grid_loss(self, grid: Tensor, head: nn.Module, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-        grid = self._pool(grid)
+        grid = self.pooled(grid)
         batch, (height, width) = grid.shape[0], grid.shape[-2:]
         if self._classifies and (height, width) != size:
             raise ValueError(f"the classes are those of a grid of {size}, got {(height, width)}")

@@ -28,6 +28,8 @@ CAPTIONS = {
     "health": "Do the networks still tell images apart? Entropies at the dotted line, a spread near 0 or a rank near 1 "
     "mean that they do not.",
     "train_batch": "Images as the networks see them in training.",
+    "mistakes_attribution": "What the model saw in its surest wrong answers: bright is what spoke for the answer, and "
+    "beside it for the label.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
 }
 

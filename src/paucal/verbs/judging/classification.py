@@ -25,6 +25,7 @@ from paucal.runs import RunFolder, open_run, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
+from paucal.verbs.explaining.mistakes import draw_mistakes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, load_images, open_again
@@ -79,6 +80,7 @@ def _judge(
     images, _, train_labels = judged
     predictions = _predict(model, judged, settings, voice)
     report = record_classification(output, output, predictions, images, model.classes, train_labels)
+    draw_mistakes(output, predictions, images, model)
     voice.show(report_table(report))
     top1 = report.scores["top1"]
     voice.say(f"{images.name}: accuracy {percent(top1.value)}; tables and pictures lie in {output}")

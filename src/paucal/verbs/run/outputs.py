@@ -128,7 +128,7 @@ def check_table(text: str) -> Path:
 RESULTS = {
     "metrics.json": (
         *("per_class.csv", "predictions.csv", "real_labels.json"),
-        *("confusion.png", "per_class.png", "reliability.png", "mistakes.png"),
+        *("confusion.png", "per_class.png", "reliability.png", "mistakes.png", "mistakes_attribution.png"),
     ),
     "results.json": ("table.csv",),
 }

@@ -22,6 +22,7 @@ from paucal.report.page import write_report
 from paucal.runs import RunFolder
 from paucal.settings.options import flag, setting_fields
 from paucal.training import Outcome
+from paucal.verbs.explaining.mistakes import draw_mistakes
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
@@ -93,7 +94,9 @@ def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) ->
 def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> ClassificationReport:
     images, classes = assembled.prepared.images, assembled.card.classes
     labels = _train_labels(assembled)
-    return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
+    report = record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
+    draw_mistakes(run.plots, predictions, images, load_deployed(run))
+    return report
 
 
 def _selected(assembled: AssembledTraining) -> bool:

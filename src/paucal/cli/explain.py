@@ -1,0 +1,25 @@
+"""`paucal explain`: pictures of what a model sees."""
+
+from collections.abc import Sequence
+
+from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.verbs.explaining.settings import ExplainSettings
+
+DESCRIPTION = """Draw where a trained model looks, why it answers as it does, and what its parts have learned.
+IMAGES are files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'. --show matches
+takes two images, or one, which is compared with its mirror image; --show localization needs a run with DrLoc."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("explain", DESCRIPTION)
+    parser.add_argument("model", type=str, help="run folder, or a timm model with published weights")
+    parser.add_argument("images", nargs="+", type=str, help="images, folders or patterns")
+    add_settings(parser, ExplainSettings)
+    values, _ = parse(parser, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.explaining.launch import explain_all
+    from paucal.verbs.run.voice import Voice
+
+    explain_all(values.model, values.images, settings_among(values, ExplainSettings), Voice())
+    return 0

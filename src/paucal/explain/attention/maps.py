@@ -1,0 +1,156 @@
+"""The attention of one layer, with the place in the image of every query and key."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from paucal.types import UserError
+
+Size = tuple[int, int]
+Token = str | tuple[int, int]
+MOST_ENTRIES = 1 << 27  # of a dense matrix, half a GiB
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a layer: some before the cells, the cells row by row, some behind them.
+
+    Attributes:
+        grid: (rows, columns) of the cells.
+        prefix: names of those before, such as "class", "distillation", "register 1".
+        suffix: names of those behind, such as DHVT's "head 1".
+    """
+
+    grid: Size
+    prefix: tuple[str, ...] = ()
+    suffix: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.prefix) + self.cells + len(self.suffix)
+
+    @property
+    def cells(self) -> int:
+        """How many cells there are."""
+        return self.grid[0] * self.grid[1]
+
+    def place(self, token: Token) -> int:
+        """Return the index of a token, given as (row, column) or by its name.
+
+        Raises:
+            UserError: there is no such token.
+
+        Example:
+            >>> Tokens((2, 3), ("class",)).place((1, 2)), Tokens((2, 3), ("class",)).place("class")
+            (6, 0)
+        """
+        rows, columns = self.grid
+        if isinstance(token, str):
+            if token in self.prefix:
+                return self.prefix.index(token)
+            if token in self.suffix:
+                return len(self.prefix) + self.cells + self.suffix.index(token)
+            known = ", ".join((*self.prefix, *self.suffix)) or "none but cells"
+            raise UserError(f"there is no token {token!r} here, the layer has {known}: give one, or (row, column).")
+        row, column = token
+        if not (0 <= row < rows and 0 <= column < columns):
+            raise UserError(f"the cell {token} lies outside of the grid of {rows}x{columns} cells: count from 0.")
+        return len(self.prefix) + row * columns + column
+
+    def to_grid(self, values: Tensor) -> Tensor:
+        """Return the cells' part of (..., tokens) as (..., rows, columns)."""
+        first = len(self.prefix)
+        return values[..., first : first + self.cells].unflatten(-1, self.grid)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The weights of one attention layer, in groups of queries that share their keys.
+
+    A full attention is one group; a windowed one has a group per window. Where keys are pooled (PVT), they lie on a
+    coarser grid of their own.
+
+    Attributes:
+        layer: dotted name of the layer.
+        weights: (B, groups, heads, Q, K) after the softmax, before dropout.
+        tokens: of the queries.
+        key_tokens: of the keys; the same but for layers that pool them.
+        queries: (groups, Q) indices among `tokens`, -1 for padding.
+        keys: (groups, K) indices among `key_tokens`, -1 for padding.
+    """
+
+    layer: str
+    weights: Tensor
+    tokens: Tokens
+    key_tokens: Tokens
+    queries: Tensor
+    keys: Tensor
+
+    @property
+    def heads(self) -> int:
+        """How many heads the layer has."""
+        return self.weights.shape[2]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every token sees every token."""
+        return self.queries.shape[0] == 1 and self.tokens == self.key_tokens and self.queries.shape == self.keys.shape
+
+    def with_weights(self, weights: Tensor) -> "AttentionMap":
+        """Return the same places with other weights (B, groups, heads, Q, K)."""
+        return replace(self, weights=weights)
+
+    def row(self, token: Token) -> Tensor:
+        """Return how much a token attends to every key, (B, heads, keys); padding it attends to is left out.
+
+        Raises:
+            UserError: there is no such token, or it asks nothing in this layer.
+        """
+        places = (self.queries == self.tokens.place(token)).nonzero()
+        if not len(places):
+            raise UserError(f"{token!r} is no query of the layer {self.layer!r}: choose another layer or token.")
+        group, query = places[0].tolist()
+        return self._scatter(self.weights[:, group, :, query], self.keys[group])
+
+    def cell_map(self, token: Token) -> Tensor:
+        """Return how much a token attends to every cell, (B, heads, rows, columns) of the keys' grid."""
+        return self.key_tokens.to_grid(self.row(token))
+
+    def dense(self) -> Tensor:
+        """Return the weights between all tokens, (B, heads, queries, keys), zero where a window ends.
+
+        Raises:
+            UserError: the matrix would be too large.
+        """
+        batch, groups, heads = self.weights.shape[:3]
+        shape = (batch, heads, len(self.tokens), len(self.key_tokens))
+        if torch.Size(shape).numel() > MOST_ENTRIES:
+            raise UserError(
+                f"the attention of {self.layer!r} between all {shape[2]} tokens would not fit: read single rows, or "
+                "a deeper layer."
+            )
+        whole = self.weights.new_zeros(shape)
+        for group in range(groups):
+            own, seen = self.queries[group], self.keys[group]
+            rows, columns = (own >= 0).nonzero()[:, 0], (seen >= 0).nonzero()[:, 0]
+            part = self.weights[:, group][:, :, rows][..., columns]
+            whole[:, :, own[rows][:, None], seen[columns]] = part
+        return whole
+
+    def flow(self, share: Tensor) -> Tensor:
+        """Return where the tokens' shares (B, queries) come from, (B, keys): the mean over heads, transposed, applied.
+
+        The same as `share @ dense().mean(1)`, without a matrix between all tokens.
+        """
+        weights = self.weights.mean(2)
+        asked = share.new_zeros(share.shape[0], len(self.tokens) + 1)  # the last place stands for padding
+        asked[:, :-1] = share
+        sent = torch.einsum("bgq,bgqk->bgk", asked[:, self.queries], weights)
+        return self._scatter(sent.flatten(1), self.keys.flatten())
+
+    def _scatter(self, values: Tensor, keys: Tensor) -> Tensor:
+        """Add values (..., K) up at the places (K,) of their keys."""
+        count = len(self.key_tokens)
+        places = torch.where(keys < 0, count, keys)
+        whole = values.new_zeros(*values.shape[:-1], count + 1)
+        return whole.index_add(-1, places, values)[..., :-1]

@@ -1,0 +1,126 @@
+"""Attention rollout: where the information in the last tokens came from, followed back through all layers.
+
+Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers": each layer mixes tokens by its mean attention,
+half of every token stays by the shortcut, and the layers are multiplied. Here the product is applied to the row that
+is asked for, from the last layer to the first, which needs no matrix between all tokens: windows (Swin), pooled keys
+and merged cells are followed as well.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paucal.explain.attention.head_tokens import fold_head_tokens
+from paucal.explain.attention.maps import AttentionMap, Tokens
+from paucal.explain.attention.reading import read_attention
+
+Mixing = Callable[[Tensor, AttentionMap], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Shares of tokens on the way back through a network.
+
+    Attributes:
+        values: (B, tokens).
+        tokens: what they are.
+    """
+
+    values: Tensor
+    tokens: Tokens
+
+    def on(self, tokens: Tokens) -> "Flow":
+        """Return the shares on the tokens of an earlier stage, whose grid may be finer.
+
+        A cell's share is divided among the cells it was merged from. Tokens before the cells keep theirs where the
+        earlier stage has them, else it is lost.
+        """
+        if tokens == self.tokens:
+            return self
+        first, kept = len(self.tokens.prefix), min(len(tokens.prefix), len(self.tokens.prefix))
+        cells = self.tokens.to_grid(self.values)
+        if tokens.grid != self.tokens.grid:
+            finer = functional.interpolate(cells[:, None], tokens.grid, mode="nearest")[:, 0]
+            before, after = cells.sum((1, 2), keepdim=True), finer.sum((1, 2), keepdim=True)
+            cells = finer * torch.where(after == 0, 0.0, before / after)
+        prefix = (
+            functional.pad(self.values[:, :kept], (0, len(tokens.prefix) - kept))
+            if first
+            else (self.values.new_zeros(len(cells), len(tokens.prefix)))
+        )
+        suffix = self.values.new_zeros(len(cells), len(tokens.suffix))
+        return Flow(torch.cat((prefix, cells.flatten(1), suffix), 1), tokens)
+
+
+def follow_back(start: Flow, layers: Sequence[AttentionMap], mix: Mixing) -> Flow:
+    """Follow shares from the end of a network to its first layer.
+
+    Args:
+        start: on the last tokens.
+        layers: shallow to deep, without head tokens.
+        mix: what one layer does to (B, tokens) shares of its queries.
+    """
+    flow = start
+    for layer in reversed(layers):
+        flow = flow.on(layer.tokens)
+        flow = Flow(mix(flow.values, layer), layer.tokens)
+    return flow
+
+
+def keys_to_tokens(values: Tensor, layer: AttentionMap) -> Tensor:
+    """Return (B, keys) as (B, tokens): pooled keys (PVT) are spread over the cells they were pooled from."""
+    if layer.tokens == layer.key_tokens:
+        return values
+    return Flow(values, layer.key_tokens).on(layer.tokens).values
+
+
+def last_row(model: nn.Module, tokens: Tokens, batch: int, like: Tensor) -> Flow:
+    """Return what the classifier reads of the last tokens: the class token, or all cells alike, with sum 1.
+
+    A distilled model reads two tokens.
+    """
+    count = len(tokens)
+    values = like.new_zeros(batch, count)
+    if tokens.prefix and getattr(model, "global_pool", "token") in ("token", "", None):
+        read = 2 if "distillation" in tokens.prefix else 1
+        values[:, :read] = 1 / read
+    else:
+        first = len(tokens.prefix)
+        values[:, first : first + tokens.cells] = 1 / tokens.cells
+    return Flow(values, Tokens(tokens.grid, tokens.prefix))
+
+
+@torch.no_grad()
+def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -> Tensor:
+    """Return attention rollout (B, rows, columns) on the cells of the first layer, with sum at most 1.
+
+    It says where information could come from, for no class in particular. For models that average cells (Swin) all
+    last cells are followed at once.
+
+    Args:
+        model: a timm transformer.
+        images: (B, C, H, W), normalised.
+        residual: share of a token that stays by the shortcut in each layer.
+
+    Raises:
+        UserError: the model has no attention between cells.
+    """
+    layers = [fold_normalised(one) for one in read_attention(model, images)]
+    start = last_row(model, layers[-1].tokens, len(images), layers[-1].weights)
+
+    def mix(values: Tensor, layer: AttentionMap) -> Tensor:
+        return residual * values + (1 - residual) * keys_to_tokens(layer.flow(values), layer)
+
+    flow = follow_back(start, layers, mix)
+    return flow.tokens.to_grid(flow.values)
+
+
+def fold_normalised(attention: AttentionMap) -> AttentionMap:
+    """Return a layer without head tokens whose rows have sum 1 again: the class token's row holds two there."""
+    folded = fold_head_tokens(attention, average=True)
+    if folded is attention:
+        return attention
+    return folded.with_weights(folded.weights / folded.weights.sum(-1, keepdim=True))

@@ -1,0 +1,73 @@
+"""Which method to believe: the one that scored best for a model's family (benchmarks/results/explaining)."""
+
+import importlib.util
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from paucal.backbones.families.dhvt.model import Dhvt
+from paucal.backbones.families.lvvit.model import LvVit
+from paucal.explain.attribution.methods import METHODS, methods_of
+
+# By falling insertion minus deletion on 200 photographs; the first that the model and the installation have is taken.
+BEST: Mapping[str, tuple[str, ...]] = {
+    "vit": ("integrated-gradients", "libra", "gradient-rollout"),
+    "dhvt": ("integrated-gradients", "libra", "gradient-rollout"),
+    "lvvit": ("integrated-gradients", "libra", "gradient-rollout"),
+    "staged": ("integrated-gradients", "libra", "gradient-rollout"),
+    "convolutional": ("integrated-gradients", "libra", "grad-cam"),
+}
+
+
+def family_of(model: nn.Module) -> str:
+    """Return the family a model is scored with.
+
+    Example:
+        >>> import timm
+        >>> family_of(timm.create_model("test_vit")), family_of(timm.create_model("test_resnet"))
+        ('vit', 'convolutional')
+    """
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, Dhvt):
+        return "dhvt"
+    if isinstance(model, LvVit):
+        return "lvvit"
+    found = methods_of(model)
+    if "relevance" in found:
+        return "vit"
+    return "staged" if "gradient-rollout" in found else "convolutional"
+
+
+def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str, str]:
+    """Return the method that scored best for a model's family, and the reason as a sentence's end.
+
+    Methods that need captum are passed over where it is not installed.
+
+    Args:
+        model: a timm model.
+        among: methods to choose from.
+    """
+    family, possible = family_of(model), [name for name in methods_of(model) if name in among]
+    by_score = [name for name in BEST[family] if name in possible]
+    found = next(name for name in by_score if has_captum() or name not in OF_CAPTUM)
+    if found != by_score[0]:
+        return found, (
+            f"it scored best on {_SAID[family]} of what needs no captum; {by_score[0]} scored better (pip install "
+            "'paucal[explain]')"
+        )
+    return found, f"it scored best on {_SAID[family]}"
+
+
+def has_captum() -> bool:
+    """Tell whether captum is installed."""
+    return importlib.util.find_spec("captum") is not None
+
+
+OF_CAPTUM = ("integrated-gradients", "grad-cam")
+_SAID = {
+    "vit": "plain vision transformers",
+    "dhvt": "DHVT",
+    "lvvit": "LV-ViT",
+    "staged": "transformers of stages (Swin)",
+    "convolutional": "convolutional networks",
+}

@@ -1,0 +1,107 @@
+"""The methods of attribution by name, and which of them is best believed for which family."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paucal.backbones.attention_maps import attention_layers
+from paucal.explain.attention.reading import read_attention
+from paucal.explain.attention.rollout import attention_rollout, last_row
+from paucal.explain.attribution.by_captum import grad_cam, integrated_gradients
+from paucal.explain.attribution.gradients import gradient_features, gradient_rollout
+from paucal.explain.attribution.relevance import has_relevance, relevance
+from paucal.types import UserError
+
+
+class Method(NamedTuple):
+    """One way to say which parts of an image speak for a class.
+
+    Attributes:
+        title: for people.
+        compute: (model, images, classes) -> (B, rows, columns).
+        needs: "nothing", "attention", or "rules" (of relevance).
+        asks_class: whether the map depends on the class.
+    """
+
+    title: str
+    compute: Callable[[nn.Module, Tensor, Tensor], Tensor]
+    needs: str = "nothing"
+    asks_class: bool = True
+
+
+def _libra_rollout(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    return gradient_rollout(model, images, classes, pruned=True)
+
+
+def _rollout(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    return attention_rollout(model, images)
+
+
+def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
+    """Return how much the last layer's class token attends to the cells, mean over heads, (B, rows, columns).
+
+    Of a model that averages its cells, it is how much all its cells together attend to each; of no class in particular.
+
+    Raises:
+        UserError: the model has no attention between cells.
+    """
+    last = read_attention(model, images)[-1]
+    row = last_row(model, last.tokens, len(images), last.weights)
+    asked = F.pad(row.values, (0, len(last.tokens) - row.values.shape[1]))
+    return last.key_tokens.to_grid(last.flow(asked))
+
+
+METHODS: Mapping[str, Method] = {
+    "relevance": Method("relevance (Chefer et al.)", relevance, "rules"),
+    "gradient-rollout": Method("gradient x attention rollout", gradient_rollout, "attention"),
+    "libra-rollout": Method("the same with pruned gradients", _libra_rollout, "attention"),
+    "libra": Method("pruned gradient x features (LibraGrad)", gradient_features),
+    "grad-cam": Method("Grad-CAM", grad_cam),
+    "integrated-gradients": Method("integrated gradients", integrated_gradients),
+    "rollout": Method("attention rollout", _rollout, "attention", asks_class=False),
+    "attention": Method("attention of the last layer", last_attention, "attention", asks_class=False),
+}
+RANDOM = "random"
+
+
+def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) -> Tensor:
+    """Return which parts of images speak for a class, (B, rows, columns), on the method's own grid.
+
+    Args:
+        model: a timm model, in any mode.
+        images: (B, C, H, W), normalised as the model expects.
+        classes: (B,) indices, or a single one for all.
+        method: a key of `METHODS`, or "random", the map that any other must beat.
+
+    Raises:
+        UserError: there is no such method or class, or the model lacks what the method needs.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, img_size=64, num_classes=3)
+        >>> attribute(model, torch.zeros(2, 3, 64, 64), torch.tensor(1), "relevance").shape
+        torch.Size([2, 4, 4])
+    """
+    if method == RANDOM:
+        return random_maps(len(images), (8, 8), seed=0).to(images.device)
+    if method not in METHODS:
+        raise UserError(f"the method is {method!r}; expected one of {', '.join(METHODS)}.")
+    return METHODS[method].compute(model, images, classes)
+
+
+def methods_of(model: nn.Module) -> list[str]:
+    """Return the methods that a model has what they need for."""
+    has = {"nothing"}
+    if attention_layers(model):
+        has.add("attention")
+    if has_relevance(model):
+        has.add("rules")
+    return [name for name, method in METHODS.items() if method.needs in has]
+
+
+def random_maps(count: int, grid: tuple[int, int], seed: int) -> Tensor:
+    """Return (count, rows, columns) uniform values from a seed: what a map that knows nothing scores."""
+    return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))

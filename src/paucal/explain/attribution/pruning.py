@@ -1,0 +1,108 @@
+"""Gradients that flow evenly: LibraGrad's pruning and scaling, for any model.
+
+Mehri et al. 2025, "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (CVPR,
+arXiv 2411.16760). Gradient times input adds up to the output only where an operation is linear in what the gradient
+passes. So the gradient is stopped through the normaliser of a norm (the mean's way stays), through the gate of GELU and
+its like (x times a gate of x), and of a product of two tensors either each factor gets half, or the attention weights
+get nothing. Values do not change. Written from the paper; its program was not read.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from paucal.explain.attribution.relevance_mode import carries
+
+Products = Literal["halved", "values"]
+_GATED = {"gelu", "silu", "hardswish", "mish"}
+_MATRIX = {"matmul", "__matmul__", "bmm"}
+_ELEMENTWISE = {"mul", "__mul__", "__rmul__", "mul_", "__imul__"}
+NEAR_ZERO = 1e-6
+
+
+class PrunedGradients(TorchFunctionMode):
+    """While it is on, what is computed has LibraGrad's gradients and its own values.
+
+    Args:
+        products: "halved" gives each factor of a product half of its gradient; "values" stops it at the soft-max, so
+            that attention weights count as constants.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 2.0, 4.0]], requires_grad=True)
+        >>> with PrunedGradients():
+        ...     y = torch.nn.functional.gelu(torch.nn.functional.layer_norm(x, (3,)))
+        >>> total = (torch.autograd.grad(y.sum(), x)[0] * x).sum()
+        >>> torch.testing.assert_close(total, y.sum())
+    """
+
+    def __init__(self, products: Products = "halved") -> None:
+        super().__init__()
+        self.products: Products = products
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named, name = kwargs or {}, func.__name__
+        if not args or not carries(args[0]):
+            return func(*args, **named)
+        if name == "softmax" and self.products == "values":
+            return func(*args, **named).detach()
+        if name in _GATED:
+            return _gated(args[0], func(args[0].detach().clone(), *args[1:], **named))
+        if name in ("layer_norm", "group_norm", "rms_norm"):
+            return _rescaled(func, name, args, named)
+        if name in _MATRIX | _ELEMENTWISE and len(args) > 1 and carries(args[1]):
+            return _halved(torch.matmul if name in _MATRIX else torch.mul, args[0], args[1])
+        return func(*args, **named)
+
+
+def _gated(x: Tensor, value: Tensor) -> Tensor:
+    still = x.detach()
+    gate = torch.where(still.abs() < NEAR_ZERO, 0.5, value / torch.where(still.abs() < NEAR_ZERO, 1.0, still))
+    return x * gate
+
+
+def _halved(apply: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
+    return (apply(first, second.detach()) + apply(first.detach(), second)) / 2
+
+
+def _rescaled(func: Callable[..., Any], name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """Return the norm of x with the gradient of (x - mean) * constant."""
+    x = args[0]
+    with torch.no_grad():
+        value = func(*args, **named)
+    dims, offset = _normed_dims(name, x, args, named)
+    centred = _centred(x, dims, name)
+    with torch.no_grad():
+        steps = centred.detach()
+        moved = value - offset
+        scale = torch.where(steps.abs() < 1e-12, 0.0, moved / torch.where(steps.abs() < 1e-12, 1.0, steps))
+    out = centred * scale
+    return out + (value - out).detach()
+
+
+def _centred(x: Tensor, dims: tuple[int, ...], name: str) -> Tensor:
+    if name == "rms_norm":
+        return x
+    if name == "layer_norm":
+        return x - x.mean(dims, keepdim=True)
+    groups = dims[0]
+    folded = x.unflatten(1, (groups, -1))
+    return (folded - folded.mean(tuple(range(2, folded.ndim)), keepdim=True)).flatten(1, 2)
+
+
+def _normed_dims(
+    name: str, x: Tensor, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[int, ...], Tensor | float]:
+    """Return what is normalised over (for groups, their number), and what is added at the end."""
+    given = dict(zip(("input", "shape", "weight", "bias", "eps"), args, strict=False))
+    bias = given.get("bias", named.get("bias"))
+    if name == "group_norm":
+        groups: int = given["shape"] if "shape" in given else named["num_groups"]
+        return (groups,), 0.0 if bias is None else bias.view(1, -1, *[1] * (x.ndim - 2))
+    shape = given["shape"] if "shape" in given else named["normalized_shape"]
+    dims = tuple(range(-len(tuple(shape)), 0))
+    return dims, 0.0 if bias is None or name == "rms_norm" else bias

@@ -1,0 +1,135 @@
+"""Relevance of the cells for a class: the method of Chefer et al. for ViT, DeiT, LV-ViT and DHVT.
+
+Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization": the relevance of the class is
+propagated back to every attention matrix (`rules`), weighted with the gradient of the class there, and the layers'
+matrices are multiplied as in rollout, without normalising rows.
+
+Differences from the published programs: any number of images at once; models that average their cells start from the
+cells' relevance before the mean instead of a class token; LV-ViT's class logit is explained without the auxiliary
+maximum, as there; DHVT's head tokens are folded into the tokens that outlive the layer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from paucal.backbones.families.dhvt.model import Dhvt
+from paucal.backbones.families.lvvit.model import LvVit
+from paucal.backbones.probe import model_name
+from paucal.explain.attention.head_tokens import fold_head_tokens
+from paucal.explain.attention.maps import AttentionMap
+from paucal.explain.attention.reading import run_recorded
+from paucal.explain.attention.rollout import Flow, follow_back
+from paucal.explain.attribution.relevance_mode import RelevanceMode
+from paucal.explain.attribution.start import run_with_blocks, start_of
+from paucal.explain.prepared import explainable, require_classes
+from paucal.types import UserError
+
+KINDS = (VisionTransformer, LvVit, Dhvt)  # what the rules are known to conserve relevance for
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRelevance:
+    """What one layer's attention means for a class.
+
+    Attributes:
+        attention: the layer; its weights are those of the forward pass.
+        gradient: (B, 1, heads, Q, K) of the class's logit.
+        relevance: (B, 1, heads, Q, K), the relevance that reaches the weights.
+    """
+
+    attention: AttentionMap
+    gradient: Tensor
+    relevance: Tensor
+
+
+def has_relevance(model: nn.Module) -> bool:
+    """Tell whether the rules are known for a model."""
+    return isinstance(getattr(model, "_orig_mod", model), KINDS)
+
+
+@dataclass(frozen=True, eq=False)
+class Relevances:
+    """What a model's layers mean for a class.
+
+    Attributes:
+        layers: shallow to deep.
+        start: the relevance of the last tokens, with sum 1.
+    """
+
+    layers: list[LayerRelevance]
+    start: Flow
+
+
+def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relevances:
+    """Return gradient and relevance of every layer's attention.
+
+    Args:
+        model: a ViT, DeiT, LV-ViT or DHVT.
+        images: (B, C, H, W), normalised.
+        classes: (B,) or a single one.
+
+    Raises:
+        UserError: the rules are not known for the model, or there is no such class.
+    """
+    if not has_relevance(model):
+        raise UserError(
+            f"the rules of relevance are known for ViT, DeiT, LV-ViT and DHVT, and {model_name(model)} is none: use "
+            "--method gradient-rollout."
+        )
+    with explainable(model) as module, _class_head_alone(module), torch.enable_grad():
+        tracked = images.detach().to(next(module.parameters()).dtype).requires_grad_()
+        plain = run_recorded(module, tracked)
+        chosen = require_classes(classes, plain.logits.shape[1], len(images)).to(plain.logits.device)
+        one_hot = torch.zeros_like(plain.logits).scatter(1, chosen[:, None], 1.0)
+        gradients = plain.gradients(one_hot)
+        with RelevanceMode():
+            carried, outputs = run_with_blocks(module, tracked)
+        start = start_of(module, carried, outputs, one_hot, relevances=True)
+        relevances = carried.gradients(one_hot)
+    found = zip(plain.maps, gradients, relevances, strict=True)
+    return Relevances([LayerRelevance(one.with_weights(one.weights.detach()), g, r) for one, g, r in found], start)
+
+
+def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: int = 0) -> Tensor:
+    """Return the relevance of every cell for a class, (B, rows, columns), not below 0.
+
+    Args:
+        model: a ViT, DeiT, LV-ViT or DHVT.
+        images: (B, C, H, W), normalised.
+        classes: (B,) or a single one.
+        start_layer: the first layer that counts.
+
+    Raises:
+        UserError: as `layer_relevances`.
+    """
+    found = layer_relevances(model, images, classes)
+    weighted = [
+        one.attention.with_weights((one.gradient * one.relevance).clamp(min=0).mean(2, keepdim=True))
+        for one in found.layers[start_layer:]
+    ]
+    return rolled_out(weighted, found.start)
+
+
+def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
+    """Return (1 + A_L) ... (1 + A_1) in the row that `start` gives, on the cells."""
+    folded = [fold_head_tokens(one, average=False) for one in layers]
+    flow = follow_back(start, folded, lambda values, layer: values + layer.flow(values))
+    return flow.tokens.to_grid(flow.values)
+
+
+class _class_head_alone:
+    """Leave LV-ViT's maximum over the auxiliary classifier out of the logits meanwhile."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __enter__(self) -> None:
+        if isinstance(self.module, LvVit):
+            self.weight, self.module.aux_weight = self.module.aux_weight, 0.0
+
+    def __exit__(self, *problem: object) -> None:
+        if isinstance(self.module, LvVit):
+            self.module.aux_weight = self.weight

@@ -1,0 +1,87 @@
+"""Which cells of two images match: the mutual view of EsViT's correspondence figures."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.explain.attention.features import nearest_cells
+from paucal.explain.prepared import explainable
+from paucal.types import UserError
+
+TOP = 10  # pairs that are drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Correspondence:
+    """The most similar pairs of cells of two images.
+
+    Attributes:
+        first: (n, 2) cells (row, column) of the first image, most similar first.
+        second: (n, 2) the cell of the second image that each takes.
+        similarity: (n,) cosine.
+        grids: (rows, columns) of both images.
+        own: (2, 2) the cell of each image nearest to its own global feature.
+        other: (2, 2) the cell of each image nearest to the other's global feature.
+    """
+
+    first: Tensor
+    second: Tensor
+    similarity: Tensor
+    grids: tuple[tuple[int, int], tuple[int, int]]
+    own: Tensor
+    other: Tensor
+
+
+@torch.no_grad()
+def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP) -> Correspondence:
+    """Match the cells of two images by the cosine of their last features.
+
+    Each cell of the first image takes the most similar cell of the second; the `top` most similar pairs are returned
+    (Li et al. 2022, section 4 and appendix). The images may have different shapes where the model takes them.
+
+    Args:
+        model: a timm model with a grid.
+        first: (C, H, W), normalised.
+        second: (C, H', W').
+        top: pairs; fewer where there are fewer cells.
+
+    Raises:
+        UserError: the model takes no image of such a size, or its grid is a single cell.
+    """
+    with explainable(model) as module:
+        views = [_read(module, one[None]) for one in (first, second)]
+    (one, pooled_one), (two, pooled_two) = views
+    if one.shape[2:].numel() == 1 or two.shape[2:].numel() == 1:
+        raise UserError("the last grid is a single cell, so there is nothing to match: take a larger image size.")
+    cosine = _unit(one) @ _unit(two).T
+    similarity, partner = cosine.max(1)
+    order = similarity.argsort(descending=True, stable=True)[:top]
+    own = torch.cat((nearest_cells(one, pooled_one), nearest_cells(two, pooled_two)))
+    other = torch.cat((nearest_cells(one, pooled_two), nearest_cells(two, pooled_one)))
+    grids = ((one.shape[2], one.shape[3]), (two.shape[2], two.shape[3]))
+    return Correspondence(
+        _cells(order, grids[0]), _cells(partner[order], grids[1]), similarity[order], grids, own, other
+    )
+
+
+def _read(module: nn.Module, image: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        features = FeatureBackbone(module, (image.shape[2], image.shape[3]))(image)
+    except (RuntimeError, AssertionError, ValueError) as problem:
+        reason = str(problem).split("\n")[0].rstrip(".")
+        raise UserError(
+            f"the model does not take an image of {image.shape[2]}x{image.shape[3]} pixels ({reason}): prepare both "
+            "images as for training."
+        ) from problem
+    return features.grids[-1].float(), features.pooled.float()
+
+
+def _unit(grid: Tensor) -> Tensor:
+    return F.normalize(grid[0].flatten(1).T, dim=1)
+
+
+def _cells(index: Tensor, grid: tuple[int, int]) -> Tensor:
+    return torch.stack((index // grid[1], index % grid[1]), 1)

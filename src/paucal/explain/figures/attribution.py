@@ -1,0 +1,78 @@
+"""Attribution beside its image: the likeliest classes side by side, and a sheet of many images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from paucal.explain.figures.pictures import Picture, colour_bar, heat, panels, title
+
+COLUMNS = 4  # of a sheet, in pairs of panels
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """One image with its attribution for some classes.
+
+    Attributes:
+        name: of the image, for people.
+        picture: (H, W, 3) as the model sees it.
+        maps: (classes, h, w).
+        classes: names.
+        shares: probabilities of these classes.
+    """
+
+    name: str
+    picture: Picture
+    maps: Tensor
+    classes: tuple[str, ...]
+    shares: tuple[float, ...]
+
+
+def attribution_figure(explained: Explained, method: str, asks_class: bool = True) -> Figure:
+    """Draw an image and its attribution for each class, on one scale so that classes can be compared.
+
+    Args:
+        explained: the image and its maps.
+        method: title of the method, said below.
+        asks_class: whether the maps depend on the class; else one is drawn.
+    """
+    maps = explained.maps if asks_class else explained.maps[:1]
+    figure, axes = panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
+    axes[0][0].imshow(explained.picture)
+    title(axes[0][0], explained.name)
+    low, high = scale_of(maps)
+    for panel, values, name, share in zip(axes[0][1:], maps, explained.classes, explained.shares, strict=False):
+        heat(panel, explained.picture, values, low, high)
+        title(panel, f"{name}\nprobability {share:.0%}" if asks_class else "where it looks, for any class")
+    colour_bar(figure, axes[0], low, high, "attribution")
+    figure.supxlabel(f"method: {method}", fontsize=8, x=0.02, ha="left")
+    return figure
+
+
+def contact_sheet(explained: Sequence[Explained], method: str) -> Figure:
+    """Draw many images, each beside its attribution for its likeliest class, each on its own scale."""
+    columns = min(COLUMNS, len(explained))
+    rows = -(-len(explained) // columns)
+    figure, axes = panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)
+    for index, one in enumerate(explained):
+        pair = axes[index // columns][2 * (index % columns) :][:2]
+        pair[0].imshow(one.picture)
+        title(pair[0], one.name, 8)
+        heat(pair[1], one.picture, one.maps[0], *scale_of(one.maps[:1]))
+        title(pair[1], f"{one.classes[0]}, {one.shares[0]:.0%}", 8)
+    figure.supxlabel(f"method: {method}; dark to bright: least to most of each image", fontsize=8, x=0.01, ha="left")
+    return figure
+
+
+def scale_of(maps: Tensor) -> tuple[float, float]:
+    """Return the ends of the colours: 0, or the least where all are above, and the 99.5th percentile.
+
+    What speaks against a class is drawn like nothing, since few can tell it from little on a photograph.
+    """
+    values = maps.float().flatten().cpu().numpy()
+    low = max(0.0, float(values.min()))
+    high = float(np.quantile(values, 0.995))
+    return (low, high) if high > low else (low, low + 1e-12)

@@ -1,0 +1,62 @@
+"""DrLoc's view as a figure: some predicted offsets as arrows beside the true ones, and the mean error over the grid."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from paucal.explain.correspondence.offsets import OffsetView
+from paucal.explain.figures.pictures import Picture, cell_centre, cell_heat, colour_bar, panels, title
+
+TRUE, PREDICTED = "#00b4d8", "#f77f00"
+
+
+def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:
+    """Draw where the head believes one cell to be, seen from another, and how far it is off from every cell.
+
+    Args:
+        picture: (H, W, 3).
+        view: all pairs of the image.
+        first: the cell (row, column) whose place is guessed.
+        second: the cell it is guessed from.
+    """
+    figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
+    axes[0][0].imshow(picture)
+    true, predicted = _pair(view, first, second)
+    _arrow(axes[0][0], picture, view, second, true, TRUE, 3.0)
+    _arrow(axes[0][0], picture, view, second, predicted, PREDICTED, 1.6)
+    title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
+    errors = view.error_map()
+    worst = float(errors.max())
+    cell_heat(axes[0][1], picture, errors, 0.0, worst)
+    title(axes[0][1], f"mean error {view.mean_error():.2f} cells\n(best constant {view.chance_error():.2f})")
+    colour_bar(figure, axes[0], 0.0, worst, "error in cells")
+    note = "" if view.signed else ";\nthe head guesses sizes only, so the arrow takes the true direction"
+    figure.supxlabel(f"error: rows and columns added, mean over a cell's partners{note}", fontsize=7, x=0.02, ha="left")
+    return figure
+
+
+def _pair(
+    view: OffsetView, first: tuple[int, int], second: tuple[int, int]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    columns = view.grid[1]
+    place = (first[0] * columns + first[1], second[0] * columns + second[1])
+    true = (float(first[0] - second[0]), float(first[1] - second[1]))
+    found = view.predicted[place]
+    rows, across = float(found[0]), float(found[1])
+    if not view.signed:
+        rows, across = (abs(rows) * (1 if true[0] >= 0 else -1), abs(across) * (1 if true[1] >= 0 else -1))
+    return true, (rows, across)
+
+
+def _arrow(
+    axes: Axes,
+    picture: Picture,
+    view: OffsetView,
+    start: tuple[int, int],
+    offset: tuple[float, float],
+    colour: str,
+    wide: float,
+) -> None:
+    x, y = cell_centre(start, view.grid, picture.shape)
+    across, down = offset[1] * picture.shape[1] / view.grid[1], offset[0] * picture.shape[0] / view.grid[0]
+    style = {"arrowstyle": "-|>", "color": colour, "lw": wide, "mutation_scale": 14}
+    axes.annotate("", xy=(x + across, y + down), xytext=(x, y), arrowprops=style, annotation_clip=False)

@@ -1,0 +1,123 @@
+"""What all figures share: the image as the model sees it, panels of a sensible size, colour bars."""
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+PANEL = 2.4  # inches, the longer side of a picture
+SHOWN = 336  # pixels, the longer side of a picture
+HEAT = "inferno"
+LONGEST_TITLE = 34
+
+Picture = NDArray[np.float32]
+
+
+def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture:
+    """Return the part of an image that a model sees, (height, width, 3) from 0 to 1, at a resolution fit for eyes.
+
+    Args:
+        image: upright, RGB.
+        geometry: (2, 3) from the model's view to the image, as `types.Batch.geometry` defines it.
+        size: (height, width) of the model's input, for the shape.
+    """
+    scale = SHOWN / max(size)
+    height, width = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+    image = image.convert("RGB")
+    image.thumbnail((3 * SHOWN, 3 * SHOWN))  # smoothed, where it is much larger than what is shown
+    pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255).permute(2, 0, 1)[None]
+    grid = F.affine_grid(geometry[None].float(), [1, 3, height, width], align_corners=False)
+    view = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return view[0].permute(1, 2, 0).clamp(0, 1).numpy()
+
+
+def panels(rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of rows x columns panels for pictures of a (height, width), with room for titles.
+
+    Args:
+        rows: of panels.
+        columns: of panels.
+        shape: of the pictures, of which the proportion counts.
+        extra: inches added to the height.
+    """
+    longest = max(shape)
+    wide, high = PANEL * shape[1] / longest, PANEL * shape[0] / longest
+    figure = Figure(figsize=(columns * max(wide, 1.5) + 0.5, rows * (high + 0.45) + extra), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for one in axes.flat:
+        one.set_axis_off()
+    return figure, [list(row) for row in axes]
+
+
+def title(axes: Axes, text: str, size: float = 9) -> None:
+    """Write a title, in which a "$" is a "$", as long as the panel is wide."""
+    lines = [line if len(line) <= LONGEST_TITLE else line[: LONGEST_TITLE - 1] + "…" for line in text.split("\n")]
+    axes.set_title("\n".join(lines), fontsize=size, loc="left", parse_math=False)
+
+
+def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
+    """Lay a map (h, w) over a grey picture; returns what a colour bar is made of."""
+    shape = picture.shape[:2]
+    enlarged = F.interpolate(
+        torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None], shape, mode="bilinear"
+    )[0, 0].numpy()
+    axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
+    return axes.imshow(enlarged, cmap=HEAT, vmin=low, vmax=high, alpha=0.6, interpolation="nearest")
+
+
+def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
+    """Lay a map (h, w) over a grey picture, cell by cell."""
+    height, width = picture.shape[:2]
+    axes.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2), interpolation="nearest")
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    shown = axes.imshow(
+        np.asarray(values), cmap=HEAT, vmin=low, vmax=high, alpha=0.6, interpolation="nearest", extent=extent
+    )
+    return shown
+
+
+def colour_bar(figure: Figure, axes: Any, low: float, high: float, label: str = "", shrink: float = 0.75) -> None:
+    """Draw the colours of `heat` between two values beside one or some panels."""
+    colours = ScalarMappable(Normalize(low, high), HEAT)
+    figure.colorbar(colours, ax=axes, shrink=shrink, label=label).ax.tick_params(labelsize=7)
+
+
+def cell_centre(cell: tuple[int, int], grid: tuple[int, int], shape: Sequence[int]) -> tuple[float, float]:
+    """Return (x, y) of a cell's centre in a picture of (height, width) pixels.
+
+    Example:
+        >>> cell_centre((0, 1), (2, 2), (100, 200))
+        (149.5, 24.5)
+    """
+    row, column = cell
+    return (column + 0.5) * shape[1] / grid[1] - 0.5, (row + 0.5) * shape[0] / grid[0] - 0.5
+
+
+def as_bytes(figure: Figure, kind: str) -> bytes:
+    """Return a figure as PNG or SVG; an SVG says the same every time it is drawn."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "paucal", "svg.fonttype": "none"}):
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure.savefig(buffer, format=kind, dpi=110, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
+    return buffer.getvalue()
+
+
+def columns_for(count: int, most: int = 6) -> int:
+    """Return how many columns show that many panels in a sensible shape.
+
+    >>> columns_for(3), columns_for(24), columns_for(8)
+    (3, 6, 4)
+    """
+    return count if count <= 4 else min(most, math.ceil(math.sqrt(count) * 1.25))

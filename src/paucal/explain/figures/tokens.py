@@ -1,0 +1,52 @@
+"""Token labels over an image: each cell in the colour of its likeliest class, for several models side by side."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from torch import Tensor
+
+from paucal.explain.figures.pictures import Picture, panels, title
+
+NAMED = 10  # classes with a colour of their own
+STRONGEST = 0.65
+
+
+def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
+    """Draw an image beside itself with what each cell is taken for; the surer, the stronger the colour.
+
+    Args:
+        picture: (H, W, 3).
+        maps: (title, probabilities (K, h, w)) of each model.
+        classes: K names.
+    """
+    figure, axes = panels(1, 1 + len(maps), picture.shape[:2], extra=0.7)
+    axes[0][0].imshow(picture)
+    title(axes[0][0], "image")
+    height, width = picture.shape[:2]
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    shown = _frequent([shares.argmax(0).numpy() for _, shares in maps])
+    for panel, (name, shares) in zip(axes[0][1:], maps, strict=True):
+        best, place = shares.max(0)
+        painted = np.full((*best.shape, 4), 0.5)
+        for colour, number in enumerate(shown):
+            painted[place.numpy() == number, :3] = colormaps["tab10"](colour)[:3]
+        painted[..., 3] = best.numpy() * STRONGEST
+        panel.imshow(picture)
+        panel.imshow(painted, extent=extent, interpolation="nearest")
+        panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
+        title(panel, name)
+    patches = [Patch(color=colormaps["tab10"](c)[:3], label=_plain(classes[n])) for c, n in enumerate(shown)]
+    figure.legend(handles=patches, loc="outside lower center", ncols=min(5, len(patches)), fontsize=7, frameon=False)
+    return figure
+
+
+def _plain(name: str) -> str:
+    return name[:20].replace("$", r"\$").lstrip("_")  # "$" would begin a formula, and "_" would hide an entry
+
+
+def _frequent(maps: Sequence[np.ndarray]) -> list[int]:
+    numbers, counts = np.unique(np.concatenate([one.ravel() for one in maps]), return_counts=True)
+    return sorted(numbers[np.argsort(-counts, kind="stable")[:NAMED]].tolist())

@@ -1,0 +1,95 @@
+"""A model made ready to be looked into, and given back as it was."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.probe import model_name
+from paucal.types import UserError
+
+
+@contextmanager
+def explainable(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the module whose inner tensors can be read: in evaluation mode, float32, uncompiled, without checkpoints.
+
+    Parameters ask for no gradients meanwhile, so that only what depends on the image carries one. A compiled model is
+    run as it was written, since compiled code passes no hooks. Of a model in half precision a copy in float32 is used:
+    products of small gradients vanish in float16. Afterwards the model is as it was.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit").half().train()
+        >>> with explainable(model) as module:
+        ...     print(next(module.parameters()).dtype, module.training)
+        torch.float32 False
+        >>> next(model.parameters()).dtype, model.training
+        (torch.float16, True)
+    """
+    module = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps
+    if any(
+        p.is_floating_point() and p.dtype != torch.float32 and p.dtype != torch.float64 for p in module.parameters()
+    ):
+        module = copy.deepcopy(module).float()
+    training = [part for part in module.modules() if part.training]
+    learning = [p for p in module.parameters() if p.requires_grad]
+    checkpointed = bool(getattr(module, "grad_checkpointing", False))
+    try:
+        module.eval()
+        for parameter in learning:
+            parameter.requires_grad_(False)
+        if checkpointed:
+            module.set_grad_checkpointing(False)  # type: ignore[operator]
+        with torch.compiler.set_stance("force_eager"):
+            yield module
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        for part in training:
+            part.training = True
+        if checkpointed:
+            module.set_grad_checkpointing(True)  # type: ignore[operator]
+
+
+def run(module: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits (B, K) of images (B, C, H, W).
+
+    Raises:
+        UserError: the images are not of the shape, the channels or the size that the model takes, or it has no
+            classifier.
+    """
+    channels = int(getattr(module, "in_chans", images.shape[1] if images.ndim == 4 else 3))
+    if images.ndim != 4 or images.shape[1] != channels or not images.is_floating_point():
+        raise UserError(
+            f"the images are {tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}, expected float "
+            f"(B, {channels}, height, width), normalised: prepare them with `Preprocessing.transform`."
+        )
+    if not int(getattr(module, "num_classes", 1)):
+        raise UserError(f"{model_name(module)} has no classifier, so there is no class to explain: fine-tune it first.")
+    try:
+        return module(images)
+    except (RuntimeError, AssertionError, ValueError, TypeError) as problem:
+        reason = str(problem).split("\n")[0].rstrip(".")
+        raise UserError(
+            f"{model_name(module)} does not take images of {images.shape[2]}x{images.shape[3]} pixels ({reason}): "
+            "prepare them as for training."
+        ) from problem
+
+
+def require_classes(classes: Tensor, count: int, images: int) -> Tensor:
+    """Return class indices (B,) for B images, where one stands for all.
+
+    Raises:
+        UserError: there is no such class, or there are not as many as images.
+    """
+    chosen = torch.as_tensor(classes).reshape(-1)
+    if len(chosen) == 1:
+        chosen = chosen.expand(images)
+    if len(chosen) != images:
+        raise UserError(f"there are {len(chosen)} classes for {images} images: give one, or one for each.")
+    wrong = chosen[(chosen < 0) | (chosen >= count)]
+    if len(wrong):
+        raise UserError(f"class {int(wrong[0])} does not exist: the model has classes 0 to {count - 1}.")
+    return chosen.long()

@@ -1,0 +1,93 @@
+"""Where a model looked for a class, and why not for another: `--show attribution`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paucal.evaluation.deployed import Deployed
+from paucal.explain.attribution.choice import best_method
+from paucal.explain.attribution.methods import METHODS, attribute, methods_of
+from paucal.explain.figures.attribution import Explained
+from paucal.explain.prepared import explainable, run
+from paucal.explain.scores.perturbation import on_cells
+from paucal.types import UserError
+from paucal.verbs.explaining.images import Viewed, stacked
+from paucal.wording import did_you_mean
+
+MOST_CELLS = 56  # along a side, of a grid that is drawn cell by cell
+
+
+def choose_method(model: Deployed, asked: str) -> tuple[str, str]:
+    """Return the method, and the sentence that says why.
+
+    Raises:
+        UserError: there is no such method, or the model lacks what it needs.
+    """
+    if asked == "auto":
+        method, reason = best_method(model.module)
+        return method, f"method: {METHODS[method].title}; auto: {reason}"
+    if asked not in METHODS:
+        raise UserError(
+            f"--method is {asked!r}{did_you_mean(asked, METHODS)}; expected auto or one of {', '.join(METHODS)}."
+        )
+    possible = methods_of(model.module)
+    if asked not in possible:
+        raise UserError(
+            f"--method {asked} needs {_NEEDS[METHODS[asked].needs]}, which {model.card.backbone.name} lacks: use "
+            f"{', '.join(possible)}, or auto."
+        )
+    return asked, f"method: {METHODS[asked].title}"
+
+
+_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
+
+
+def class_numbers(model: Deployed, names: Sequence[str] | None) -> list[int] | None:
+    """Return the numbers of classes given by name; None for the likeliest of each image.
+
+    Raises:
+        UserError: the model knows no such class.
+    """
+    model.require_classifier()
+    if names is None:
+        return None
+    for name in names:
+        if name not in model.classes:
+            known = ", ".join(model.classes[:10]) + (", ..." if len(model.classes) > 10 else "")
+            raise UserError(
+                f"--explain-class: the model knows no class {name!r}{did_you_mean(name, model.classes)}; it knows "
+                f"{known}."
+            )
+    return [model.classes.index(name) for name in names]
+
+
+def _drawn(maps: Tensor) -> Tensor:
+    """Return maps of pixels averaged over cells, as they are scored; single pixels are noise to the eye."""
+    return on_cells(maps) if max(maps.shape[1:]) > MOST_CELLS else maps
+
+
+def explain_batch(
+    model: Deployed, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
+) -> list[Explained]:
+    """Return the attribution of some images for the given classes, or for each image's likeliest ones."""
+    images = stacked(batch, model)
+    with explainable(model.module) as module, torch.no_grad():
+        shares = run(module, images.to(next(module.parameters()).dtype)).float().softmax(1).cpu()
+    count = min(top, len(model.classes))
+    if classes is None:
+        chosen = shares.argsort(dim=1, descending=True, stable=True)[:, :count]
+    else:
+        chosen = torch.tensor(classes).expand(len(batch), -1)
+    columns = chosen.T if METHODS[method].asks_class else chosen.T[:1]
+    maps: list[Tensor] = [_drawn(attribute(model.module, images, column, method).float().cpu()) for column in columns]
+    return [
+        Explained(
+            image.name,
+            image.picture,
+            torch.stack([one[index] for one in maps]),
+            tuple(model.classes[number] for number in chosen[index].tolist()),
+            tuple(shares[index, chosen[index]].tolist()),
+        )
+        for index, image in enumerate(batch)
+    ]

@@ -1,0 +1,76 @@
+"""The images of a call: as the model's input, and as people see them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from paucal.data.decode import upright_rgb
+from paucal.evaluation.deployed import Deployed
+from paucal.explain.figures.pictures import Picture, seen
+from paucal.types import UserError
+from paucal.verbs.prediction.pictures import open_sources, read_all
+from paucal.verbs.run.voice import Voice
+
+
+@dataclass(frozen=True, eq=False)
+class Viewed:
+    """One image.
+
+    Attributes:
+        name: for people and files.
+        picture: (H, W, 3), the part that the model sees.
+        view: (3, H, W), the model's input.
+    """
+
+    name: str
+    picture: Picture
+    view: Tensor
+
+
+def read_images(
+    sources: Sequence[str | Image.Image], model: Deployed, on_bad: str, voice: Voice
+) -> tuple[int, Iterator[Viewed]]:
+    """Return how many images there are at most, and an iterator that holds one at a time.
+
+    Raises:
+        UserError: there is nothing at a path, or an image cannot be read.
+    """
+    opened = open_sources(sources, voice)
+    return sum(map(len, opened)), _viewed(read_all(opened, on_bad, voice), model)
+
+
+def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: Deployed) -> Iterator[Viewed]:
+    transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
+    for number, (path, picture) in enumerate(pictures, start=1):
+        try:
+            upright = upright_rgb(picture)
+        except ValueError as problem:
+            raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
+        view, geometry = transform(upright)
+        yield Viewed(f"image {number}" if path is None else Path(path).name, seen(upright, geometry, size), view)
+
+
+def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
+    """Yield lists of up to `size` images."""
+    batch: list[Viewed] = []
+    for image in images:
+        batch.append(image)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def stacked(batch: Sequence[Viewed], model: Deployed) -> Tensor:
+    """Return the model's input (B, 3, H, W) on its device."""
+    return torch.stack([image.view for image in batch]).to(model.device)
+
+
+def stem(name: str) -> str:
+    """Return an image's name without its ending, as the beginning of its pictures' names."""
+    return Path(name).stem or name

@@ -1,0 +1,207 @@
+"""`paucal.explain_images`: pictures of what a model sees in images."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from paucal.evaluation.deployed import Deployed
+from paucal.explain.attention.heads import entropy_over
+from paucal.explain.attention.reading import read_attention
+from paucal.explain.attribution.methods import METHODS
+from paucal.explain.figures.attention import entropy_figure
+from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.explaining.attention import SINGLE
+from paucal.verbs.explaining.attribution import choose_method, class_numbers, explain_batch
+from paucal.verbs.explaining.images import Viewed, batched, read_images, stacked, stem
+from paucal.verbs.explaining.localization import localization_figures, open_localizer
+from paucal.verbs.explaining.matches import matches_figures
+from paucal.verbs.explaining.models import open_model
+from paucal.verbs.explaining.settings import VIEWS, ExplainSettings
+from paucal.verbs.explaining.tokens import open_token_views
+from paucal.verbs.explaining.writing import Pictures, settle_folder
+from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.voice import Heard, Voice
+from paucal.wording import counted, did_you_mean
+
+Source = str | os.PathLike[str] | Image.Image
+MOST_ON_A_SHEET = 48
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """What `paucal explain` has drawn.
+
+    Attributes:
+        folder: where the pictures lie.
+        pictures: their files, in the order they were drawn.
+        method: of attribution; None where none was drawn.
+        said: what the command line prints.
+    """
+
+    folder: Path
+    pictures: tuple[Path, ...]
+    method: str | None
+    said: tuple[str, ...] = ()
+
+
+@shows_settings(ExplainSettings)
+def explain_images(
+    model: Deployed | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
+) -> Explanations:
+    """Draw what a model sees in images; the same as `paucal explain`. Arrays instead of pictures: `paucal.explain`.
+
+    Args:
+        model: a run, the name of a timm model with published weights, or a model that `paucal.load` has loaded.
+        images: image files, folders, Parquet files, patterns, and PIL images; one or several of them.
+        **settings: any field of `paucal.verbs.explaining.settings.ExplainSettings`.
+
+    Raises:
+        UserError: there is no such model, class, layer or image, or the model lacks what a picture needs.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP
+    """
+    sources = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+    chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
+    words = [one if isinstance(one, Image.Image) else os.fspath(one) for one in sources]
+    voice = Heard()
+    made = explain_all(model if isinstance(model, Deployed) else os.fspath(model), words, chosen, voice)
+    return Explanations(made.folder, made.pictures, made.method, tuple(voice.said))
+
+
+def explain_all(
+    name: Deployed | str, sources: Sequence[str | Image.Image], settings: ExplainSettings, voice: Voice
+) -> Explanations:
+    """Draw everything that is asked for; see `explain_images`."""
+    check_ranges(settings)
+    views = _views(settings)
+    if not sources:
+        raise UserError("there are no images to explain: give files, folders or pictures.")
+    model = name if isinstance(name, Deployed) else open_model(name, settings.device)
+    method = None
+    if "attribution" in views:
+        method, sentence = choose_method(model, settings.method)
+        voice.say(sentence)
+        class_numbers(model, settings.explain_class)
+    extra = _opened(views, name, model, settings)
+    count, images = read_images(sources, model, settings.on_bad_image, voice)
+    check_batch(min(settings.batch_size, count), model.card.preprocessing.image_size)
+    pictures = Pictures(settle_folder(settings.output, sources), settings.format)
+    voice.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
+    with voice.progress("explaining") as advance:
+        done = 0
+        for batch in _in_batches(images, views, settings.batch_size):
+            for label, figure in _figures(model, batch, views, method, settings, extra):
+                pictures.write(label, figure)
+            done += len(batch)
+            advance(done, count)
+    for label, figure in extra.last():
+        pictures.write(label, figure)
+    voice.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
+    return Explanations(pictures.folder, tuple(pictures.written), method)
+
+
+def _views(settings: ExplainSettings) -> list[str]:
+    views = settings.show or ["attribution"]
+    for view in views:
+        if view not in VIEWS:
+            raise UserError(f"--show is {view!r}{did_you_mean(view, VIEWS)}; expected some of {', '.join(VIEWS)}.")
+    return list(dict.fromkeys(views))
+
+
+class _Extra:
+    """What is drawn once, from all images, and what some views need beside the model."""
+
+    def __init__(self, views: Sequence[str], model: Deployed) -> None:
+        self.views, self.model = views, model
+        self.sheet: list[Explained] = []
+        self.entropies: dict[str, torch.Tensor] = {}
+        self.most: dict[str, float] = {}
+        self.seen = 0
+        self.method = ""
+        self.localizer: Any = None
+        self.token_views: Any = None
+
+    def add_entropy(self, batch: Sequence[Viewed]) -> None:
+        """Add a batch to the mean entropies."""
+        images = stacked(batch, self.model)
+        for layer, bits in entropy_over(self.model.module, [images]).items():
+            self.entropies[layer] = self.entropies.get(layer, 0) + bits.cpu() * len(batch)
+        if not self.most:
+            maps = read_attention(self.model.module, images[:1])
+            self.most = {one.layer: math.log2(one.keys.shape[1]) for one in maps}
+        self.seen += len(batch)
+
+    def last(self) -> Iterator[tuple[str, Figure]]:
+        """Yield the figures that are drawn once."""
+        if len(self.sheet) > 1:
+            for start in range(0, len(self.sheet), MOST_ON_A_SHEET):
+                yield "sheet", contact_sheet(self.sheet[start : start + MOST_ON_A_SHEET], self.method)
+        if self.entropies:
+            means = {layer: total / self.seen for layer, total in self.entropies.items()}
+            yield "entropy", entropy_figure(means, self.most, self.seen)
+
+
+def _opened(views: Sequence[str], name: Deployed | str, model: Deployed, settings: ExplainSettings) -> _Extra:
+    """Open what some views need beside the model, before any work is done."""
+    extra = _Extra(views, model)
+    if "localization" in views:
+        extra.localizer = open_localizer(name, model)
+    if "tokens" in views:
+        extra.token_views = open_token_views(model, settings.teacher, settings.device)
+    return extra
+
+
+def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> Iterator[list[Viewed]]:
+    if "matches" not in views:
+        return batched(images, size)
+    pair = list(images)
+    if len(pair) > 2:
+        raise UserError(f"--show matches draws one image beside its mirror, or two, and {len(pair)} are given.")
+    return iter([pair])
+
+
+def _figures(
+    model: Deployed,
+    batch: list[Viewed],
+    views: Sequence[str],
+    method: str | None,
+    settings: ExplainSettings,
+    extra: _Extra,
+) -> Iterator[tuple[str, Figure]]:
+    if method is not None:
+        extra.method = METHODS[method].title
+        numbers = class_numbers(model, settings.explain_class)
+        for one in explain_batch(model, batch, method, numbers, settings.top):
+            yield f"{stem(one.name)}_attribution", attribution_figure(one, extra.method, METHODS[method].asks_class)
+            extra.sheet.append(one)
+    for image in batch:
+        yield from _figures_of(model, image, views, settings, extra)
+    if "entropy" in views:
+        extra.add_entropy(batch)
+    if "matches" in views:
+        yield from matches_figures(model, batch)
+
+
+def _figures_of(
+    model: Deployed, image: Viewed, views: Sequence[str], settings: ExplainSettings, extra: _Extra
+) -> Iterator[tuple[str, Figure]]:
+    for view in views:
+        if view in SINGLE:
+            for label, figure in SINGLE[view](model, image, settings).items():
+                yield f"{stem(image.name)}_{label}", figure
+    if extra.localizer is not None:
+        yield from localization_figures(extra.localizer, model, image, settings.token)
+    if extra.token_views is not None:
+        yield f"{stem(image.name)}_tokens", extra.token_views.figure(image)

@@ -1,0 +1,30 @@
+"""The settings of `paucal explain`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.options import option
+
+_GROUP, _PICTURES = "explanation", "pictures"
+VIEWS = (
+    *("attribution", "attention", "rollout", "features", "head-tokens", "entropy", "matches", "tokens"),
+    "localization",
+)
+
+
+@dataclass(frozen=True)
+class ExplainSettings:
+    """Every setting of `paucal explain`; the command line and `paucal.explain_images` share it."""
+
+    show: list[str] | None = option(f"what to draw, of {', '.join(VIEWS)} (default: attribution)", group=_GROUP)
+    method: str = option("method of attribution; auto is the one that scored best for the family", "auto", group=_GROUP)
+    explain_class: list[str] | None = option("classes to explain, by name (default: the likeliest)", group=_GROUP)
+    top: int = option("likeliest classes side by side", 2, group=_GROUP, low=1, high=8)
+    layer: str | None = option("attention layer, by its name or number from 1 (default: the last)", group=_GROUP)
+    token: str | None = option("query of the attention: a token's name, or ROW,COLUMN from 0", group=_GROUP)
+    teacher: str | None = option("run or timm model whose token labels stand beside the model's", group=_GROUP)
+    output: str | None = option("folder for the pictures (default: the next free in explanations/)", group=_PICTURES)
+    format: Literal["png", "svg", "both"] = option("kind of picture", "png", group=_PICTURES)
+    batch_size: int = option("images per pass", 16, group=_PICTURES, low=1, high=1 << 16)
+    device: str = option("cpu, cuda or mps", "cpu", group=_PICTURES)
+    on_bad_image: Literal["refuse", "skip"] = option("unreadable images", "refuse", group=_PICTURES)
