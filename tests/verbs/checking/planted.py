@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 
-DATA = Path(os.environ.get("PAUCAL_TEST_DATA", Path(__file__).parents[5] / "shared" / "data"))
+DATA = Path(os.environ.get("PAUCAL_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
 
 @dataclass(frozen=True)
