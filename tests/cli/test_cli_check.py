@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import paucal
-from cli.calls import call, make_photos
+from cli.calls import QUICK, call, make_photos
 
 
 @pytest.fixture
@@ -77,3 +77,17 @@ def test_check__refuses_a_place_with_files_of_others(photos, tmp_path, capsys):
 def test_check__tells_mistakes(photos, capsys, flags, words):
     assert call("check", photos, *flags) == 2
     assert words in capsys.readouterr().err
+
+
+def test_train__reports_what_a_check_finds_without_decoding(photos, tmp_path, capsys):
+    first = sorted(path for path in photos.rglob("*") if path.is_file())[0]
+    for number in range(12):
+        (first.parent / f"copy{number}{first.suffix}").write_bytes(first.read_bytes())
+    capsys.readouterr()
+    assert call("train", photos, *QUICK, "--output", tmp_path / "run") == 0
+    assert "would fall into several parts" in " ".join(capsys.readouterr().out.split())
+    found = json.loads((tmp_path / "run" / "check.json").read_text())["findings"]
+    assert [one["name"] for one in found] == ["duplicates-across-parts", "rare-classes"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert '<section id="check">' in page
+    assert "would fall into several parts" in page

@@ -9,7 +9,9 @@ import paucal
 from paucal.verbs.checking.features import weights_at_hand
 from verbs.checking.planted import DATA, found_pairs, plant, precision_and_recall
 
-needs_data = pytest.mark.skipif(not (DATA / "clothing").is_dir(), reason="the real image sets are not beside the project")
+needs_data = pytest.mark.skipif(
+    not (DATA / "clothing").is_dir(), reason="the real image sets are not beside the project"
+)
 
 
 def pairs_of(result, *names: str) -> set[frozenset[str]]:
