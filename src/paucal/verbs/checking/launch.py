@@ -119,7 +119,13 @@ def divide(images: ImageSet, seed: int) -> tuple[Checked, list[Finding]]:
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     """Open a set with its labels; without them where it has none."""
     try:
-        images = open_images(settings.data, root=settings.data_root, download=settings.download)
+        images = open_images(
+            settings.data,
+            label_column=settings.label_column,
+            image_column=settings.image_column,
+            root=settings.data_root,
+            download=settings.download,
+        )
     except UserError as problem:
         try:
             images = open_images(settings.data, labelled=False, root=settings.data_root)
