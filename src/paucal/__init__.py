@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import Term as Term
     from paucal.types import UserError as UserError
     from paucal.verbs.explaining.launch import explain_images as explain_images
+    from paucal.verbs.checking.launch import check as check
     from paucal.verbs.judging.launch import evaluate as evaluate
     from paucal.verbs.labeling.launch import label as label
     from paucal.verbs.prediction.launch import predict as predict
@@ -50,6 +51,7 @@ _WHERE = {
     "Supervised": "paucal.objectives",
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
+    "check": "paucal.verbs.checking.launch",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
     "evaluate": "paucal.verbs.judging.launch",
@@ -78,6 +80,7 @@ __all__ = [
     "Term",
     "UserError",
     "__version__",
+    "check",
     "drloc_loss",
     "esvit_loss",
     "evaluate",

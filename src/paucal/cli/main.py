@@ -20,6 +20,7 @@ from paucal.verbs.run.console import PlainConsole
 from paucal.wording import sentence
 
 VERBS = {
+    "check": "say what a data set holds and what is wrong with it",
     "train": "train a model on a folder of images",
     "pretrain": "pre-train a backbone on images without labels",
     "eval": "judge a trained model on labelled images",
@@ -52,7 +53,10 @@ USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for a mistake of the user, 130 after an interrupt."""
+    """Run the command line; returns the exit code.
+
+    It is 0, 1 for a check whose data would mislead, 2 for a mistake of the user, 130 after an interrupt.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):  # file names on Linux may be any bytes
         if isinstance(stream, io.TextIOWrapper):

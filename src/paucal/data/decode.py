@@ -125,6 +125,30 @@ def check_decodes(source: ImageSource, name: str) -> None:
         _to_rgb(image)
 
 
+def decode_reduced(source: ImageSource, name: str, side: int) -> tuple[Image.Image, str, tuple[int, int]]:
+    """Decode an image at a reduced size where its format allows that (JPEG), and say what it is at its full one.
+
+    Args:
+        source: as in `decode_rgb`.
+        name: as in `decode_rgb`.
+        side: in pixels; neither side of the reduced image is smaller unless the image is.
+
+    Returns:
+        The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
+        (height, width).
+
+    Raises:
+        UnreadableImage: as in `decode_rgb`.
+    """
+    with _opened(source, name) as image:
+        width, height = image.size
+        mode, turned = image.mode, image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5
+        if image.format in ("JPEG", "MPO"):
+            image.draft(image.mode, (side, side))
+        full = (width, height) if turned else (height, width)
+        return upright_rgb(image), mode, full
+
+
 @contextmanager
 def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
     file = io.BytesIO(source) if isinstance(source, bytes) else source

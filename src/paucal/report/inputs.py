@@ -68,6 +68,15 @@ class Confidence:
 
 
 @dataclass(frozen=True)
+class Complaint:
+    """One finding about the images: "misleads", "warning" or "note", what it is, and what to do."""
+
+    level: str
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True)
 class Summary:
     """`summary.json`: what a run was about, in words and numbers; everything may be missing.
 
@@ -121,6 +130,7 @@ class RunFiles:
         environment: of `env.json`, as text.
         rows: of `metrics.csv`.
         evaluation: of `evaluation/test/metrics.json`, or None.
+        check: of `check.json`; None where there is none.
     """
 
     run: RunFolder
@@ -129,6 +139,7 @@ class RunFiles:
     environment: Mapping[str, str]
     rows: Sequence[Mapping[str, float]]
     evaluation: ClassificationReport | None
+    check: Sequence[Complaint] | None = None
 
 
 def read_run(path: Path) -> RunFiles:
@@ -154,11 +165,23 @@ def _read(run: RunFolder) -> RunFiles:
         _environment(run),
         _rows(run),
         ClassificationReport.from_dict(evaluation) if evaluation else None,
+        _check(run),
     )
 
 
 def _json(run: RunFolder, name: str) -> dict[str, Any]:
     return run.read_json(name) if (run.path / name).is_file() else {}
+
+
+def _check(run: RunFolder) -> list[Complaint] | None:
+    if not (run.path / "check.json").is_file():
+        return None
+    try:
+        found = run.read_json("check.json")["findings"]
+        return [Complaint(*(_text(one[name]) for name in ("level", "text", "advice"))) for one in found[:MAX_ITEMS]]
+    except (KeyError, TypeError) as problem:
+        place = str(run.path / "check.json")
+        raise UserError(f"{place!r} is damaged ({problem}): remove it or train again.") from problem
 
 
 def _environment(run: RunFolder) -> dict[str, str]:

@@ -12,25 +12,37 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Strategy = Literal["auto", "ddp", "fsdp"]
 
 
-LABELLED = "folder, Parquet file or folder, list file, a published set such as 'cifar10', or 'digits'"
+LABELLED = (
+    "folder, zip or tar, CSV, list file, Parquet file or folder, hf:OWNER/NAME, a published set such as 'cifar10', or "
+    "'digits'"
+)
 
 
 @dataclass(frozen=True)
 class DataSettings:
     """Where the images are."""
 
-    data: str = option("folder of images, Parquet file or folder, a published set, or 'digits'", "digits", group="data")
+    data: str = option(
+        "folder of images, zip or tar, CSV, Parquet file or folder, hf:OWNER/NAME, a published set, or 'digits'; "
+        "several places joined by ':' (';' on Windows)",
+        "digits",
+        group="data",
+    )
     data_root: str | None = option(
-        "folder of the published sets, or of the images of a list file; by default PAUCAL_DATA or the user's cache",
+        "folder of the published sets, or of the images of a table or list file; by default PAUCAL_DATA or the "
+        "user's cache",
         group="data",
     )
     download: bool = option("fetch a published set that is not there", False, group="data")
     on_bad_image: Literal["refuse", "skip"] = option("what to do about unreadable images", "refuse", group="data")
+    image_column: str | None = option("column of a table or of Parquet that holds the path or the image", group="data")
 
 
 @dataclass(frozen=True)
 class LabelledDataSettings(DataSettings):
     """Where labelled images are, and which of their classes are used."""
+
+    label_column: str | None = option("column of a table or of Parquet that holds the class", group="data")
 
     classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
 

@@ -2,11 +2,13 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, Store
 from paucal.data.sources.stores import FileStore
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -26,6 +28,23 @@ _KINDS_SHOWN = 5
 _SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # left in archives by macOS, beside photos by Synology
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where images lie that are laid out as folders: a folder, or an archive of one.
+
+    Attributes:
+        name: for people.
+        location: as `ImageSet.location`.
+        store: makes the store of images with given keys.
+        subfolders: names of the folders within one, which is named relative to the root ("" for the root).
+    """
+
+    name: str
+    location: str
+    store: Callable[[list[str]], Store]
+    subfolders: Callable[[str], list[str]]
+
+
 def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     """Open a folder of images.
 
@@ -40,20 +59,43 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
     """
     passed_over: Counter[str] = Counter()
     keys = find_images(root, passed_over)
+    real = root.resolve()
+    place = Place(
+        name=real.name,
+        location=str(real),
+        store=lambda keys: FileStore(real, keys),
+        subfolders=lambda below: _subfolders(root / below),
+    )
+    return open_place(place, keys, passed_over, labelled, shown=root)
+
+
+def open_place(
+    place: Place, keys: list[str], passed_over: Counter[str], labelled: bool = True, shown: Path | None = None
+) -> ImageSet:
+    """Open images that are laid out as folders, see `open_folder`.
+
+    Args:
+        place: where they lie.
+        keys: of all images, relative to it, sorted.
+        passed_over: the files that are no images, by the ends of their names.
+        labelled: whether folders are classes.
+        shown: how the place is called in messages; None for its location.
+    """
+    root = Path(place.location) if shown is None else shown
     notes = _passed_over(passed_over)
     if not keys:
         others = f"; {notes[0]}" if notes else ""
         raise UserError(f"there are no images in {root} (expected files ending in {', '.join(IMAGE_SUFFIXES)}){others}")
-    tops = _subfolders(root)
+    tops = place.subfolders("")
     if not labelled:
-        return _image_set(root, keys, [None] * len(keys), _parts_of(keys), notes)
+        return _image_set(place, keys, [None] * len(keys), _parts_of(keys), notes)
     loose = [key for key in keys if "/" not in key]
     if loose and tops:
         notes.append(f"{counted(len(loose), 'image')} beside the folders {_left_out(loose)}")
     keys = [key for key in keys if "/" in key]
     if _has_parts(root, tops, keys):
-        return _open_parts(root, tops, keys, notes)
-    return _open_classes(root, tops, keys, notes)
+        return _open_parts(place, root, tops, keys, notes)
+    return _open_classes(place, root, tops, keys, notes)
 
 
 def _left_out(keys: list[str]) -> str:
@@ -76,9 +118,9 @@ def find_images(root: Path, passed_over: Counter[str] | None = None) -> list[str
             subfolders.clear()
             continue
         seen.add(real)
-        subfolders[:] = sorted(name for name in subfolders if not _ignored(name))
+        subfolders[:] = sorted(name for name in subfolders if not ignored(name))
         prefix = Path(folder).relative_to(root).as_posix()
-        shown = [name for name in files if not _ignored(name)]
+        shown = [name for name in files if not ignored(name)]
         images = [name for name in shown if name.lower().endswith(IMAGE_SUFFIXES)]
         if passed_over is not None:
             passed_over.update(os.path.splitext(name)[1].lower() for name in set(shown) - set(images))
@@ -100,12 +142,13 @@ def _passed_over(counts: Counter[str]) -> list[str]:
     return [f"{counted(total, 'file')} {was(total)} passed over, being of no known image format ({', '.join(kinds)})"]
 
 
-def _ignored(name: str) -> bool:
+def ignored(name: str) -> bool:
+    """Whether a file or folder is hidden, or the system's own."""
     return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
 def _subfolders(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not _ignored(entry.name))
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not ignored(entry.name))
 
 
 def _part_of(key: str) -> str:
@@ -137,14 +180,14 @@ def _has_parts(root: Path, tops: list[str], keys: list[str]) -> bool:
     return not others
 
 
-def _open_parts(root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
+def _open_parts(place: Place, root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
     parts = [top for top in tops if top.lower() in PARTS]
     doubled = [part for part, n in Counter(PARTS[top.lower()] for top in parts).items() if n > 1]
     if doubled:
         raise UserError(f"{root} has more than one folder for {doubled[0]} ({_quoted(parts)}); keep one of them")
     folders: list[str] = []
     for top in parts:
-        inside = _subfolders(root / top)
+        inside = place.subfolders(top)
         if not inside:
             raise UserError(
                 f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
@@ -157,10 +200,10 @@ def _open_parts(root: Path, tops: list[str], keys: list[str], notes: list[str]) 
     keys = [key for key in keys if key.count("/") >= 2]
     names = [key.split("/")[1] for key in keys]
     _refuse_empty_classes(root, folders, names)
-    return _image_set(root, keys, names, [_part_of(key) for key in keys], notes)
+    return _image_set(place, keys, names, [_part_of(key) for key in keys], notes)
 
 
-def _open_classes(root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
+def _open_classes(place: Place, root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
     if not tops:
         raise UserError(
             f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
@@ -168,7 +211,7 @@ def _open_classes(root: Path, tops: list[str], keys: list[str], notes: list[str]
         )
     names = [key.split("/")[0] for key in keys]
     _refuse_empty_classes(root, tops, names)
-    return _image_set(root, keys, names, [""] * len(keys), notes)
+    return _image_set(place, keys, names, [""] * len(keys), notes)
 
 
 def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> None:
@@ -178,18 +221,18 @@ def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> N
 
 
 def _image_set(
-    root: Path, keys: list[str], names: list[str] | list[None], declared: list[str], notes: list[str]
+    place: Place, keys: list[str], names: list[str] | list[None], declared: list[str], notes: list[str]
 ) -> ImageSet:
     classes = tuple(sorted({name for name in names if name is not None}))
     position = {name: label for label, name in enumerate(classes)}
     return ImageSet(
-        name=root.resolve().name,
-        location=str(root.resolve()),
+        name=place.name,
+        location=place.location,
         classes=classes,
         keys=keys,
         labels=np.asarray([-1 if name is None else position[name] for name in names], dtype=np.int64),
         declared=declared,
-        store=FileStore(root.resolve(), keys),
+        store=place.store(keys),
         notes=tuple(notes),
     )
 

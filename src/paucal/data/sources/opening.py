@@ -1,6 +1,7 @@
-"""One door to every source of images: the built-in digits, sets by name, folders, Parquet and list files."""
+"""One door to every source of images: the built-in digits, sets by name, folders, archives, tables and Parquet."""
 
 import difflib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +9,30 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.data.named.locations import is_named
 from paucal.data.named.table import NAMED
+from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
 from paucal.data.sources.digits import open_digits
 from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
+from paucal.data.sources.hub import hub_files, is_on_hub
 from paucal.data.sources.listing import LIST_SUFFIX, find_train_list, open_listing
 from paucal.data.sources.parquet import find_parquet, open_parquet
+from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore
+from paucal.data.sources.table import TABLE_SUFFIXES, find_table, open_table
+from paucal.data.sources.voc_lists import is_voc, open_voc
 from paucal.types import UserError
 
 BUILT_IN = "digits"
-PARQUET_SUFFIXES = (".parquet", ".pq")
+PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """How a location is opened: with labels or without, which columns hold what, what paths are relative to."""
+
+    labelled: bool
+    label_column: str | None
+    image_column: str | None
+    root: Path | None
 
 
 def open_images(
@@ -24,20 +40,23 @@ def open_images(
     *,
     labelled: bool = True,
     label_column: str | None = None,
+    image_column: str | None = None,
     root: str | Path | None = None,
     download: bool = False,
 ) -> ImageSet:
     """Open images by location; the pixels are read later, one by one.
 
     Args:
-        location: "digits" for the built-in data (`./digits` for a folder of that name); a folder of images; a
-            Parquet file in the Hugging Face layout or a folder of such files; a list file (`listing.py`) or a folder
-            with one; the name of a published set (`named.py`), where no file or folder is called so; one image file
-            when not `labelled`.
+        location: "digits" for the built-in data (`./digits` for a folder of that name); a folder of images, or a zip or
+            tar of one; a Parquet file in the Hugging Face layout or a folder of such files; a table (`table.py`) or a
+            list file (`listing.py`), or a folder with one; PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub;
+            the name of a published set (`named.py`), where no file or folder is called so; one image file when not
+            `labelled`; or several of these, joined by ":" (";" on Windows).
         labelled: False takes the images alone, from any nesting of folders, for pre-training and prediction.
-        label_column: the column of a Parquet file that holds the class; None finds it.
+        label_column: the column of a table or Parquet file that holds the class; None finds it.
+        image_column: the column that holds the path or the image; None finds it.
         root: folder of the sets with names (None for `named.data_root`), where the name then wins over a path; or the
-            folder that the paths of a list file are relative to.
+            folder that the paths of a table or list file are relative to.
         download: whether a set with a name may be fetched.
 
     Raises:
@@ -58,11 +77,14 @@ def open_images(
         from paucal.data.named.store import open_named
 
         return open_named(str(location), root, download, labelled)
-    path = Path(location).expanduser()
-    if not path.exists():
-        raise UserError(f"{path} does not exist{_near_names(path)}")
     base = None if root is None else Path(root).expanduser()
-    images = (_open_file if path.is_file() else _open_directory)(path, labelled, label_column, base)
+    wanted = _Wanted(labelled, label_column, image_column, base)
+    pieces = roots_of(location)
+    if len(pieces) > 1:
+        images = joined_sets([_open_one(piece, wanted, download) for piece in pieces], str(location))
+    else:
+        images = _open_one(location, wanted, download)
+    path = Path(location).expanduser()
     if labelled and len(images.classes) < 2:
         only = "".join(images.classes)
         raise UserError(
@@ -72,23 +94,67 @@ def open_images(
     return images
 
 
-def _open_directory(path: Path, labelled: bool, label_column: str | None, root: Path | None) -> ImageSet:
+def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet:
+    if is_on_hub(location):
+        folder, files = hub_files(str(location), download)
+        found = open_parquet(folder, files, wanted.labelled, wanted.label_column, wanted.image_column)
+        return replace(found, name=str(location).rsplit("/", 1)[-1], location=str(location))
+    path = Path(location).expanduser()
+    if not path.exists():
+        raise UserError(f"{path} does not exist{_near_names(path)}")
+    if wanted.image_column is not None and path.is_dir() and not find_parquet(path):
+        return open_table(_require_table(path), *_of(wanted))
+    return (_open_file if path.is_file() else _open_directory)(path, wanted)
+
+
+def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
     if files := find_parquet(path):
-        return open_parquet(path, files, labelled, label_column)
-    # Without labels a folder stands for all images below it, listed or not.
-    if labelled and (train_list := find_train_list(path, root)):
-        return open_listing(train_list, root=root)
-    return open_folder(path, labelled)
+        return open_parquet(path, files, wanted.labelled, wanted.label_column, wanted.image_column)
+    if is_voc(path):
+        return open_voc(path, wanted.labelled)
+    if not wanted.labelled:  # a folder stands for all images below it then, listed or not
+        return open_folder(path, labelled=False)
+    if train_list := find_train_list(path, wanted.root):
+        return open_listing(train_list, root=wanted.root)
+    if wanted.label_column is not None:
+        return open_table(_require_table(path), *_of(wanted))
+    try:
+        images = open_folder(path)
+    except UserError:  # no class folders: a table may tell the classes
+        table = find_table(path)
+        if table is None:
+            raise
+        return open_table(table, *_of(wanted))
+    table = find_table(path) if len(images.classes) < 2 else None
+    return images if table is None else open_table(table, *_of(wanted))
 
 
-def _open_file(path: Path, labelled: bool, label_column: str | None, root: Path | None) -> ImageSet:
+def _of(wanted: _Wanted) -> tuple[bool, Path | None, str | None, str | None]:
+    return wanted.labelled, wanted.root, wanted.image_column, wanted.label_column
+
+
+def _require_table(path: Path) -> Path:
+    all_tables = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
+    table = all_tables[0] if len(all_tables) == 1 else find_table(path)
+    if table is None:
+        raise UserError(f"--image-column and --label-column name columns, and {path} has no table: give a CSV file")
+    return table
+
+
+def _open_file(path: Path, wanted: _Wanted) -> ImageSet:
+    labelled = wanted.labelled
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        return open_parquet(path.parent, [path], labelled, label_column)
+        return open_parquet(path.parent, [path], labelled, wanted.label_column, wanted.image_column)
     if path.suffix.lower() == LIST_SUFFIX:
-        return open_listing(path, labelled, root)
+        return open_listing(path, labelled, wanted.root)
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        return open_table(path, *_of(wanted))
+    if path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)):
+        return open_archive(path, labelled)
     if path.suffix.lower() not in IMAGE_SUFFIXES:
         raise UserError(
-            f"{path} is neither a folder, nor a Parquet file, nor an image, nor a list file; give one of these"
+            f"{path} is neither a folder, nor a Parquet file, nor an image, nor a list file, table (.csv, .tsv) or "
+            "archive (.zip, .tar); give one of these"
         )
     if labelled:
         raise UserError(f"{path} is a single image; give a folder with one folder per class")

@@ -12,13 +12,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
+from paucal.data.sources.arrow_store import ArrowStore, read_arrow
 from paucal.data.sources.folder import PARTS
 from paucal.data.sources.parquet_store import ParquetStore
 from paucal.reading import require_regular
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-_PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.parquet", re.IGNORECASE)
+PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
+_PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,30 @@ class _Columns:
 
 
 def find_parquet(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder: in itself, in `data/`, or in its only subfolder that has some."""
-    here = sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
-    if here:
-        return here
-    below = sorted(path for path in folder.glob("*/*.parquet") if not path.parent.name.startswith("."))
-    return below if len({path.parent for path in below}) == 1 else []
+    """Return the Parquet files of a folder, else the Arrow files that Hugging Face's `save_to_disk` has written.
+
+    They lie in the folder itself, in `data/`, in folders of parts, or in its only subfolder that has some.
+    """
+    for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
+        here = sorted(folder.glob(f"*{suffix}")) or sorted(folder.glob(f"data/*{suffix}"))
+        if here:
+            return here
+        below = sorted(path for path in folder.glob(f"*/*{suffix}") if not path.parent.name.startswith("."))
+        if below and (len({path.parent for path in below}) == 1 or all(_part(path) for path in below)):
+            return below
+    return []
 
 
-def open_parquet(root: Path, files: list[Path], labelled: bool = True, label_column: str | None = None) -> ImageSet:
-    """Open Parquet files as one set; the parts come from file names such as `train-00000-of-00002.parquet`.
+def open_parquet(
+    root: Path,
+    files: list[Path],
+    labelled: bool = True,
+    label_column: str | None = None,
+    image_column: str | None = None,
+) -> ImageSet:
+    """Open Parquet or Arrow files as one set; the parts come from names such as `train-00000-of-00002.parquet`.
+
+    Where the name of a file tells no part, that of its folder may (`train/0000.parquet`).
 
     One file alone declares no part: whoever names a single file wants all of it. Rows without a label (null
     or -1, as in the hidden test labels of some sets) are left out of a labelled set, with a note.
@@ -51,13 +67,14 @@ def open_parquet(root: Path, files: list[Path], labelled: bool = True, label_col
         labelled: False leaves the label column unread.
         label_column: name of the label column; None takes `label`, `labels`, or the only class column there
             is.
+        image_column: name of the image column; None takes `image`, `img`, or the only image column there is.
 
     Raises:
         UserError: a file is no Parquet file, lacks the columns or numbers its classes otherwise than the others, or
             labels lie outside of the class names.
     """
     files, notes = _with_parts([require_regular(file) for file in files])
-    columns = _columns(files[0], labelled, label_column)
+    columns = _columns(files[0], labelled, label_column, image_column)
     rows, raw = [], []
     for number, file in enumerate(files):
         values = _labels(file, columns)
@@ -90,7 +107,7 @@ def open_parquet(root: Path, files: list[Path], labelled: bool = True, label_col
         keys=keys,
         labels=labels[kept],
         declared=[parts[number] for number in table[:, 0]],
-        store=ParquetStore([str(file) for file in files], columns.image, table, keys),
+        store=_store(files)([str(file) for file in files], columns.image, table, keys),
         notes=tuple(notes),
     )
 
@@ -110,7 +127,11 @@ def _hidden(files: list[Path], parts: list[str]) -> bool:
 
 def _part(file: Path) -> str:
     match = _PART_NAME.fullmatch(file.name)
-    return PARTS[match[1].lower()] if match else ""
+    return PARTS[match[1].lower()] if match else PARTS.get(file.parent.name.lower(), "")
+
+
+def _store(files: list[Path]) -> type[ParquetStore] | type[ArrowStore]:
+    return ArrowStore if files[0].suffix == ARROW_SUFFIX else ParquetStore
 
 
 def _with_parts(files: list[Path]) -> tuple[list[Path], list[str]]:
@@ -122,14 +143,17 @@ def _with_parts(files: list[Path]) -> tuple[list[Path], list[str]]:
     return named, [f"files that are neither train, validation nor test were left out ({', '.join(left_out)})"]
 
 
-def _columns(file: Path, labelled: bool, label_column: str | None) -> _Columns:
+def _columns(file: Path, labelled: bool, label_column: str | None, image_column: str | None = None) -> _Columns:
     schema = _schema(file)
     features = _features(schema)
-    image = _image_column(schema, features)
+    image = image_column or _image_column(schema, features)
     if image is None:
         raise UserError(
-            f"{file} has no image column; expected 'image' with bytes and found {_found(schema)}; rename the column"
+            f"{file} has no image column; expected 'image' with bytes and found {_found(schema)}; "
+            "name the column by --image-column"
         )
+    if image not in schema.names or not _holds_bytes(schema.field(image).type):
+        raise UserError(f"--image-column: {file} has no column {image!r} with bytes of images, only {_found(schema)}")
     if not labelled:
         return _Columns(image, None, ())
     label = label_column or _label_column(schema, features)
@@ -137,9 +161,14 @@ def _columns(file: Path, labelled: bool, label_column: str | None) -> _Columns:
         expected = f"'{label}'" if label else "'label' or 'labels'"
         raise UserError(
             f"{file} has no label column; expected {expected} and found {_found(schema)}; "
-            "call the column of the classes 'label'"
+            f"name the column of the classes by --label-column{_suggested(features)}"
         )
     return _Columns(image, label, _class_names(features, label))
+
+
+def _suggested(features: dict[str, dict[str, Any]]) -> str:
+    classes = [name for name, value in features.items() if value.get("_type") == "ClassLabel"]
+    return f", such as {' or '.join(classes[:3])}" if classes else ""
 
 
 def _class_names(features: dict[str, dict[str, Any]], label: str) -> tuple[str, ...]:
@@ -149,6 +178,8 @@ def _class_names(features: dict[str, dict[str, Any]], label: str) -> tuple[str, 
 
 
 def _schema(file: Path) -> pa.Schema:
+    if file.suffix == ARROW_SUFFIX:
+        return read_arrow(file).schema
     try:
         return pq.read_schema(file, memory_map=True)
     except (pa.ArrowException, OSError) as error:
@@ -200,7 +231,7 @@ def _labels(file: Path, columns: _Columns) -> NDArray[Any]:
     if missing:
         raise UserError(f"{file} has no column '{missing[0]}' as the other files have, only {_found(schema)}")
     if columns.label is None:
-        return np.full(pq.read_metadata(file, memory_map=True).num_rows, -1, dtype=np.int64)
+        return np.full(_count(file), -1, dtype=np.int64)
     names = _class_names(_features(schema), columns.label)
     if names and columns.names and names != columns.names:
         raise UserError(f"{file} numbers its classes otherwise than the other files; write them alike")
@@ -209,13 +240,25 @@ def _labels(file: Path, columns: _Columns) -> NDArray[Any]:
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise UserError(f"column '{columns.label}' of {file} holds {kind}; expected one integer or name per row")
     try:
-        values = pq.read_table(file, columns=[columns.label], memory_map=True)[columns.label].cast(kind)
+        values = _column(file, columns.label).cast(kind)
         if pa.types.is_integer(kind):  # unsigned numbers know no -1
             return values.cast(pa.int64()).fill_null(-1).to_numpy()
         return np.asarray(values.fill_null("").to_pylist(), dtype=object)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"column '{columns.label}' of {file} cannot be read ({reason}); give another file") from None
+
+
+def _count(file: Path) -> int:
+    if file.suffix == ARROW_SUFFIX:
+        return read_arrow(file).num_rows
+    return pq.read_metadata(file, memory_map=True).num_rows
+
+
+def _column(file: Path, name: str) -> pa.ChunkedArray:
+    if file.suffix == ARROW_SUFFIX:
+        return read_arrow(file)[name]
+    return pq.read_table(file, columns=[name], memory_map=True)[name]
 
 
 def _encode(values: NDArray[Any], columns: _Columns, file: Path) -> tuple[tuple[str, ...], NDArray[np.int64]]:

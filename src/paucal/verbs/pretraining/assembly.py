@@ -128,7 +128,13 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
     Raises:
         UserError: there are none, some cannot be read, or a list of test images in the folder is damaged.
     """
-    images = open_images(settings.data, labelled=False, root=settings.data_root, download=settings.download)
+    images = open_images(
+        settings.data,
+        labelled=False,
+        image_column=settings.image_column,
+        root=settings.data_root,
+        download=settings.download,
+    )
     folder = Path(settings.data).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():
         root = settings.data_root

@@ -15,6 +15,7 @@ from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.locations import data_root, is_named
 from paucal.data.sources.opening import BUILT_IN, open_images
+from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
 from paucal.rules.circumstances import Facts, best_device
@@ -73,8 +74,8 @@ def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     if is_named(settings.data, settings.data_root):
         # With a root the name stays a name, also where a folder is called so.
         changes["data_root"] = str(data_root(settings.data_root))
-    elif settings.data != BUILT_IN and Path(settings.data).expanduser().exists():
-        changes["data"] = _absolute(settings.data)
+    elif settings.data != BUILT_IN and all(Path(one).expanduser().exists() for one in roots_of(settings.data)):
+        changes["data"] = SEPARATOR.join(_absolute(one) for one in roots_of(settings.data))
     if settings.data_root is not None:
         changes["data_root"] = _absolute(settings.data_root)
     labelled = isinstance(settings, LabelledDataSettings)
@@ -100,7 +101,14 @@ def load_images(settings: DataSettings, advance: Advance | None = None, labelled
     Raises:
         UserError: there are none, they are not laid out as expected, or some cannot be read.
     """
-    images = open_images(settings.data, labelled=labelled, root=settings.data_root, download=settings.download)
+    images = open_images(
+        settings.data,
+        labelled=labelled,
+        label_column=settings.label_column if isinstance(settings, LabelledDataSettings) else None,
+        image_column=settings.image_column,
+        root=settings.data_root,
+        download=settings.download,
+    )
     if isinstance(settings, LabelledDataSettings) and settings.classes is not None:
         images = choose_classes(images, settings.classes)
     return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
@@ -149,5 +157,7 @@ def open_again(run: RunFolder, advance: Advance | None = None, download: bool = 
         download=download,
         on_bad_image=stored.get("on_bad_image", "refuse"),
         classes=stored.get("classes"),
+        image_column=stored.get("image_column"),
+        label_column=stored.get("label_column"),
     )
     return load_images(opened, advance)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from paucal.data.named.locations import is_named
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import BUILT_IN
+from paucal.data.sources.several import roots_of
 from paucal.evaluation.results import ClassificationReport
 from paucal.reading import named_path
 from paucal.runs import RunFolder, create_run
@@ -70,12 +71,12 @@ def refuse_among(path: Path, images: Mapping[str, str | None], root: str | None 
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):
             continue
-        folder = named_path(location, name)
-        if folder.is_dir() and _real(path).is_relative_to(_real(folder)):
-            raise UserError(
-                f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be taken for one of "
-                f"them or for a class: give {flag} another place."
-            )
+        for folder in (named_path(one, name) for one in roots_of(location)):
+            if folder.is_dir() and _real(path).is_relative_to(_real(folder)):
+                raise UserError(
+                    f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be taken for one "
+                    f"of them or for a class: give {flag} another place."
+                )
 
 
 def check_results(folder: Path, images: Mapping[str, str | None], root: str | None = None) -> None:

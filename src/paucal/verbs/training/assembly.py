@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paucal.backbones.spec import BackboneSpec
+from paucal.data.checking.findings import Finding
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import Card
 from paucal.evaluation.seen_images import seen_by_start
@@ -21,6 +22,7 @@ from paucal.rules.resolve import origins
 from paucal.runs import RunFolder, read_weights
 from paucal.runs.ancestry import AUTO
 from paucal.types import DataRequest, UserError
+from paucal.verbs.checking.quick import quick_check, told
 from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.images import Prepared, load_images, with_label_maps
 from paucal.verbs.run.job import Bars
@@ -49,10 +51,12 @@ class AssembledTraining(Assembled[TrainSettings]):
         rungs: what is known on the way up from trained weights, or of the time there is; None where a run has its
             length from elsewhere.
         opening: seconds that reading the images took.
+        findings: about the images of a new run, the gravest first.
     """
 
     rungs: Rungs | None = None
     opening: float = 0.0
+    findings: tuple[Finding, ...] = ()
 
 
 def assemble(
@@ -105,9 +109,11 @@ def assemble(
     loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
     if rungs is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
+    findings = tuple(quick_check(prepared)) if run is None and opened is None else ()
     remarks = [
         *([found.remark] if found.remark else ()),
         *images.notes,
+        *told(findings),
         *check_plan(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
         *seen_by_start(settings.init, images, prepared.split),
@@ -120,7 +126,9 @@ def assemble(
         plan = replace(plan, total_steps=0)
     origin = origins(settings, given, reasons)
     opening = time.monotonic() - begin
-    return AssembledTraining(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, rungs, opening)
+    return AssembledTraining(
+        settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, rungs, opening, findings
+    )
 
 
 def _require_passes(settings: TrainSettings, rungs: Rungs | None) -> None:

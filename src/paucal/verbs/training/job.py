@@ -11,6 +11,7 @@ from paucal.settings.options import check_ranges
 from paucal.training import Optimization, Outcome, Watch
 from paucal.training.memory import memory_advice
 from paucal.types import UserError
+from paucal.verbs.checking.quick import write_findings
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.start_weights import pin_start, plain_init
@@ -125,6 +126,7 @@ class TrainingJob:
         """Write down what is known so far, and draw training images as the network will see them."""
         if assembled.rungs is not None:
             assembled.rungs.write(run)
+        write_findings(run, assembled.findings, assembled.prepared.images)
         sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
         write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
 

@@ -1,0 +1,71 @@
+"""What a check finds, in sentences: what it is, whether training would mislead, and what to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+
+Level = Literal["misleads", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check has found.
+
+    Attributes:
+        name: of the kind, with dashes.
+        level: "misleads" where a score would be wrong or a run could not begin, "warning" for what costs accuracy,
+            "note" for what is good to know.
+        text: what was found, a sentence.
+        advice: what to do, a sentence; "" for nothing.
+        groups: positions of the images it is about, those that belong together in one group.
+    """
+
+    name: str
+    level: Level
+    text: str
+    advice: str = ""
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    def to_dict(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return plain JSON values, with the keys of the images."""
+        groups = [[keys[position] for position in group] for group in self.groups]
+        return {"name": self.name, "level": self.level, "text": self.text, "advice": self.advice, "groups": groups}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A set as a check looks at it.
+
+    Attributes:
+        images: the set.
+        parts: (N,) "train", "val", "test" or "unused".
+        declared: whether the parts are the data's own; else they are as `paucal train` would cut them.
+    """
+
+    images: ImageSet
+    parts: NDArray[np.str_]
+    declared: bool
+
+    def across(self, group: Sequence[int]) -> bool:
+        """Return whether images of a group lie in several parts."""
+        return len({self.parts[position] for position in group} - {"unused"}) > 1
+
+    def labels_of(self, group: Sequence[int]) -> set[int]:
+        """Return the labels of a group, without -1."""
+        return {int(self.images.labels[position]) for position in group} - {-1}
+
+
+def ranked(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, the gravest first; those of one level stay in order."""
+    return sorted(findings, key=lambda one: LEVELS.index(one.level))
+
+
+def misleads(findings: Sequence[Finding]) -> bool:
+    """Return whether training on the set would mislead."""
+    return any(one.level == "misleads" for one in findings)

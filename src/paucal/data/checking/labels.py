@@ -1,0 +1,170 @@
+"""What the labels, the parts and the names of a set tell, before any image is read."""
+
+import numpy as np
+
+from paucal.data.checking.findings import Checked, Finding
+from paucal.data.checking.names import suggested_groups
+from paucal.data.images import ImageSet
+from paucal.types import UserError
+from paucal.wording import counted, percent
+
+FEW = 10  # training images of a class, below which its scores are mostly luck
+UNBALANCED, VERY_UNBALANCED = 3.0, 20.0  # times as many images in the largest class as in the smallest
+_SHOWN = 5
+_ENLARGED = 2.0  # times, from which on an image shows little of what the network looks at
+_PARTS = ("train", "val", "test")
+
+
+def label_findings(checked: Checked) -> list[Finding]:
+    """Return what can be said from labels, parts, names and the sizes of a sample."""
+    images = checked.images
+    found = [Finding("source", "note", _sentence(note)) for note in images.notes]
+    if images.classes:
+        found += [*_one_sided(checked), *_rare(checked), *_imbalance(checked)]
+    return [*found, *_names(checked)]
+
+
+def split_problem(problem: UserError) -> Finding:
+    """Return the finding that a set cannot be divided into parts."""
+    return Finding("split", "misleads", _sentence(f"the images cannot be divided into parts: {problem}"), "")
+
+
+def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list[Finding]:
+    """Return findings about images that a network would have to enlarge, or that are none of a kind.
+
+    Args:
+        sizes: (N, 2) heights and widths.
+        wanted: pixels of the shorter side that `paucal train` would choose for the set.
+        positions: (N,) of the images in their set.
+    """
+    if not len(sizes):
+        return []
+    short = sizes.min(axis=1)
+    small = np.flatnonzero(short * _ENLARGED < wanted)
+    if not len(small):
+        return []
+    share, groups = len(small) / len(short), tuple((int(positions[i]),) for i in small)
+    return [
+        Finding(
+            "small-images",
+            "warning" if share < 0.5 else "note",
+            f"{counted(len(small), 'image')} of {len(short)} {_are(len(small))} less than half as large as the "
+            f"{wanted} pixels that a model for this set would look at (the smallest is {int(short.min())} pixels); "
+            "they are enlarged, and show less than the grid could tell",
+            f"take larger copies where there are some, or train at --img-size {max(8, int(np.median(short)))}",
+            groups,
+        )
+    ]
+
+
+def _one_sided(checked: Checked) -> list[Finding]:
+    """Labels that one part lacks: what is never trained cannot be learnt, what is never tested is not judged."""
+    images, found = checked.images, []
+    counts = {part: images.class_counts(np.flatnonzero(checked.parts == part)) for part in _PARTS}
+    there = [part for part in _PARTS if (checked.parts == part).any()]
+    if "train" in there:
+        unseen = [name for place, name in enumerate(images.classes) if not counts["train"][place]]
+        if unseen:
+            found.append(
+                Finding(
+                    "untrained-classes",
+                    "misleads",
+                    f"{counted(len(unseen), 'class', 'classes')} {_are(len(unseen))} in other parts and not in train "
+                    f"({_named(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}",
+                    "check the spelling of the class folders, or move images of these classes to train",
+                )
+            )
+    for part in there[1:]:
+        lost = [name for place, name in enumerate(images.classes) if counts["train"][place] and not counts[part][place]]
+        if lost:
+            found.append(
+                Finding(
+                    "unjudged-classes",
+                    "warning",
+                    f"{counted(len(lost), 'class', 'classes')} {_have(len(lost))} no images in {part} "
+                    f"({_named(lost)}), so nothing is known of {'it' if len(lost) == 1 else 'them'} there",
+                    f"add images of these classes to {part}, or leave the cut to paucal (one folder per class)",
+                )
+            )
+    return found
+
+
+def _rare(checked: Checked) -> list[Finding]:
+    images = checked.images
+    counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
+    rare = [f"{name}: {count}" for name, count in zip(images.classes, counts.tolist(), strict=True) if 0 < count < FEW]
+    if not rare:
+        return []
+    return [
+        Finding(
+            "rare-classes",
+            "warning",
+            f"{counted(len(rare), 'class', 'classes')} {_have(len(rare))} fewer than {FEW} images to train on "
+            f"({_named(rare)}): what is said of {'it' if len(rare) == 1 else 'them'} rests on luck",
+            "add images, join classes, or look at the intervals before believing a score",
+        )
+    ]
+
+
+def _imbalance(checked: Checked) -> list[Finding]:
+    images = checked.images
+    counts = images.class_counts(np.flatnonzero(checked.parts == "train"))
+    if not counts.any() or counts.min() == 0 or counts.max() < UNBALANCED * counts.min():
+        return []
+    most, least, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
+    return [
+        Finding(
+            "imbalance",
+            "warning" if ratio >= VERY_UNBALANCED else "note",
+            f"the classes are unbalanced: '{images.classes[most]}' has {ratio:.0f} times the training images of "
+            f"'{images.classes[least]}' ({counts[most]} and {counts[least]}); always answering "
+            f"'{images.classes[most]}' would be right for {percent(counts[most] / counts.sum())}",
+            "look at the balanced accuracy, and try --class-weights auto or --sampling balanced",
+        )
+    ]
+
+
+def _names(checked: Checked) -> list[Finding]:
+    groups = suggested_groups(checked.images)
+    if groups is None:
+        return []
+    split: dict[str, set[str]] = {}
+    for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
+        split.setdefault(name, set()).add(part)
+    torn = sum(len(parts - {"unused"}) > 1 for parts in split.values())
+    parts = f"; {counted(torn, 'group')} {'lies' if torn == 1 else 'lie'} in several parts" if torn else ""
+    return [
+        Finding(
+            "name-groups",
+            "misleads" if torn and checked.declared else "warning" if torn else "note",
+            f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
+            f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){parts}",
+            f"if that is so, keep groups together: --group-by '{groups.pattern}'" if not checked.declared
+            else "if that is so, divide the images anew so that no group is in two parts",
+        )
+    ]  # fmt: skip
+
+
+def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:
+    """Return the images of each part by class, of the parts that have some."""
+    return {
+        part: dict(zip(images.classes, images.class_counts(np.flatnonzero(parts == part)).tolist(), strict=True))
+        for part in _PARTS
+        if (parts == part).any()
+    }
+
+
+def _sentence(text: str) -> str:
+    return text.rstrip(".;")
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

@@ -1,0 +1,192 @@
+"""What the images of a set tell: what cannot be read, what is there twice, what is blank or of another kind."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from paucal.data.checking.duplicates import LEAST_CONTRAST, Pair, exact_groups, joined
+from paucal.data.checking.findings import Checked, Finding
+from paucal.data.checking.survey import Survey
+from paucal.wording import counted, percent
+
+SAME = 0.9  # cosine of frozen features from which on a pair that looks alike is one picture
+MANY_NEAR = 0.01  # share of the test images with a near twin to train on, from which on scores mislead
+_DARK, _BRIGHT = 0.03, 0.97
+_DEEP = ("I", "F")  # beginnings of the modes with more than 8 bits
+
+
+def picture_findings(checked: Checked, survey: Survey, pairs: Sequence[Pair]) -> list[Finding]:
+    """Return what can be said once every image was looked at.
+
+    Args:
+        checked: the set and its parts.
+        survey: of all its images.
+        pairs: that look alike, with the cosines of frozen features where those were at hand.
+    """
+    exact = exact_groups(survey.digests)
+    near = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
+    found = [*_unreadable(survey, checked), *exact_findings(checked, exact), *_near(checked, near, exact)]
+    return [*found, *_blank(survey), *_modes(survey)]
+
+
+def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Finding]:
+    """Return findings about images with the same bytes: between parts, with different labels, within a part."""
+    across = [group for group in groups if checked.across(group)]
+    conflicts = [group for group in groups if len(checked.labels_of(group)) > 1]
+    inside = [group for group in groups if not checked.across(group) and len(checked.labels_of(group)) < 2]
+    found = []
+    if across:
+        where = "lie in several parts" if checked.declared else "would fall into several parts"
+        found.append(
+            Finding(
+                "duplicates-across-parts",
+                "misleads",
+                f"{_copies(across)} the same as another image, and {where}: the test would ask what training has shown",
+                _apart(checked),
+                _plain(across),
+            )
+        )
+    if conflicts:
+        found.append(
+            Finding(
+                "conflicting-labels",
+                "misleads",
+                f"{_copies(conflicts)} the same as another image with another label: one of the labels is wrong",
+                "keep the copy with the right label",
+                _plain(conflicts),
+            )
+        )
+    if inside:
+        found.append(
+            Finding(
+                "duplicates",
+                "warning",
+                f"{_copies(inside)} the same as another image of the same part and class: it counts more than once",
+                "remove the copies",
+                _plain(inside),
+            )
+        )
+    return found
+
+
+def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]]) -> list[Finding]:
+    """Pairs are of the first copies of equal files; a twin of one is a twin of all its copies."""
+    if not pairs:
+        return []
+    copies = {group[0]: group for group in exact}
+    groups = joined([[*copies.get(p.first, [p.first]), *copies.get(p.second, [p.second])] for p in pairs])
+    confirmed = "" if pairs[0].features is None else " (as frozen features confirm)"
+    found, across = [], [group for group in groups if checked.across(group)]
+    if across:
+        test = np.flatnonzero(checked.parts == "test")
+        shown = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
+        share = len(shown & set(test.tolist())) / max(len(test), 1)
+        twins = f" ({percent(share)} of the test images have a twin to train on)" if share else ""
+        found.append(
+            Finding(
+                "near-duplicates-across-parts",
+                "misleads" if share >= MANY_NEAR else "warning",
+                f"{counted(len(across), 'group')} of images that look alike{confirmed} "
+                f"{_lie(len(across), checked)} in several parts{twins}",
+                f"look at them on the page; {_apart(checked)}",
+                _plain(across),
+            )
+        )
+    differing = [group for group in groups if len(checked.labels_of(group)) > 1]
+    if differing:
+        found.append(
+            Finding(
+                "alike-with-other-labels",
+                "warning",
+                f"{counted(len(differing), 'group')} of images that look alike{confirmed} "
+                f"{'has' if len(differing) == 1 else 'have'} several labels",
+                "look at them on the page, and correct the labels that are wrong",
+                _plain(differing),
+            )
+        )
+    inside = [group for group in groups if not checked.across(group) and len(checked.labels_of(group)) < 2]
+    if inside:
+        found.append(
+            Finding(
+                "near-duplicates",
+                "note",
+                f"{counted(len(inside), 'group')} of images of one part and class "
+                f"{'looks' if len(inside) == 1 else 'look'} alike{confirmed}",
+                "look at them on the page; copies say nothing new",
+                _plain(inside),
+            )
+        )
+    return found
+
+
+def _unreadable(survey: Survey, checked: Checked) -> list[Finding]:
+    bad = sorted(survey.unreadable)
+    if not bad:
+        return []
+    return [
+        Finding(
+            "unreadable",
+            "misleads",
+            f"{counted(len(bad), 'image')} cannot be read, so that a run would not begin "
+            f"(the first: {survey.unreadable[bad[0]]})",
+            "repair or remove them, or leave them out with --on-bad-image skip",
+            tuple((position,) for position in bad),
+        )
+    ]
+
+
+def _blank(survey: Survey) -> list[Finding]:
+    dull = survey.contrast < LEAST_CONTRAST
+    extreme = (survey.brightness < _DARK) | (survey.brightness > _BRIGHT)
+    blank = np.flatnonzero(dull | extreme)  # nan compares as False
+    if not len(blank):
+        return []
+    return [
+        Finding(
+            "blank",
+            "warning",
+            f"{counted(len(blank), 'image')} {'shows' if len(blank) == 1 else 'show'} next to nothing "
+            "(one colour, nearly black or nearly white)",
+            "look at them on the page, and remove what is empty",
+            tuple((int(position),) for position in blank),
+        )
+    ]
+
+
+def _modes(survey: Survey) -> list[Finding]:
+    """Images of different kinds in one set: where classes differ in kind, a model learns the kind."""
+    counts = Counter(mode for mode in survey.modes if mode)
+    found = []
+    if len(counts) > 1:
+        usual = counts.most_common(1)[0][0]
+        odd = tuple((i,) for i, mode in enumerate(survey.modes) if mode and mode != usual)
+        kinds = ", ".join(f"{mode}: {count}" for mode, count in counts.most_common())
+        text = f"the files have pixels of {len(counts)} kinds ({kinds}); all are read as RGB"
+        found.append(Finding("modes", "note", text, "see that no class has a kind of its own", odd))
+    if any(mode.startswith(_DEEP) for mode in counts):
+        deep = sum(count for mode, count in counts.items() if mode.startswith(_DEEP))
+        text = f"{counted(deep, 'image')} have more than 8 bits a channel"
+        found.append(Finding("deep", "note", text, "see in the docs how their range is chosen"))
+    return found
+
+
+def _copies(groups: Sequence[Sequence[int]]) -> str:
+    count = sum(len(group) - 1 for group in groups)
+    return f"{counted(count, 'image')} {'is' if count == 1 else 'are'}"
+
+
+def _lie(count: int, checked: Checked) -> str:
+    if not checked.declared:
+        return "would fall"
+    return "lies" if count == 1 else "lie"
+
+
+def _apart(checked: Checked) -> str:
+    if checked.declared:
+        return "remove the copies from train, or from the part they are judged in"
+    return "remove the copies, or keep them together with --group-by duplicates"
+
+
+def _plain(groups: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(group) for group in groups)

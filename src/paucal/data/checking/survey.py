@@ -1,0 +1,117 @@
+"""One look at every image of a set: what it is, how bright it is, and what it is equal or similar to."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.checking.perceptual_hash import hash_of, small_grey
+from paucal.data.decode import UnreadableImage, decode_reduced
+from paucal.data.images import ImageSet, Store
+from paucal.data.sources.stores import EncodedStore
+from paucal.data.verify import ReportProgress, for_each
+
+DIGEST_BYTES = 16
+_SIDE = 64  # pixels that are enough for a hash and for brightness
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one look at N images has found.
+
+    Attributes:
+        sizes: (N, 2) int64 heights and widths, upright; 0 for what cannot be read.
+        modes: N modes of the pixels in the files, such as "RGB", "L" or "CMYK"; "" for what cannot be read.
+        digests: N digests of the files' bytes, or of the pixels where there are no files; b"" for what cannot be read.
+        hashes: (N,) uint64 perceptual hashes.
+        brightness: (N,) mean of the pixels in grey, from 0 to 1; nan for what cannot be read.
+        contrast: (N,) their standard deviation at 32 x 32 pixels.
+        unreadable: why an image cannot be read, by position.
+    """
+
+    sizes: NDArray[np.int64]
+    modes: list[str]
+    digests: list[bytes]
+    hashes: NDArray[np.uint64]
+    brightness: NDArray[np.float64]
+    contrast: NDArray[np.float64]
+    unreadable: dict[int, str]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    @property
+    def readable(self) -> NDArray[np.int64]:
+        """Positions of the images that can be read."""
+        return np.asarray([i for i in range(len(self)) if i not in self.unreadable], dtype=np.int64)
+
+
+def survey_images(images: ImageSet, workers: int | None = None, progress: ReportProgress | None = None) -> Survey:
+    """Decode every image once, JPEG at a reduced size, and read all of its bytes.
+
+    Args:
+        images: the set.
+        workers: threads; None for one per processor core.
+        progress: called with (images done, images in all) from the calling thread.
+    """
+    count = len(images)
+    found = Survey(
+        sizes=np.zeros((count, 2), dtype=np.int64),
+        modes=[""] * count,
+        digests=[b""] * count,
+        hashes=np.zeros(count, dtype=np.uint64),
+        brightness=np.full(count, np.nan),
+        contrast=np.full(count, np.nan),
+        unreadable={},
+    )
+
+    def look(index: int) -> None:
+        picture, mode, size = _read(images.store, index)
+        digest = digest_of(images.store, index)
+        grey = small_grey(picture)
+        found.sizes[index], found.modes[index], found.digests[index] = size, mode, digest
+        found.hashes[index] = hash_of(grey)
+        found.brightness[index], found.contrast[index] = grey.mean() / 255, grey.std() / 255
+
+    found.unreadable.update(for_each(count, look, workers, progress))
+    return found
+
+
+def digest_of(store: Store, index: int) -> bytes:
+    """Return what is equal for equal images alone: a digest of the file's bytes, else of size and pixels.
+
+    Raises:
+        UnreadableImage: the image cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    if not isinstance(store, EncodedStore):
+        picture = store.read(index)
+        digest.update(f"{picture.size}".encode())
+        digest.update(picture.tobytes())
+        return digest.digest()
+    source = store.source(index)
+    if isinstance(source, bytes):
+        digest.update(source)
+        return digest.digest()
+    try:
+        _update(digest, source)
+    except OSError as problem:
+        raise UnreadableImage(f"image {store.name(index)} cannot be read: {problem.strerror}") from None
+    return digest.digest()
+
+
+def _update(digest: "hashlib.blake2b", path: Path) -> None:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+
+
+def _read(store: Store, index: int) -> tuple[Image.Image, str, tuple[int, int]]:
+    if isinstance(store, EncodedStore):
+        return decode_reduced(store.source(index), store.name(index), _SIDE)
+    picture = store.read(index)
+    return picture, picture.mode, (picture.height, picture.width)

@@ -1,0 +1,191 @@
+"""Archives of image folders, read where they are: nothing is unpacked, and no name in them is followed anywhere.
+
+A zip has an index, and so has a plain tar once it was read through; both give any image at any time. A compressed tar
+(.tar.gz) would have to be unpacked from its beginning for every image, and is refused.
+"""
+
+import os
+import stat
+import tarfile
+import threading
+import zipfile
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet
+from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS, Place, ignored, open_place
+from paucal.data.sources.stores import EncodedStore
+from paucal.reading import require_regular
+from paucal.types import UserError
+
+ARCHIVE_SUFFIXES = (".zip", ".tar")
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+MOST_ENTRIES = 20_000_000
+MOST_IMAGE = 512 << 20  # bytes of one image, unpacked; a bomb has more
+_ENCRYPTED = 1  # bit of a zip entry's flags
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An image in an archive: where its bytes begin (of a zip: its header), and how many they are."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class ArchiveStore(EncodedStore):
+    """Images in a zip or tar file, each read when it is asked for.
+
+    Args:
+        file: the archive.
+        entries: of the images.
+    """
+
+    def __init__(self, file: Path, entries: list[_Entry]) -> None:
+        self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
+        self._forget()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("_file", "_entries", "_zipped")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._file, self._entries, self._zipped = (state[name] for name in ("_file", "_entries", "_zipped"))
+        self._forget()
+
+    def name(self, index: int) -> str:
+        """Return the path within the archive."""
+        return self._entries[index].name
+
+    def source(self, index: int) -> bytes:
+        """Return the bytes of an image.
+
+        Raises:
+            UnreadableImage: they are damaged, encrypted, or more than the archive says.
+        """
+        entry = self._entries[index]
+        if entry.size > MOST_IMAGE:
+            raise UnreadableImage(f"image {entry.name} has more than {MOST_IMAGE:,} bytes, the most that are read")
+        try:
+            with self._lock:
+                content = self._from_zip(entry) if self._zipped else self._from_tar(entry)
+        except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError) as problem:
+            raise UnreadableImage(f"image {entry.name} cannot be read from {self._file.name}: {problem}") from None
+        if len(content) != entry.size:
+            raise UnreadableImage(
+                f"image {entry.name} has {len(content)} bytes, and {self._file.name} says {entry.size}"
+            )
+        return content
+
+    def _from_zip(self, entry: _Entry) -> bytes:
+        if self._archive is None or self._owner != os.getpid():  # a fork would share the place in the file
+            self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
+        with self._archive.open(entry.name) as file:
+            return file.read(entry.size + 1)
+
+    def _from_tar(self, entry: _Entry) -> bytes:
+        with self._file.open("rb") as file:
+            file.seek(entry.offset)
+            return file.read(entry.size)
+
+    def _forget(self) -> None:
+        self._archive: zipfile.ZipFile | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+
+
+def open_archive(file: Path, labelled: bool = True) -> ImageSet:
+    """Open a zip or tar file as the folder it was made of.
+
+    Where all entries lie in one folder (`photos.zip` with `photos/cat/1.jpg`), that folder is the root, unless its name
+    is that of a part.
+
+    Raises:
+        UserError: it is damaged, compressed as a whole, holds a name that leads out of it, or is no folder of images.
+    """
+    require_regular(file)
+    if file.name.lower().endswith(COMPRESSED):
+        raise UserError(
+            f"{file} is compressed as a whole, so that single images cannot be read from it: unpack it, or save the "
+            "images as .zip or plain .tar"
+        )
+    try:
+        entries = _zip_entries(file) if file.suffix.lower() == ".zip" else _tar_entries(file)
+    except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
+        raise UserError(f"{file} cannot be read as an archive ({problem}); fetch or make it again") from None
+    shown = [one for one in entries if not any(ignored(part) for part in one.name.split("/"))]
+    images = sorted((one for one in shown if one.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda one: one.name)
+    passed_over = Counter(
+        os.path.splitext(one.name)[1].lower() for one in shown if not one.name.lower().endswith(IMAGE_SUFFIXES)
+    )
+    base = _base([one.name for one in images])
+    by_key = {one.name.removeprefix(base): one for one in images}
+    place = Place(
+        name=file.stem,
+        location=str(file.resolve()),
+        store=lambda keys: ArchiveStore(file.resolve(), [by_key[key] for key in keys]),
+        subfolders=lambda below: _subfolders(list(by_key), below),
+    )
+    return open_place(place, list(by_key), passed_over, labelled)
+
+
+def _zip_entries(file: Path) -> list[_Entry]:
+    with zipfile.ZipFile(file) as archive:
+        found = archive.infolist()
+        _refuse_many(file, len(found))
+        locked = next((one.filename for one in found if one.flag_bits & _ENCRYPTED), None)
+        if locked is not None:
+            raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password")
+        # A link in a zip is a file that holds a path; nothing but its few bytes would be read.
+        files = [one for one in found if not one.is_dir() and not stat.S_ISLNK(one.external_attr >> 16)]
+        return [_Entry(_checked(file, one.filename), one.header_offset, one.file_size) for one in files]
+
+
+def _tar_entries(file: Path) -> list[_Entry]:
+    found: dict[str, _Entry] = {}
+    with tarfile.open(file, "r:") as archive:
+        for number, one in enumerate(archive):
+            _refuse_many(file, number)
+            archive.members.clear()  # type: ignore[attr-defined]  # which would keep every header in memory
+            if one.isreg() and not one.issparse():
+                name = _checked(file, one.name)
+                found[name] = _Entry(name, one.offset_data, one.size)  # of several of one name the last counts
+    return list(found.values())
+
+
+def _checked(file: Path, name: str) -> str:
+    """Return the name of an entry in one spelling; refuse one that leads out of the archive."""
+    plain = name.replace("\\", "/")
+    if plain.startswith("/") or PureWindowsPath(plain).drive or ".." in plain.split("/") or "\0" in plain:
+        raise UserError(f"{file} holds the name {name[:80]!r}, which leads out of it: do not trust this archive")
+    return name
+
+
+def _refuse_many(file: Path, count: int) -> None:
+    if count > MOST_ENTRIES:
+        raise UserError(f"{file} has more than {MOST_ENTRIES:,} entries, the most that are read")
+
+
+def _base(names: list[str]) -> str:
+    """Return the folder that all images lie in, as a prefix; "" where they lie in several."""
+    base = ""
+    while names:
+        tops = {name.removeprefix(base).partition("/")[0] for name in names}
+        nested = all(name.removeprefix(base).count("/") >= 2 for name in names)
+        if len(tops) != 1 or not nested or next(iter(tops)).lower() in PARTS:
+            break
+        base += f"{next(iter(tops))}/"
+    return base
+
+
+def _subfolders(keys: list[str], below: str) -> list[str]:
+    prefix = f"{below}/" if below else ""
+    inside = (key.removeprefix(prefix) for key in keys if key.startswith(prefix))
+    return sorted({key.partition("/")[0] for key in inside if "/" in key})

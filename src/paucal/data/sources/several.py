@@ -1,0 +1,129 @@
+"""Several places as one set: images that were collected in several folders, tables or archives."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from paucal.data.decode import ImageSource
+from paucal.data.images import ImageSet, Store
+from paucal.data.sources.stores import EncodedStore
+from paucal.types import UserError
+
+SEPARATOR = os.pathsep  # ":", and ";" on Windows, as in lists of paths everywhere
+
+
+def roots_of(location: str | Path) -> list[str]:
+    """Return the places that a location names: several where they are joined by ":" (";" on Windows), else itself.
+
+    A file or folder of that very name wins, and so does a name that is no list of things that exist.
+
+    Example:
+        >>> roots_of("digits")
+        ['digits']
+    """
+    text = str(location)
+    pieces = text.split(SEPARATOR)
+    if len(pieces) < 2 or _exists(text) or not any(_exists(piece) for piece in pieces):
+        return [text]
+    return pieces
+
+
+def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
+    """Return one set of several: classes are joined by their names, and keys begin with the name of their place.
+
+    Where some places have parts of their own and others have none, the images of the others are training images.
+
+    Args:
+        sets: opened alike, all labelled or all unlabelled.
+        location: of the whole.
+
+    Raises:
+        UserError: one of them has classes and another has none.
+    """
+    labelled = {bool(one.classes) for one in sets}
+    if len(labelled) > 1:
+        raise UserError(f"{location}: some of these places have classes and others have none; give alike ones")
+    names = _names(sets)
+    classes = tuple(sorted({name for one in sets for name in one.classes}))
+    known = [replace(one, classes=()) if not one.classes else one.with_classes(classes) for one in sets]
+    parts = any(part for one in sets for part in one.declared)
+    stores = [one.store for one in sets]
+    encoded = all(isinstance(store, EncodedStore) for store in stores)
+    return ImageSet(
+        name="+".join(names),
+        location=location,
+        classes=classes,
+        keys=[f"{name}/{key}" for name, one in zip(names, sets, strict=True) for key in one.keys],
+        labels=np.concatenate([one.labels for one in known]),
+        declared=[part or ("train" if parts else "") for one in sets for part in one.declared],
+        store=JoinedEncoded(stores) if encoded else Joined(stores),  # type: ignore[arg-type]
+        hints=sets[0].hints,
+        notes=tuple(f"{name}: {note}" for name, one in zip(names, sets, strict=True) for note in one.notes),
+    )
+
+
+class Joined:
+    """A store of several, one after the other."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores = list(stores)
+        self._ends = np.cumsum([len(store) for store in stores])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, index: int) -> Image.Image:
+        """Return the upright RGB image."""
+        store, place = self._of(index)
+        return store.read(place)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return its (height, width)."""
+        store, place = self._of(index)
+        return store.size(place)
+
+    def check(self, index: int) -> None:
+        """Raise if it cannot be read."""
+        store, place = self._of(index)
+        store.check(place)
+
+    def _of(self, index: int) -> tuple[Store, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self._stores[number], index - int(self._ends[number] - len(self._stores[number]))
+
+
+class JoinedEncoded(EncodedStore):
+    """The same of encoded images."""
+
+    def __init__(self, stores: Sequence[EncodedStore]) -> None:
+        self._joined = Joined(stores)
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def source(self, index: int) -> ImageSource:
+        """Return the encoded bytes or the path of the file."""
+        store, place = self._joined._of(index)
+        return store.source(place)  # type: ignore[attr-defined]
+
+    def name(self, index: int) -> str:
+        """Return the name used in messages."""
+        store, place = self._joined._of(index)
+        return store.name(place)  # type: ignore[attr-defined]
+
+
+def _names(sets: Sequence[ImageSet]) -> list[str]:
+    """Return a different name for every set, the same wherever they are copied to together."""
+    names = [one.name for one in sets]
+    return [name if names.count(name) == 1 else f"{name}-{place + 1}" for place, name in enumerate(names)]
+
+
+def _exists(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False

@@ -1,0 +1,82 @@
+"""Which labels are probably wrong, from probabilities of models that have not seen them: confident learning.
+
+Northcutt, Jiang and Chuang 2021, "Confident learning: estimating uncertainty in dataset labels", sections 3.1 and 3.2,
+method 2 (the off-diagonals of the confident joint). As in the authors' program cleanlab (filter "confident_learning"),
+an image that several classes are confident of counts for the likeliest class of all, and a label that is itself the
+likeliest is never suspected.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SLACK = 1e-6  # as cleanlab's, so that a class whose probabilities are all the same reaches its own mean
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A label that is probably wrong.
+
+    Attributes:
+        position: of the image among those that were given.
+        given: its label.
+        suggested: the class it probably has.
+        confidence: out-of-fold probability of its own label; the smaller, the more suspect.
+        suggested_confidence: that of the suggested class.
+    """
+
+    position: int
+    given: int
+    suggested: int
+    confidence: float
+    suggested_confidence: float
+
+
+def class_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return (K,) mean probabilities of each class over the images labelled so (equation 2); inf without images."""
+    thresholds = np.full(probabilities.shape[1], np.inf)
+    for label in np.unique(labels):
+        thresholds[label] = probabilities[labels == label, label].mean()
+    return thresholds
+
+
+def confident_joint(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return (K, K) counts of images labelled i that are confidently j (equation 1)."""
+    guesses = _confident_class(probabilities, labels)
+    n_classes = probabilities.shape[1]
+    counts = np.zeros((n_classes, n_classes), dtype=np.int64)
+    np.add.at(counts, (labels[guesses >= 0], guesses[guesses >= 0]), 1)
+    return counts
+
+
+def suspected_labels(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[Suspect]:
+    """Return the labels that are probably wrong, those with the smallest probability of their own class first.
+
+    Args:
+        probabilities: (N, K), of models that were not trained on the image; rows sum to 1.
+        labels: (N,) in [0, K).
+
+    Raises:
+        ValueError: the shapes do not fit, or a probability is no number from 0 to 1.
+    """
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
+        raise ValueError(f"expected (N, K) probabilities and (N,) labels, got {probabilities.shape} and {labels.shape}")
+    if not ((probabilities >= 0) & (probabilities <= 1 + _SLACK)).all():
+        raise ValueError("expected probabilities from 0 to 1")
+    guesses, likeliest = _confident_class(probabilities, labels), probabilities.argmax(1)
+    suspects = np.flatnonzero((guesses >= 0) & (guesses != labels) & (likeliest != labels))
+    own = probabilities[np.arange(len(labels)), labels]
+    ordered = suspects[np.argsort(own[suspects], kind="stable")]
+    return [
+        Suspect(int(i), int(labels[i]), int(guesses[i]), float(own[i]), float(probabilities[i, guesses[i]]))
+        for i in ordered
+    ]
+
+
+def _confident_class(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the (N,) class that each image confidently has, -1 where none reaches its threshold."""
+    reached = probabilities >= class_thresholds(probabilities, labels) - _SLACK
+    count = reached.sum(1)
+    guesses = np.where(count > 1, probabilities.argmax(1), reached.argmax(1))
+    return np.where(count > 0, guesses, -1)

@@ -1,0 +1,129 @@
+"""Frozen features for a check: of a run, of trained weights that are at hand, or else the pixels themselves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.inputs import input_of_timm
+from paucal.backbones.weights.start import start_from
+from paucal.backbones.weights.trained import TRAINED, Trained, at_hand
+from paucal.data.images import ImageSet
+from paucal.data.loader import make_eval_loader
+from paucal.evaluation.deployed import Preprocessing, load_deployed, usable_device
+from paucal.evaluation.predictions import predict_all
+from paucal.settings.options import check_size
+from paucal.types import UserError, height_and_width
+from paucal.verbs.checking.settings import CheckSettings
+from paucal.verbs.run.start_weights import read_timm
+from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
+
+Advance = Callable[[int, int], None]
+USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels; a check needs no more to tell pictures apart
+PIXELS = 16  # side to which images are reduced where there are no weights
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads features of images.
+
+    Attributes:
+        name: of the model, for people; "" for the pixels.
+        module: gives (B, D) features; None for the pixels.
+        preprocess: how images are prepared for it.
+        device: where it computes.
+    """
+
+    name: str
+    module: nn.Module | None = None
+    preprocess: Preprocessing | None = None
+    device: str = "cpu"
+
+    @property
+    def trained(self) -> bool:
+        """Whether there are trained weights; pixels say little about photographs."""
+        return self.module is not None
+
+    def read(
+        self,
+        images: ImageSet,
+        indices: NDArray[np.int64],
+        settings: CheckSettings,
+        progress: Advance | None = None,
+    ) -> Tensor:
+        """Return (N, D) float32 features on the CPU, in the order of `indices`."""
+        if self.module is None or self.preprocess is None:
+            return _pixels(images, indices, progress)
+        loader = make_eval_loader(
+            images, indices, self.preprocess.transform(), settings.batch_size, settings.workers, pin_memory=False
+        )
+        told = None if progress is None else lambda done: progress(done, len(indices))
+        found = predict_all(self.module, loader, self.device, progress=told)
+        rank = torch.empty(len(indices), dtype=torch.int64)
+        rank[torch.from_numpy(np.argsort(indices, kind="stable"))] = torch.arange(len(indices))
+        return found.logits[rank]
+
+
+def weights_at_hand() -> Trained | None:
+    """Return the first trained weights that need no network; None where there are none."""
+    return next((one for one in TRAINED if one.device == "cpu" and at_hand(one)), None)
+
+
+def open_reader(settings: CheckSettings, side: int) -> Reader:
+    """Return a reader of the model that was asked for, of weights at hand, or of pixels.
+
+    Args:
+        settings: of the check.
+        side: median of the images' shorter sides in pixels.
+
+    Raises:
+        UserError: there is no such model, its weights cannot be had, or it has no linear classifier to read before.
+    """
+    check_size(settings.img_size)
+    if settings.model is not None and Path(settings.model).expanduser().is_dir():
+        return _of_run(settings)
+    if settings.model is not None and not timm.is_model(settings.model):
+        raise UserError(f"--model: {settings.model!r} is neither a run folder nor a timm model; give one, or neither.")
+    found = weights_at_hand()
+    name = settings.model or (found and found.name)
+    if name is None:
+        return Reader("")
+    size = height_and_width(settings.img_size or (FOR_SMALL if side <= SMALL else USUAL))
+    weights = read_timm(name)
+    spec = BackboneSpec(name, timm.get_pretrained_cfg(name).num_classes, image_size=size)  # type: ignore[union-attr]
+    with torch.random.fork_rng(devices=[]):
+        model = spec.build().model
+    start_from(model, weights, weights.classes, head="keep")
+    fed = input_of_timm(name)
+    return _reader(name, model, Preprocessing(size, 1.0, fed.interpolation, fed.mean, fed.std), settings)
+
+
+def _of_run(settings: CheckSettings) -> Reader:
+    deployed = load_deployed(str(settings.model), settings.device)
+    if settings.img_size is not None:
+        raise UserError("--img-size: a run's model looks at images of its own size: leave it out.")
+    return _reader(str(settings.model), deployed.module, deployed.card.preprocessing, settings)
+
+
+def _reader(name: str, model: nn.Module, preprocess: Preprocessing, settings: CheckSettings) -> Reader:
+    if linear_classifier(model) is None:
+        raise UserError(f"--model: {name} has no linear classifier whose inputs could be read; choose another model.")
+    device = usable_device(settings.device)
+    return Reader(name, ClassifierInputs(model).eval().to(device), preprocess, str(device))
+
+
+def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:
+    found = np.empty((len(indices), PIXELS * PIXELS * 3), dtype=np.float32)
+    for place, index in enumerate(indices.tolist()):
+        small = images.store.read(index).resize((PIXELS, PIXELS), Image.Resampling.BOX)
+        found[place] = np.asarray(small, dtype=np.float32).reshape(-1) / 255
+        if progress is not None and place % 256 == 255:
+            progress(place + 1, len(indices))
+    return torch.from_numpy(found)

@@ -1,0 +1,30 @@
+"""The settings of `paucal check`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.options import option
+
+_GROUP = "check"
+
+
+@dataclass(frozen=True)
+class CheckSettings(LabelledDataSettings):
+    """Every setting of `paucal check`; the command line and `paucal.check` share it."""
+
+    labels: bool = option(
+        "list labels that are probably wrong, from models that have not seen them; takes minutes", False, group=_GROUP
+    )
+    model: str | None = option(
+        "whose frozen features to use: a run folder or a timm model with weights at hand; by default trained weights "
+        "on this machine, else the pixels",
+        group=_GROUP,
+    )
+    img_size: list[int] | None = option("pixels that the model looks at images with", group=_GROUP)
+    output: str | None = option("folder for check.html, check.json and contact_sheet.png", group=_GROUP)
+    format: Literal["table", "json"] = option("form of the answer on the screen", "table", group=_GROUP)
+    seed: int = option("seed of the cut that is looked at, and of the folds", 0, group=_GROUP, low=0, high=2**62)
+    batch_size: int = option("images per forward pass", 32, group=_GROUP, low=1, high=1 << 20)
+    workers: int = option("processes that load images for the model", 0, group=_GROUP, low=0, high=64)
+    device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)
