@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +56,14 @@ def seconds_per_image(model: nn.Module, images: Tensor, method: str | None, repe
     return best / len(images)
 
 
+def merged(stored: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored result with some methods measured again."""
+    again = {row["method"] for row in new["scores"]}
+    rows = [row for row in stored["scores"] if row["method"] not in again] + new["scores"]
+    times = {**stored["times_plain"], **new["times_plain"]}
+    return {**new, "times_plain": times, "scores": sorted(rows, key=lambda row: -row["faithfulness"])}
+
+
 def main() -> None:
     """Score and time every run given."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -91,6 +100,8 @@ def main() -> None:
             "scores": as_rows(scores),
         }
         path = RESULTS / f"{Path(run).name}.json"
+        if options.methods and path.exists():
+            result = merged(json.loads(path.read_text()), result)
         path.write_text(json.dumps(result, indent=2) + "\n")
         print(json.dumps(result, indent=1))
 

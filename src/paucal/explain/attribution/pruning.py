@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from paucal.explain.attribution.explicit import explicit_attention
 from paucal.explain.attribution.relevance_mode import carries
 
 Products = Literal["halved", "values"]
@@ -48,6 +49,9 @@ class PrunedGradients(TorchFunctionMode):
         named, name = kwargs or {}, func.__name__
         if not args or not carries(args[0]):
             return func(*args, **named)
+        if name == "scaled_dot_product_attention":
+            with self:
+                return explicit_attention(*args, **named)
         if name == "softmax" and self.products == "values":
             return func(*args, **named).detach()
         if name in _GATED:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from paucal.explain.attribution.explicit import explicit_attention
 from paucal.explain.attribution.rules import Convolution, Linear, Mean, Product, Sum, Unchanged
 
 _UNCHANGED = {
@@ -35,6 +36,9 @@ class RelevanceMode(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        if func.__name__ == "scaled_dot_product_attention":
+            with self:
+                return explicit_attention(*args, **named)
         rule = _rule(func.__name__)
         if rule is None or not any(carries(value) for value in (*args, *named.values())):
             return func(*args, **named)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones.attention_maps import attention_layers
+from paucal.backbones.forward_hooks import final_norm_names
 from paucal.backbones.layout import last_tensor
 from paucal.explain.attention.head_tokens import fold_head_tokens
 from paucal.explain.attention.reading import Recorded, run_recorded
@@ -13,9 +14,9 @@ from paucal.explain.attention.rollout import Flow, last_row
 
 
 def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[Recorded, dict[str, Any]]:
-    """Run a model as `run_recorded` does; also return the outputs of the blocks that hold its attention, by name."""
+    """Run a model as `run_recorded` does; also return by name what its blocks with attention and its final norm give."""
     kept: dict[str, Any] = {}
-    names = {name.rpartition(".")[0] for name in attention_layers(module)}
+    names = {name.rpartition(".")[0] for name in attention_layers(module)} | set(final_norm_names(module))
     handles = [keep_output(module, name, kept) for name in sorted(names)]
     try:
         return run_recorded(module, images), kept
@@ -30,7 +31,8 @@ def start_of(
     """Return the shares of the last tokens in a class, with sum 1.
 
     All of it belongs to the class token where the classifier reads that. Where it reads the mean of the cells, each has
-    the positive part of its gradient times feature, or of its relevance.
+    the positive part of its gradient times feature, or of its relevance, after the final norm: before a norm, which
+    does not change with the length of its input, gradient times feature is 0.
 
     Args:
         module: the model.
@@ -42,7 +44,8 @@ def start_of(
     last = recorded.maps[-1]
     layer = fold_head_tokens(last, average=False)
     alike = last_row(module, layer.tokens, len(one_hot), layer.weights.detach())
-    output = last_tensor(outputs.get(last.layer.rpartition(".")[0]))
+    candidates = [*reversed(final_norm_names(module)), last.layer.rpartition(".")[0]]
+    output = next((last_tensor(outputs[name]) for name in candidates if name in outputs), None)
     reads_cells = bool((alike.tokens.to_grid(alike.values) > 0).all())
     if not reads_cells or not isinstance(output, Tensor) or not output.requires_grad:
         return alike
