@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
+    from paucal.verbs.training.launch import cross_validate as cross_validate
     from paucal.verbs.training.launch import train as train
 
 __version__ = version("paucal")
@@ -51,6 +52,7 @@ _WHERE = {
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
     "check": "paucal.verbs.checking.launch",
+    "cross_validate": "paucal.verbs.training.launch",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
     "evaluate": "paucal.verbs.judging.launch",
@@ -79,6 +81,7 @@ __all__ = [
     "UserError",
     "__version__",
     "check",
+    "cross_validate",
     "drloc_loss",
     "esvit_loss",
     "evaluate",
