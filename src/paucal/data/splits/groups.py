@@ -98,7 +98,7 @@ def cut_groups(
     total = np.bincount(labels[pool], minlength=n_classes)
     left = total.copy()
     for part, share in wanted_parts.items():
-        moved = _nearest(share * total, left, counts, [group for group in order if group in counts])
+        moved = _nearest(total.astype(np.float64) * share, left, counts, [group for group in order if group in counts])
         for group in moved:
             parts[members[group]] = part
             left = left - counts.pop(group)
