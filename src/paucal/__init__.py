@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
+    from paucal.verbs.training.launch import cross_validate as cross_validate
     from paucal.verbs.training.launch import train as train
 
 __version__ = version("paucal")
@@ -52,6 +53,7 @@ _WHERE = {
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
     "check": "paucal.verbs.checking.launch",
+    "cross_validate": "paucal.verbs.training.launch",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
     "evaluate": "paucal.verbs.judging.launch",
@@ -81,6 +83,7 @@ __all__ = [
     "UserError",
     "__version__",
     "check",
+    "cross_validate",
     "drloc_loss",
     "esvit_loss",
     "evaluate",

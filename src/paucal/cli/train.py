@@ -16,11 +16,15 @@ def run(argv: Sequence[str]) -> int:
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.run.life import Stopped, begin, resume, show_config
     from paucal.verbs.run.voice import Voice
+    from paucal.verbs.training.folds import cross_validate
     from paucal.verbs.training.job import TrainingJob
 
     if values.print_config:
         print(show_config(TrainingJob(), TrainSettings(**changes), given), end="")
         return 0
+    if values.folds is not None and "resume" not in given:
+        found = cross_validate(TrainSettings(**changes), given, Voice())
+        return 130 if isinstance(found, Stopped) else 0
     if "resume" in given:
         result = resume(TrainingJob(), values.resume, Voice(), changes)
     else:

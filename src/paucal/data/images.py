@@ -1,7 +1,7 @@
 """What a source of images is to the rest of paucal: keys, labels and a store of pixels by position."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +59,7 @@ class ImageSet:
         store: reads the pixels.
         hints: what the source knows about its images.
         notes: sentences about what was left out or looks odd, for `paucal check` and the report.
+        columns: what else a table says of each image, by the names of its columns.
     """
 
     name: str
@@ -70,11 +71,13 @@ class ImageSet:
     store: Store
     hints: Hints = Hints()
     notes: tuple[str, ...] = ()
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lengths = {len(self.keys), len(self.labels), len(self.declared), len(self.store)}
+        lengths |= {len(column) for column in self.columns.values()}
         if len(lengths) != 1:
-            raise ValueError(f"keys, labels, declared and store differ in length: {sorted(lengths)}")
+            raise ValueError(f"keys, labels, declared, store and columns differ in length: {sorted(lengths)}")
         if len(self.labels) and not -1 <= self.labels.min() <= self.labels.max() < max(len(self.classes), 1):
             raise ValueError(f"labels are outside of [-1, {len(self.classes)})")
 
@@ -124,6 +127,7 @@ class ImageSet:
             declared=[self.declared[i] for i in indices],
             store=Selection(self.store, indices),
             notes=(*self.notes, note) if note else self.notes,
+            columns={name: [column[i] for i in indices] for name, column in self.columns.items()},
         )
 
 

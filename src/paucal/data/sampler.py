@@ -42,6 +42,9 @@ class StepSampler(Sampler[list[SampleKey]]):
         repeats: how often an image is drawn in a row, each time augmented anew (repeated augmentation,
             arXiv:1902.05509); an epoch then shows that many times fewer images in the same number of steps.
         accumulate: forward passes per optimizer step; an epoch has whole steps.
+        labels: (n,) int64 classes of the images, for epochs that show as many of every class; None for all images once.
+            Small classes are shown several times then, each time augmented anew, and of large ones other images in
+            every epoch.
     """
 
     indices: NDArray[np.int64]
@@ -54,6 +57,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     shuffle: bool = True
     repeats: int = 1
     accumulate: int = 1
+    labels: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if len(self.indices) == 0 or min(self.batch_size, self.world, self.repeats, self.accumulate) < 1:
@@ -81,17 +85,46 @@ class StepSampler(Sampler[list[SampleKey]]):
     def epoch_keys(self, epoch: int) -> list[SampleKey]:
         """Return the samples of an epoch over all processes, in order, at least one global batch of them."""
         count = len(self.indices)
-        order = np.arange(count)
-        if self.shuffle:
-            order = np.random.default_rng(derive_seed(self.seed, epoch)).permutation(count)
+        order, again = np.arange(count), np.zeros(count, dtype=np.int64)
+        generator = np.random.default_rng(derive_seed(self.seed, epoch))
+        if self.labels is not None:
+            order, again = balanced_order(self.labels, generator)
+        elif self.shuffle:
+            order = generator.permutation(count)
         # Draw number d shows image d // repeats; past the last image it begins again with higher repeat
         # numbers.
         draws = np.arange(max(count, self._global_batch * self.accumulate))
         rounds, positions = np.divmod(draws // self.repeats, count)
         repeats = rounds * self.repeats + draws % self.repeats
+        repeats = repeats + again[positions] * (int(repeats.max()) + 1)
         images = self.indices[order[positions]]
         return [SampleKey(epoch, i, r) for i, r in zip(images.tolist(), repeats.tolist(), strict=True)]
 
     @property
     def _global_batch(self) -> int:
         return self.batch_size * self.world
+
+
+def balanced_order(
+    labels: NDArray[np.int64], generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (n,) positions with as many of every class, in random order, and how often each came before.
+
+    Of n draws every class gets n / K, the remainder going to classes by chance. Within a class the images come in
+    random order, and begin again once all were there, so that none comes twice more often than another of its class.
+
+    Args:
+        labels: (n,) classes.
+        generator: of the order.
+    """
+    classes = np.unique(labels)
+    shares = np.full(len(classes), len(labels) // len(classes))
+    shares[generator.permutation(len(classes))[: len(labels) % len(classes)]] += 1
+    order, again = [], []
+    for label, share in zip(classes, shares.tolist(), strict=True):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        rounds, places = np.divmod(np.arange(share), len(members))
+        order.append(members[places])
+        again.append(rounds)
+    mixed = generator.permutation(len(labels))
+    return np.concatenate(order)[mixed], np.concatenate(again)[mixed]

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.methods.token_labeling.settings import TokenLabelingSettings
-from paucal.settings.groups import JobSettings, LabelledDataSettings
+from paucal.settings.groups import LABELLED, JobSettings, LabelledDataSettings
 from paucal.settings.options import option
-from paucal.settings.parts import AugmentationSettings, FineTuningSettings, SplitSettings, TrainScheduleSettings
+from paucal.settings.parts import (
+    AugmentationSettings,
+    BalanceSettings,
+    FineTuningSettings,
+    SplitSettings,
+    TrainScheduleSettings,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class TrainSettings(
     TrainScheduleSettings,
     MethodSettings,
     FineTuningSettings,
+    BalanceSettings,
     SplitSettings,
     LabelledDataSettings,
     JobSettings,
@@ -31,7 +38,7 @@ class TrainSettings(
     """Every setting of `paucal train`; the command line and `paucal.train` share it."""
 
     data: str = option(
-        "folder of images, Parquet file or folder, list file, a published set such as 'cifar10', or 'digits'",
+        f"{LABELLED}; several places joined by ':' (';' on Windows)",
         "digits",
         group="data",
     )

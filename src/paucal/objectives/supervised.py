@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.objectives.base import Term
@@ -35,6 +36,16 @@ class Supervised(OneBackbone):
     ) -> None:
         super().__init__(backbone, terms, tuning)
         self.label_smoothing = label_smoothing
+        self.class_weights: Tensor | None
+        self.register_buffer("class_weights", None, persistent=False)  # a function of the data, not learnt
+
+    def weigh_classes(self, weights: Tensor) -> None:
+        """Weigh the classes in the loss.
+
+        Args:
+            weights: (K,), of mean 1 over the training images.
+        """
+        self.class_weights = weights.float()
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the loss named "class" and one per term.
@@ -50,7 +61,15 @@ class Supervised(OneBackbone):
         logits = features[0].logits
         assert logits is not None  # the constructor has seen to a classifier
         # Not left to autocast: which functions it computes in float32 differs between devices.
-        loss = F.cross_entropy(logits.float(), batch.labels, label_smoothing=self.label_smoothing)
+        loss = self._loss(logits.float(), batch.labels)
         losses = LossTerms({"class": loss})
         self.add_terms(losses, features[: len(self.names)], batch, progress)
         return losses
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.class_weights is None:
+            return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        # Divided by the images and not by their weights, so that a label and the same as shares weigh alike.
+        weights = self.class_weights.to(logits.device)
+        total = F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing, reduction="sum")
+        return total / len(logits)

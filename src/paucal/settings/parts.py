@@ -30,6 +30,28 @@ class SplitSettings(CutSettings):
 
     fraction: float | None = option("use only this share of the training images, stratified", group="data", above=0)
     few_labels: int | None = option("use only so many training images per class", group="data", low=1, high=MOST)
+    group_by: str | None = option(
+        "keep images of a group in one part: a column of the table, 'duplicates', or a pattern in the names such as "
+        "'patient[0-9]+'",
+        group="data",
+    )
+    split: str | None = option("divide the images as this split.csv does", group="data")
+    folds: int | None = option(
+        "cross-validate: train so often, each time with another fold as the test", group="data", low=2, high=100
+    )
+    fold: str | None = option("train with one fold as the test, such as 2/5", group="data")
+
+
+@dataclass(frozen=True)
+class BalanceSettings:
+    """What is done about classes of different sizes."""
+
+    class_weights: Literal["none", "auto"] = option(
+        "weights of the classes in the loss: auto gives every class the same weight in all", "none"
+    )
+    sampling: Literal["shuffled", "balanced"] = option(
+        "which training images an epoch shows: all of them, or as many of every class", "shuffled"
+    )
 
 
 @dataclass(frozen=True)

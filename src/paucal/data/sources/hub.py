@@ -3,6 +3,7 @@
 Nothing of a data set is run: no script, no pickle. `huggingface_hub` comes with timm and keeps what it has fetched.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from paucal.types import UserError
 
 PREFIX = "hf:"
 CONVERTED = "refs/convert/parquet"  # the branch where the hub keeps Parquet files of most data sets
+
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # of a name; none that leads anywhere else
 
 
 def is_on_hub(location: str | Path) -> bool:
@@ -27,8 +30,8 @@ def hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
     Raises:
         UserError: the name is none, it is not there, cannot be fetched, has no Parquet files or several configurations.
     """
-    owner, name, *configuration = [*location.removeprefix(PREFIX).split("/", 2), ""][:3]
-    if not owner or not name or any(set(part) - _ALLOWED for part in (owner, name, *configuration)):
+    owner, name, *configuration = [*location.removeprefix(PREFIX).split("/", 2), "", ""][:3]
+    if not all(map(_PART.fullmatch, (owner, name, configuration[0] or name))):
         raise UserError(f"{location!r} names no data set of the hub; expected hf:OWNER/NAME, as in hf:uoft-cs/cifar100")
     repository, problem = f"{owner}/{name}", ""
     for revision in (None, CONVERTED):
@@ -39,13 +42,10 @@ def hub_files(location: str, download: bool) -> tuple[Path, list[Path]]:
             continue
         files = sorted(root.rglob("*.parquet"))
         if files:
-            return root, _of_configuration(root, files, configuration[0] if configuration else "", location)
+            return root, _of_configuration(root, files, configuration[0], location)
         problem = "it has no Parquet files"
     how = "check the name and the network" if download else "fetch it with --download"
     raise UserError(f"the data set {repository} is not on this machine, or cannot be had ({problem}); {how}")
-
-
-_ALLOWED = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def _fetched(repository: str, revision: str | None, download: bool) -> Path:

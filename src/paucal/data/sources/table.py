@@ -18,6 +18,7 @@ from paucal.wording import counted, was
 
 TABLE_SUFFIXES = (".csv", ".tsv")
 MOST_BYTES = 512 << 20
+MOST_COLUMNS = 16  # kept beside path, class and part
 IMAGE_COLUMNS = (
     *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
     *("image_name", "imageid", "id", "key"),
@@ -33,21 +34,29 @@ _DELIMITERS = ",;\t"
 
 @dataclass(frozen=True)
 class _Row:
-    """One image: its path as the table has it, its class ("" for none), its part, and where the row stands."""
+    """One image: its path as the table has it, its class ("" for none), its part, its line, and the other cells."""
 
     path: str
     label: str
     part: str
     line: int
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Positions of the columns; None for those that are not there."""
+    """Positions of the columns, None for those that are not there; and the names of all."""
 
     image: int
     label: int | None
     split: int | None
+    names: tuple[str, ...] = ()
+
+    @property
+    def others(self) -> list[int]:
+        """Positions of a few columns that are neither path nor part, such as that of a patient."""
+        found = [place for place in range(len(self.names)) if place not in (self.image, self.split)]
+        return found[:MOST_COLUMNS]
 
 
 def open_table(
@@ -77,8 +86,10 @@ def open_table(
             hold several labels, a part has no known name, or the first image is not there.
     """
     rows, notes = [], []
+    names: list[tuple[str, ...]] = []
     for part, one in _together(file).items():
-        rows += _read(one, labelled, image_column, label_column, part)
+        found, others = _read(one, labelled, image_column, label_column, part)
+        rows, names = [*rows, *found], [*names, others]
     rows, repeated = _without_repetitions(rows, file)
     unused = [row for row in rows if row.part == "unused"]
     rows = [row for row in rows if row.part != "unused"]
@@ -102,7 +113,15 @@ def open_table(
         declared=[row.part for row in rows],
         store=FileStore(folder, keys),
         notes=(f"read from {file.name}", *notes),
+        columns=_other_columns(names, rows),
     )
+
+
+def _other_columns(names: Sequence[tuple[str, ...]], rows: Sequence[_Row]) -> dict[str, list[str]]:
+    """Return the further columns; none where the tables of the parts differ in them."""
+    if len(set(names)) != 1:
+        return {}
+    return {name: [row.others[place] for row in rows] for place, name in enumerate(names[0])}
 
 
 def find_table(folder: Path) -> Path | None:
@@ -165,7 +184,9 @@ def _cells(file: Path) -> Iterable[list[str]]:
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
 
 
-def _read(file: Path, labelled: bool, image_column: str | None, label_column: str | None, own_part: str) -> list[_Row]:
+def _read(
+    file: Path, labelled: bool, image_column: str | None, label_column: str | None, own_part: str
+) -> tuple[list[_Row], tuple[str, ...]]:
     try:
         lines = [(number, row) for number, row in enumerate(_cells(file), start=1) if any(cell.strip() for cell in row)]
     except FileNotFoundError:
@@ -180,7 +201,7 @@ def _read(file: Path, labelled: bool, image_column: str | None, label_column: st
         if len(cells) < len(names):
             raise UserError(f"line {number} of {file} has {len(cells)} cells and the first {len(names)}: correct it")
         rows.append(_row(file, number, cells, columns, own_part))
-    return rows
+    return rows, tuple(columns.names[place] for place in columns.others)
 
 
 def _row(file: Path, number: int, cells: Sequence[str], columns: _Columns, own_part: str) -> _Row:
@@ -193,7 +214,8 @@ def _row(file: Path, number: int, cells: Sequence[str], columns: _Columns, own_p
         if word not in PARTS and word != "unused":
             raise UserError(f"line {number} of {file} has the part {word[:_SHOWN]!r}; expected train, val or test")
         part = PARTS.get(word, word)
-    return _Row(re.sub(r"/(\./|/)+", "/", path.removeprefix("./")), label, part, number)
+    others = tuple(cells[place].strip() for place in columns.others)
+    return _Row(re.sub(r"/(\./|/)+", "/", path.removeprefix("./")), label, part, number, others)
 
 
 def _columns(
@@ -217,7 +239,7 @@ def _columns(
         raise UserError(
             f"{file} has no column of classes that is known (its columns: {shown}): name it by --label-column"
         )
-    return _Columns(image, label if labelled else None, _first(small, SPLIT_COLUMNS)), 1
+    return _Columns(image, label if labelled else None, _first(small, SPLIT_COLUMNS), tuple(names)), 1
 
 
 def _position(file: Path, names: Sequence[str], wanted: str, flag: str) -> int:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
+from paucal.data.splits.groups import cut_groups, described, fold_parts, group_numbers, parse_fold, refuse_torn
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -51,7 +52,12 @@ def held_out_part(declared: Collection[str]) -> str:
 
 
 def make_split(
-    image_set: ImageSet, seed: int = 0, val_fraction: float = USUAL_VAL, test_fraction: float = 0.2
+    image_set: ImageSet,
+    seed: int = 0,
+    val_fraction: float = USUAL_VAL,
+    test_fraction: float = 0.2,
+    group_by: str | None = None,
+    fold: str | None = None,
 ) -> Split:
     """Split a set into train, val and test, keeping the parts it came with.
 
@@ -68,16 +74,25 @@ def make_split(
         seed: chooses the images that are cut.
         val_fraction: share of each class for val, 0 for none; of no effect on a val folder unless it is 0.
         test_fraction: share of each class for test, 0 for none; unused where there is a held-out folder.
+        group_by: what tells the groups that stay on one side, as `group_numbers` takes it; None for none. A class may
+            then lack in a part that is cut, but never in train.
+        fold: such as "2/5": the second of five folds is the test, and val is cut from the others; the data's own parts
+            are not looked at then.
 
     Raises:
         UserError: a class has too few images, fractions leave no training images, or the declared parts make
             no sense together.
     """
     _check_fractions(val_fraction, test_fraction)
+    groups = None if group_by is None else group_numbers(image_set, group_by)
+    if fold is not None:
+        return _fold(image_set, seed, val_fraction, fold, groups, group_by)
     declared = np.asarray(image_set.declared)
     given = set(image_set.declared)
     if given == {"train", "val", "test"}:
         parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
+        if groups is not None:
+            refuse_torn(parts, groups)
         _refuse_small_classes(image_set, parts == "train", 1)
         if val_fraction == 0:
             return Split(parts, f"test is the data's own folder; train is its train and val folders, {UNSELECTED}")
@@ -97,6 +112,22 @@ def make_split(
             f"{image_set.location} has the parts {sorted(given)}; expected train with val or test, or no "
             "parts at all, so add a train folder or point to one part"
         )
+    if groups is not None:
+        words = f"{words.replace('cut per class', 'cut by class')}, in {described(group_by or '', groups)}"
+        return Split(cut_groups(image_set, parts, cut, seed, groups), words)
+    return Split(_cut(image_set, parts, cut, seed), words)
+
+
+def _fold(
+    image_set: ImageSet, seed: int, val_fraction: float, fold: str, groups: NDArray[np.int64] | None, by: str | None
+) -> Split:
+    number, count = parse_fold(fold)
+    parts = fold_parts(image_set, number, count, seed, groups)
+    cut = {"val": val_fraction}
+    words = f"test is fold {number} of {count}; {_in_words(cut, seed, 'the other folds')}"
+    if groups is not None:
+        found = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
+        return Split(found, f"{words}, in {described(by or '', groups)}")
     return Split(_cut(image_set, parts, cut, seed), words)
 
 

@@ -77,7 +77,8 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
             "--test-fraction 0.2 (only where the model has not seen these images)."
         )
     shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
-    return make_split(images, seed, **{name: value for name, value in shares.items() if value is not None})
+    known = {name: value for name, value in shares.items() if value is not None}
+    return make_split(images, seed, **known)  # type: ignore[arg-type]  # shares alone
 
 
 def judged_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> JudgedData:

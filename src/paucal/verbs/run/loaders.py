@@ -41,7 +41,13 @@ def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput |
 
 
 def step_loader(
-    dataset: ViewDataset, prepared: Prepared, settings: JobSettings, plan: Plan, start: int, repeats: int = 1
+    dataset: ViewDataset,
+    prepared: Prepared,
+    settings: JobSettings,
+    plan: Plan,
+    start: int,
+    repeats: int = 1,
+    balanced: bool = False,
 ) -> TrainLoader:
     """Return the loader of this process over the training images, from a forward pass on."""
     sampler = StepSampler(
@@ -54,6 +60,7 @@ def step_loader(
         world=world_size(),
         accumulate=plan.accumulate,
         repeats=repeats,
+        labels=prepared.images.labels[prepared.part("train")] if balanced else None,
     )
     return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
 

@@ -30,6 +30,7 @@ from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
+from paucal.verbs.training.balance import balance
 from paucal.verbs.training.batch import fit_batch
 from paucal.verbs.training.ladder.frozen import linear_classifier
 from paucal.verbs.training.ladder.rungs import Rungs, read_rungs
@@ -102,6 +103,7 @@ def assemble(
     fed = feeding(settings, prepared, start.input and start.input(settings.model or ""), run)
     held_out = frozenset(images.keys[i] for part in ("val", "test") for i in prepared.part(part))
     settle_terms(settings, objective, Circumstances(images, held_out, Normalisation(fed.mean, fed.std)))
+    balance(settings, prepared, objective)
     card = Card(spec, images.classes, fed)
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, prepared, objective, card)

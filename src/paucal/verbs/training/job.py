@@ -85,6 +85,8 @@ class TrainingJob:
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
         """Fill in a recipe and refuse what makes no sense."""
         settings = plain_init(settings)
+        if settings.folds is not None:
+            raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give one fold (1/5).")
         terms_of(settings)  # names first: a recipe must not hide that one is unknown
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
@@ -93,7 +95,7 @@ class TrainingJob:
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
         """Return settings with full paths."""
-        return pin_start(pin_data(settings, paths_of_methods()))
+        return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
 
     def assemble(
         self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None

@@ -8,11 +8,14 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from paucal.methods.training_settings import TrainSettings
-from paucal.settings.values import shows_settings
+from paucal.settings.values import from_python, given_names, shows_settings
+from paucal.types import UserError
 from paucal.verbs.run import life
 from paucal.verbs.run.life import Stopped
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.training.conclusion import Result
+from paucal.verbs.training.folds import CrossValidated
+from paucal.verbs.training.folds import cross_validate as train_folds
 from paucal.verbs.training.job import TrainingJob
 
 
@@ -47,6 +50,35 @@ def train(
     """
     given = settings if data is None else {**settings, "data": data}
     return life.run_quietly(TrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.train")
+
+
+@shows_settings(TrainSettings)
+def cross_validate(data: str | os.PathLike[str] | None = None, *, folds: int = 5, **settings: Any) -> CrossValidated:
+    """Train once for every fold, each time tested on another one; the same as `paucal train --folds`.
+
+    Args:
+        data: as in `paucal.train`; parts of its own are not looked at.
+        folds: how many.
+        **settings: as in `paucal.train`; `output` is the folder of all runs.
+
+    Returns:
+        The scores of every fold, their mean (`metrics`) and standard deviation (`spread`).
+
+    Raises:
+        UserError: the data or a setting does not do, or a run was stopped.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> found = paucal.cross_validate("photos/", folds=5, group_by="patient[0-9]+")  # doctest: +SKIP
+        >>> found.metrics["top1"], found.spread["top1"]  # doctest: +SKIP
+        (0.91, 0.02)
+    """
+    values = {**settings, "folds": folds} if data is None else {**settings, "folds": folds, "data": data}
+    made = from_python(TrainSettings, values, "paucal.cross_validate", "train")
+    result = train_folds(made, dict.fromkeys(given_names(values), "given"), Quiet())
+    if isinstance(result, Stopped):
+        raise UserError(f"{result}.")
+    return result
 
 
 def train_run(

@@ -93,7 +93,8 @@ def train_loader(
         geometry=request.geometry,
         label_maps=prepared.label_maps if request.label_maps else None,
     )
-    return step_loader(dataset, prepared, settings, plan, start, settings.repeats)
+    balanced = settings.sampling == "balanced"
+    return step_loader(dataset, prepared, settings, plan, start, settings.repeats, balanced)
 
 
 def view_transform(

@@ -1,8 +1,10 @@
 """Which images a supervised run trains on, selects with and reports on."""
 
+from pathlib import Path
 from typing import Any
 
 from paucal.data.images import ImageSet
+from paucal.data.splits.file import read_split
 from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
 from paucal.methods.training_settings import TrainSettings
 from paucal.types import UserError
@@ -18,7 +20,12 @@ def split_images(settings: TrainSettings, images: ImageSet) -> Prepared:
     shares: dict[str, Any] = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
-    split = make_split(images, seed=settings.seed, **shares)
+    if settings.split is not None:
+        if settings.group_by is not None or settings.fold is not None or shares:
+            raise UserError("--split says how the images are divided: leave --group-by, --fold and the fractions out.")
+        split = read_split(Path(settings.split).expanduser(), images)
+    else:
+        split = make_split(images, seed=settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
     if settings.fraction is not None and settings.few_labels is not None:
         raise UserError("--fraction and --few-labels both reduce the training images; give one of them.")
     if settings.fraction is not None:

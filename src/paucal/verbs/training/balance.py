@@ -1,0 +1,47 @@
+"""What a run does about classes of different sizes."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.methods.training_settings import TrainSettings
+from paucal.objectives import Objective, Supervised
+from paucal.types import UserError
+from paucal.verbs.run.images import Prepared
+
+
+def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
+    """Return (K,) weights with which every class weighs the same in all, and an image 1 on average.
+
+    The weight of a class is N / (K' n) with n images of N in all, as scikit-learn's "balanced" (King and Zeng 2001,
+    "Logistic regression in rare events data"); K' counts the classes that have images, and one without any gets 1.
+
+    Example:
+        >>> balanced_weights(np.array([30, 10])).tolist()
+        [0.6666666865348816, 2.0]
+    """
+    present = counts > 0
+    weights = np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 1.0)
+    return torch.from_numpy(weights).float()
+
+
+def balance(settings: TrainSettings, prepared: Prepared, objective: Objective) -> None:
+    """Weigh the classes in an objective's loss, where the settings say so.
+
+    Raises:
+        UserError: the method has no loss of labels that could be weighed, or both ways are asked for at once.
+    """
+    if settings.class_weights == "none":
+        return
+    if settings.sampling == "balanced":
+        raise UserError(
+            "--class-weights auto and --sampling balanced do the same twice over, which favours rare classes: leave "
+            "one of them out."
+        )
+    if not isinstance(objective, Supervised):
+        raise UserError(
+            f"--class-weights: --method {settings.method} learns from label maps, which have no weights of classes: "
+            "use --sampling balanced."
+        )
+    objective.weigh_classes(balanced_weights(prepared.images.class_counts(prepared.part("train"))))

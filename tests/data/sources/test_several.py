@@ -1,0 +1,98 @@
+"""Several places as one set, and PASCAL VOC's lists of classes."""
+
+import os
+
+import numpy as np
+import pytest
+
+from data.conftest import encode
+from paucal.data.sources.opening import open_images
+from paucal.data.sources.several import roots_of
+from paucal.types import UserError
+
+
+def folder(base, *names):
+    for number, name in enumerate(names):
+        path = base / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(number))
+    return base
+
+
+def joined(*places) -> str:
+    return os.pathsep.join(map(str, places))
+
+
+def test_places__become_one_set_with_the_classes_of_all(tmp_path):
+    one = folder(tmp_path / "one", "cat/1.png", "dog/2.png")
+    two = folder(tmp_path / "two", "bird/1.png", "dog/3.png")
+    images = open_images(joined(one, two))
+    assert images.classes == ("bird", "cat", "dog")
+    assert images.keys == ["one/cat/1.png", "one/dog/2.png", "two/bird/1.png", "two/dog/3.png"]
+    assert images.labels.tolist() == [1, 2, 0, 2]
+    parts = [open_images(place) for place in (one, two)]
+    expected = [part.store.read(index).tobytes() for part in parts for index in range(2)]
+    assert [images.store.read(index).tobytes() for index in range(4)] == expected
+    assert [images.store.name(index) for index in range(4)] == ["cat/1.png", "dog/2.png", "bird/1.png", "dog/3.png"]
+
+
+def test_places__of_one_name_are_numbered(tmp_path):
+    one, two = (folder(tmp_path / base / "photos", "cat/1.png", "dog/2.png") for base in ("a", "b"))
+    assert open_images(joined(one, two)).keys[::2] == ["photos-1/cat/1.png", "photos-2/cat/1.png"]
+
+
+def test_places__with_parts_and_without(tmp_path):
+    one = folder(tmp_path / "one", "train/cat/1.png", "train/dog/2.png", "test/cat/3.png")
+    two = folder(tmp_path / "two", "cat/1.png", "dog/3.png")
+    assert open_images(joined(one, two)).declared == ["test", "train", "train", "train", "train"]
+
+
+def test_places__each_with_one_class_are_enough_together(tmp_path):
+    places = [folder(tmp_path / name, f"{name}/1.png") for name in ("cat", "dog")]
+    assert open_images(joined(*places)).classes == ("cat", "dog")
+
+
+def test_places__one_that_is_missing_is_named(tmp_path):
+    one = folder(tmp_path / "one", "cat/1.png", "dog/2.png")
+    with pytest.raises(UserError, match="nothing does not exist"):
+        open_images(joined(one, tmp_path / "nothing"))
+
+
+def test_roots__of_a_name_with_a_colon_that_exists(tmp_path):
+    odd = folder(tmp_path / f"a{os.pathsep}b", "cat/1.png", "dog/2.png")
+    assert roots_of(odd) == [str(odd)]
+    assert roots_of("hf:owner/name") == ["hf:owner/name"]
+
+
+def voc(base, shown: dict[str, dict[str, int]], part: str = "train"):
+    images = sorted({image for signs in shown.values() for image in signs})
+    folder(base, *(f"JPEGImages/{image}.png" for image in images))
+    (base / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
+    for name, signs in shown.items():
+        lines = "".join(f"{image} {sign:2}\n" for image, sign in signs.items())
+        (base / "ImageSets/Main" / f"{name}_{part}.txt").write_text(lines)
+    return base
+
+
+def test_voc__with_one_class_for_each_image(tmp_path):
+    voc(tmp_path, {"cat": {"1": 1, "2": -1, "3": -1}, "dog": {"1": -1, "2": 1, "3": -1}})
+    voc(tmp_path, {"cat": {"7": -1}, "dog": {"7": 1}}, "val")
+    images = open_images(tmp_path)
+    assert images.classes == ("cat", "dog")
+    assert images.keys == [f"JPEGImages/{n}.png" for n in (1, 2, 7)]
+    assert np.array_equal(images.labels, [0, 1, 1])
+    assert images.declared == ["train", "train", "val"]
+    assert any("without a class" in note for note in images.notes)
+
+
+def test_voc__with_several_classes_is_refused_with_what_to_do(tmp_path):
+    with pytest.raises(UserError, match=r"have several classes .*'1': cat, dog.*keep those with one class"):
+        open_images(voc(tmp_path, {"cat": {"1": 1, "2": 1}, "dog": {"1": 1, "2": -1}}))
+
+
+@pytest.mark.parametrize("line", ["1 2", "../x 1", "1"])
+def test_voc__of_odd_lines_ends_in_a_sentence(tmp_path, line):
+    voc(tmp_path, {"cat": {"1": 1}, "dog": {"2": 1}})
+    (tmp_path / "ImageSets/Main/cat_train.txt").write_text(line)
+    with pytest.raises(UserError, match=r"line 1 of .*expected an image and 1, 0 or -1"):
+        open_images(tmp_path)
