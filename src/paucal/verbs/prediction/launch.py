@@ -62,11 +62,12 @@ def classify_all(
     check_ranges(settings)
     loaded = (model if isinstance(model, Deployed) else load_deployed(model, settings.device)).require_classifier()
     opened = open_sources(sources, voice)
-    check_batch(min(settings.batch_size, sum(map(len, opened))), loaded.card.preprocessing.image_size)
+    fed = loaded.card.preprocessing
+    check_batch(min(settings.batch_size, sum(map(len, opened))), fed.image_size)
     names: list[str | None] = []
 
     def read():
-        for name, picture in read_all(opened, settings.on_bad_image, voice):
+        for name, picture in read_all(opened, fed.reading, settings.on_bad_image, voice):
             names.append(name)
             yield picture
 

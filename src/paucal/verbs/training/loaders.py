@@ -47,10 +47,16 @@ def feeding(
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
         return stored  # else it is that of a model which the run has made at another size, on its way
-    return preprocessing(settings, normalisation(settings, prepared, start), start)
+    statistics = normalisation(settings, prepared, start)
+    return preprocessing(settings, statistics, start, prepared.images.reading.value_range)
 
 
-def preprocessing(settings: TrainSettings, statistics: Normalisation, start: ImageInput | None = None) -> Preprocessing:
+def preprocessing(
+    settings: TrainSettings,
+    statistics: Normalisation,
+    start: ImageInput | None = None,
+    value_range: tuple[float, float] | None = None,
+) -> Preprocessing:
     """Return how images are prepared for the trained model: all of those that training shows whole, else a crop.
 
     The crop and its filter are those of the weights that the run starts from; of a recipe's program or of the model's
@@ -60,7 +66,7 @@ def preprocessing(settings: TrainSettings, statistics: Normalisation, start: Ima
     recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
     fed = ImageInput() if recipe else start or input_of_scratch(settings.model or "")
     ratio = 1.0 if settings.crop in ("padded", "none") or min(size) <= SMALL else fed.crop_ratio
-    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std)
+    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range)
 
 
 def augmentation(settings: TrainSettings) -> Augmentation:
