@@ -9,8 +9,10 @@ import io
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 _MOST = 65535
+_BITS = 258  # the TIFF tag with the bits of each channel
 _ALPHA = (2, 4)  # numbers of channels of which the last one is opacity
 
 
@@ -74,12 +76,13 @@ def _whole_range(values: NDArray[np.generic]) -> NDArray[np.uint8]:
 
 
 def _deep_colours(image: Image.Image) -> bool:
-    """Return whether Pillow is going to drop the lower 8 bits of each colour."""
+    """Return whether Pillow is going to drop the lower 8 bits of each colour, or to mix them up (planes of a TIFF)."""
     tiles, colours = getattr(image, "tile", None), image.mode in ("RGB", "RGBA", "RGBX", "LA")
-    if not colours or not tiles or image.format not in ("PNG", "TIFF") or getattr(image, "fp", None) is None:
+    if not colours or not tiles or getattr(image, "fp", None) is None:
         return False
-    arguments = tiles[0][3]
-    return ";16" in str(arguments if isinstance(arguments, str) else arguments[0])
+    if isinstance(image, TiffImageFile):
+        return max(image.tag_v2.get(_BITS, (8,))) > 8
+    return image.format == "PNG" and ";16" in str(tiles[0][3])
 
 
 def _png(encoded: bytes) -> NDArray[np.generic]:

@@ -145,7 +145,7 @@ def read_table(index: Path) -> tuple[Table, str] | None:
     """Return the table of an entry and how its images were read; None where it is damaged or not there."""
     table = Table(0)
     try:
-        with np.load(index, allow_pickle=False) as stored:
+        with open(index, "rb") as file, np.load(file, allow_pickle=False) as stored:
             for name in vars(table):
                 setattr(table, name, stored[name])
             return table, str(json.loads(str(stored["about"]))["reading"])

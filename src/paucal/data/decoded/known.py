@@ -81,7 +81,7 @@ def _compact(stamp: Stamp) -> _Key:
 def _read(file: Path) -> dict[_Key, bytes]:
     """Return what a file remembers; nothing where it is damaged or not there."""
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
             stamps, digests = stored["stamps"], stored["digests"]
         if stamps.dtype != _STAMPS or digests.dtype != np.uint8 or digests.shape != (len(stamps), DIGEST):
             return {}
