@@ -214,6 +214,12 @@ def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
 def _formats() -> tuple[str, ...]:
     """Return the formats above that this Pillow can read."""
     Image.init()
+    try:
+        from pillow_heif import register_heif_opener  # type: ignore[import-not-found]
+
+        register_heif_opener()
+    except ImportError:  # photos of recent phones need the extra `heif`
+        pass
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
