@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from PIL import Image
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.decode import Reading, upright_rgb
 from paucal.data.decoded.prepare import side_for
-from paucal.data.views.augment import RESAMPLING, Interpolation
+from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_text
@@ -39,6 +39,7 @@ class Preprocessing:
         std: per channel, of pixels in [0, 1].
         value_range: the values that are black and white in images of more than 8 bits a channel, measured on the
             images of the training; None where those had 8 bits.
+        resize: how images of another shape are brought to that of the input: "crop", "letterbox" or "squash".
 
     Raises:
         UserError: a value is of the wrong kind or out of range.
@@ -50,6 +51,7 @@ class Preprocessing:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     value_range: tuple[float, float] | None = None
+    resize: Resize = "crop"
 
     def __post_init__(self) -> None:
         if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
@@ -62,6 +64,8 @@ class Preprocessing:
             values = getattr(self, name)
             if len(values) != 3 or not all(_is_number(value) and least < value < math.inf for value in values):
                 self._refuse(name, "three numbers, positive ones for std")
+        if self.resize not in get_args(Resize):
+            self._refuse("resize", f"one of {', '.join(get_args(Resize))}")
         if self.value_range is not None and not _is_range(self.value_range):
             self._refuse("value_range", "two rising numbers, or none")
 
@@ -70,7 +74,8 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without those that most models do not have."""
-        return {name: value for name, value in vars(self).items() if name != "value_range" or value is not None}
+        usual = {"value_range": None, "resize": "crop"}
+        return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
 
     @property
     def reading(self) -> Reading:
@@ -79,7 +84,8 @@ class Preprocessing:
 
     def transform(self) -> EvalTransform:
         """Return the function from a PIL image to a (3, H, W) float tensor and its geometry."""
-        return EvalTransform(self.image_size, Normalisation(self.mean, self.std), self.crop_ratio, self.interpolation)
+        normalisation = Normalisation(self.mean, self.std)
+        return EvalTransform(self.image_size, normalisation, self.crop_ratio, self.interpolation, self.resize)
 
 
 def _is_range(value: object) -> bool:

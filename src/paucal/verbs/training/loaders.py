@@ -65,8 +65,9 @@ def preprocessing(
     size = height_and_width(settings.img_size or USUAL_SIDE)
     recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
     fed = ImageInput() if recipe else start or input_of_scratch(settings.model or "")
-    ratio = 1.0 if settings.crop in ("padded", "none") or min(size) <= SMALL else fed.crop_ratio
-    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range)
+    whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
+    ratio = 1.0 if whole else fed.crop_ratio
+    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range, settings.resize)
 
 
 def augmentation(settings: TrainSettings) -> Augmentation:
@@ -110,7 +111,8 @@ def view_transform(
     change = augmentation(settings)
     if crops.scale is not None:  # a method's own crops, such as the local ones of self-distillation
         change = replace(change, crop="random-resized", scale=crops.scale)
-    return TrainTransform(size, change, Normalisation(preprocess.mean, preprocess.std), exact_geometry)
+    statistics = Normalisation(preprocess.mean, preprocess.std)
+    return TrainTransform(size, change, statistics, exact_geometry, preprocess.resize)
 
 
 def validation(
