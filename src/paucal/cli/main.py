@@ -25,6 +25,7 @@ VERBS = {
     "eval": "judge a trained model on labelled images",
     "predict": "classify images with a trained model",
     "label": "make label maps for token labeling",
+    "cache": "show what is kept between runs, or remove it",
     "models": "list backbones",
     "recipes": "list named settings",
 }
