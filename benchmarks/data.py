@@ -3,11 +3,11 @@
 Three kinds of folders, made of real images: camera photos of 12 megapixels (real photographs, enlarged), images of 224
 and of 32 pixels. Ours is what a run does: a first pass that verifies, recognises, measures and keeps all images, then
 loading by a resumable sampler. A pass is a whole epoch of batches; the first one of ours contains everything from an
-empty cache on. The two take turns. With `--first-step N` the time from the call to the first optimizer step of a run on
-N camera photos is measured as well, with the memory that it took.
+empty cache on. The two take turns. The part "first-step" is the time from the call to the first optimizer step of a
+run on 800 camera photos, the seconds of processor time in it, and the memory that it took.
 
-    python benchmarks/data.py ../shared/data/clothing/train.parquet --small ../shared/data/cifar10/train.parquet \
-        --workers 2 --first-step 800
+    python benchmarks/data.py ../shared/data/clothing/train.parquet ../shared/data/cifar10/train.parquet \
+        --workers 2 --parts camera 224 32 first-step
 """
 
 import argparse
@@ -46,6 +46,7 @@ from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.job import TrainingJob
 
 CAMERA = (4000, 3000)
+PARTS = ("first-step", "camera", "224", "32")
 DIFFERENT = 60  # photos; the others are copies with another end, which takes as long to read and to decode
 
 
@@ -157,14 +158,15 @@ def compare(folder: Path, size: int, options: argparse.Namespace) -> dict[str, A
 class FirstStep(Callback):
     """Notes when the first optimizer step is done, and ends the run there."""
 
-    seconds = 0.0
+    seconds, processor = 0.0, 0.0
 
     def __init__(self) -> None:
-        self._began = time.perf_counter()
+        self._began, self._used = time.perf_counter(), time.process_time()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Look at the clock."""
         self.seconds = self.seconds or time.perf_counter() - self._began
+        self.processor = self.processor or time.process_time() - self._used
         trainer.should_stop = True
 
 
@@ -179,6 +181,7 @@ def first_step(folder: Path, options: argparse.Namespace) -> dict[str, float]:
             callback = FirstStep()
             begin(TrainingJob(), settings, dict.fromkeys([*given, "method"], "given"), Quiet(), [callback])
             found[f"{name}_seconds"] = callback.seconds
+            found[f"{name}_processor_seconds"] = callback.processor
         found["kept_mib"] = sum(file.stat().st_size for file in Path(cache).iterdir()) / 2**20
     found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print("first step", found)
@@ -188,32 +191,36 @@ def first_step(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", help="photographs, as paucal train takes them")
-    parser.add_argument("--small", help="images of 32 pixels")
+    parser.add_argument("small", help="images of 32 pixels")
     parser.add_argument("--camera-photos", type=int, default=60)
     parser.add_argument("--images", type=int, default=2000, help="of each of the other folders")
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--first-step", type=int, default=0, help="camera photos of the run whose first step is timed")
+    parser.add_argument("--first-step", type=int, default=800, help="camera photos of the run that is timed")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--work", type=Path, help="folder for the images, which are made only once")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        work = options.work or Path(temporary)
-        results: dict[str, Any] = {}
-        if options.first_step:
-            _made(work / "first", lambda folder: make_camera(options.photos, options.first_step, folder))
-            results["first_step"] = first_step(work / "first", options)
-        _made(work / "camera", lambda folder: make_camera(options.photos, options.camera_photos, folder))
-        results["camera"] = compare(work / "camera", 224, options)
-        _made(work / "224", lambda folder: make_small(options.photos, options.images, 224, folder))
-        results["224"] = compare(work / "224", 224, options)
-        if options.small:
-            _made(work / "32", lambda folder: make_small(options.small, options.images, 32, folder))
-            results["32"] = compare(work / "32", 32, options)
-    about = {name: value for name, value in vars(options).items() if name not in ("work", "photos", "small")}
-    store("data_cpu", {**results, "options": about, **surroundings("cpu")})
+        for part in options.parts:
+            measure(part, options.work or Path(temporary), options)
+
+
+def measure(part: str, work: Path, options: argparse.Namespace) -> None:
+    """Measure a part, and store what was found."""
+    if part in ("first-step", "camera"):
+        count = options.first_step if part == "first-step" else options.camera_photos
+        _made(work / part, lambda folder: make_camera(options.photos, count, folder))
+    else:
+        source = options.photos if part == "224" else options.small
+        _made(work / part, lambda folder: make_small(source, options.images, int(part), folder))
+    size = int(part) if part.isdigit() else 224
+    found = first_step(work / part, options) if part == "first-step" else compare(work / part, size, options)
+    about = {name: value for name, value in vars(options).items() if name not in ("work", "photos", "small", "parts")}
+    about |= {"processors": os.cpu_count(), "others": "the machine was shared: load " + f"{os.getloadavg()[1]:.1f}"}
+    store(f"data_cpu_{part}", {**found, "options": about, **surroundings("cpu")})
 
 
 def _made(folder: Path, make: Any) -> None:

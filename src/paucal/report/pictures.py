@@ -28,6 +28,7 @@ CAPTIONS = {
     "health": "Do the networks still tell images apart? Entropies at the dotted line, a spread near 0 or a rank near 1 "
     "mean that they do not.",
     "train_batch": "Images as the networks see them in training.",
+    "eval_batch": "Images exactly as the finished model sees them.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
 }
 

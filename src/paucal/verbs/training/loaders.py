@@ -10,10 +10,11 @@ from torch import nn
 from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
 from paucal.data.batch_cache import KeptBatches
 from paucal.data.dataset import ViewDataset
+from paucal.data.images import spread
 from paucal.data.loader import TrainLoader
 from paucal.data.views.augment import Augmentation
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.preview import sheet
+from paucal.data.views.preview import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.deployed import Card, Preprocessing
@@ -135,6 +136,15 @@ def validation(
         return {f"val_{name}": value for name, value in quick_scores(predict_all(module, batches, device)).items()}
 
     return validate
+
+
+def deployed_sheet(prepared: Prepared, card: Card, settings: TrainSettings) -> Image.Image:
+    """Return a picture of images exactly as the deployed model will see them: of validation, else of training."""
+    indices = prepared.part("val") if len(prepared.part("val")) else prepared.part("train")
+    alone = replace(settings, workers=0)
+    batch = next(iter(eval_loader(prepared, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
+    return sheet(batch, statistics, card.classes)
 
 
 def training_sheet(prepared: Prepared, card: Card, settings: TrainSettings, plan: Plan) -> Image.Image:
