@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
     from paucal.types import UserError as UserError
-    from paucal.verbs.explaining.launch import explain_images as explain_images
     from paucal.verbs.checking.launch import check as check
+    from paucal.verbs.explaining.launch import explain_images as explain_images
     from paucal.verbs.judging.launch import evaluate as evaluate
     from paucal.verbs.labeling.launch import label as label
     from paucal.verbs.prediction.launch import predict as predict

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.images import ImageSet, Store
+from paucal.data.images import Copies, ImageSet, Store
 from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
 from paucal.memory import available_memory
 
@@ -25,16 +25,18 @@ _CHANNELS = 3
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-class CachedStore:
+class CachedStore(Copies):
     """Decoded images, one after the other in a flat tensor.
 
     Args:
         pixels: (total bytes,) uint8, in shared memory.
         offsets: (N,) int64, where each image begins.
         shapes: (N, 2) int64, heights and widths.
+        original: the store of images that were reduced for this one; None where they are as large as their copies.
     """
 
-    def __init__(self, pixels: Tensor, offsets: Tensor, shapes: Tensor) -> None:
+    def __init__(self, pixels: Tensor, offsets: Tensor, shapes: Tensor, original: Store | None = None) -> None:
+        super().__init__(original)
         self.pixels, self.offsets, self.shapes = pixels, offsets, shapes
 
     def __len__(self) -> int:
@@ -45,19 +47,22 @@ class CachedStore:
         return Image.fromarray(self.view(index))
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return (height, width)."""
-        height, width = self.shapes[index].tolist()
-        return height, width
+        """Return the (height, width) of the image itself."""
+        return self._stored_size(index) if self.original is None else self.original.size(index)
 
     def check(self, index: int) -> None:
         """Accept: what is cached was decoded."""
 
     def view(self, index: int) -> NDArray[np.uint8]:
         """Return the (H, W, 3) pixels themselves, not a copy."""
-        height, width = self.size(index)
+        height, width = self._stored_size(index)
         start = int(self.offsets[index])
         flat = self.pixels[start : start + height * width * _CHANNELS]
         return flat.numpy().reshape(height, width, _CHANNELS)
+
+    def _stored_size(self, index: int) -> tuple[int, int]:
+        height, width = self.shapes[index].tolist()
+        return height, width
 
 
 def cache_images(
@@ -100,7 +105,8 @@ def cache_images(
     good, names = without_bad(image_set, bad, on_bad)
     kept = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
     tables = [torch.from_numpy(table[kept]).share_memory_() for table in (filler.offsets, filler.shapes)]
-    return replace(good, store=CachedStore(pixels, *tables)), names
+    original = None if image_set.reading.side is None else good.store
+    return replace(good, store=CachedStore(pixels, tables[0], tables[1], original)), names
 
 
 class _FullError(Exception):
@@ -128,8 +134,9 @@ class _Filler:
 
 def _capacity(image_set: ImageSet, budget: int) -> int | None:
     """Return the bytes to set aside, from a sample of headers, or None if the budget is too small."""
-    sample = image_set.sample_sizes(_SAMPLE)
-    estimate = float(sample.prod(axis=1).mean() * _CHANNELS * len(image_set)) if len(sample) else math.inf
+    sizes = [image_set.reading.reduced((height, width)) for height, width in image_set.sample_sizes(_SAMPLE).tolist()]
+    each = sum(height * width for height, width in sizes) / len(sizes) if sizes else math.inf
+    estimate = each * _CHANNELS * len(image_set)
     # The margin covers an unlucky sample; memory that is set aside but not written to is not taken.
     return min(budget, int(_MARGIN * estimate)) if estimate <= budget else None
 

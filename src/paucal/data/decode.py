@@ -1,6 +1,7 @@
 """Encoded images to 8-bit RGB, with every failure turned into one kind of error that names the image.
 
-The files come from outside, so whatever a decoder raises is caught, and its warnings are kept quiet.
+Images much larger than a network will see are reduced on the way. The files come from outside, so whatever a decoder
+raises is caught, and its warnings are kept quiet.
 """
 
 import io
@@ -9,20 +10,23 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
 from paucal.types import UserError
 
 ImageSource = bytes | Path
 
 # Pillow knows many more, some of which hand a file to other programs (EPS to Ghostscript).
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF")
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF")
 # Resized to cover a square, an image of 1 x 65,000 pixels would take 10 GB.
 _MOST_ELONGATED = 100
+_DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
 _ORIENTATION_TAG = 0x0112
 # What undoes each value of the EXIF orientation tag (EXIF 2.3, table 6).
 _UPRIGHT = {
@@ -34,6 +38,40 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+# An image is left as it is where it is hardly larger than what it would be reduced to.
+_WORTH_REDUCING = 1.5
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How decoded pixels are handed over.
+
+    Attributes:
+        side: pixels to which the shorter side of much larger images is reduced; None leaves all as they are.
+        value_range: the values that become 0 and 255 in images of more than 8 bits a channel; None for all of 16 bits,
+            and floats are refused.
+    """
+
+    side: int | None = None
+    value_range: tuple[float, float] | None = None
+
+    def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the size at which an image of this size, in either order of the sides, is handed over.
+
+        Example:
+            >>> Reading(side=512).reduced((4000, 3000)), Reading(side=512).reduced((700, 600))
+            ((683, 512), (700, 600))
+        """
+        shorter = min(size)
+        if self.side is None or shorter <= _WORTH_REDUCING * self.side:
+            return size
+        first, second = (round(length * self.side / shorter) for length in size)
+        return first, second
+
+
+WHOLE = Reading()
 
 
 class UnreadableImage(UserError):
@@ -66,37 +104,59 @@ class _Silence:
 _SILENCE = _Silence()
 
 
-def decode_rgb(source: ImageSource, name: str) -> Image.Image:
+def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, an alpha channel is dropped (as torchvision's loader does), palettes are
-    looked up and 16-bit grey is scaled to 8 bits; Pillow's own conversion would clip it at 255.
+    looked up, and values of more than 8 bits are brought to 8; Pillow's own conversion would clip grey ones at 255. A
+    JPEG that will be reduced is decoded at a half, a quarter or an eighth of its size, which the format allows.
 
     Args:
         source: the encoded bytes or the path of the file.
         name: how the image is called in messages.
+        reading: to which size, and from which values.
 
     Raises:
-        UnreadableImage: the image cannot be decoded, has pixels without a known range (floats, 32-bit
-            integers beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100
-            times as long as wide.
+        UnreadableImage: the image cannot be decoded, has pixels without a known range (floats, 32-bit integers
+            beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long
+            as wide.
     """
     with _opened(source, name) as image:
-        return upright_rgb(image)
+        size = reading.reduced(image.size)
+        if size != image.size and image.format in _DRAFTED:
+            image.draft(image.mode, size)
+        return _upright(image, size, reading.value_range)
 
 
-def upright_rgb(image: Image.Image) -> Image.Image:
-    """Return an image that Pillow has opened as `decode_rgb` describes; what is upright stays as it is.
+def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
+    """Return an image that Pillow has opened as `decode_rgb` describes, which is left as it is.
 
     Raises:
         ValueError: its pixels have no known range.
     """
+    return _upright(image, reading.reduced(image.size), reading.value_range)
+
+
+def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
+    deep = deep_values(image) if is_deep(image) else None  # first: Pillow closes the file when it has read its own
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
-    rgb = _to_rgb(image)
+    rgb = _to_rgb(image) if deep is None else to_8_bits(deep, value_range).convert("RGB")
+    if rgb.size != size:
+        rgb = rgb.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
     rgb = rgb if turn is None else rgb.transpose(turn)
     rgb.info = {}  # Pillow copies the orientation along; whoever reads it again would turn the image twice
     return rgb
+
+
+def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
+    """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits a channel; None for any other.
+
+    Raises:
+        UnreadableImage: as in `decode_rgb`.
+    """
+    with _opened(source, name) as image:
+        return deep_values(image) if is_deep(image) else None
 
 
 def image_size(source: ImageSource, name: str) -> tuple[int, int]:
@@ -108,18 +168,21 @@ def image_size(source: ImageSource, name: str) -> tuple[int, int]:
     with _opened(source, name) as image:
         width, height = image.size
         # Pillow turns TIFF sizes itself, and asking a PNG for its EXIF would decode the pixels.
-        turned = image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5
+        turned = image.format in (*_DRAFTED, "WEBP") and _orientation(image) >= 5
         return (width, height) if turned else (height, width)
 
 
-def check_decodes(source: ImageSource, name: str) -> None:
+def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
     """Read an image to its last byte as cheaply as its format allows (JPEG: at an eighth of its size).
 
     Raises:
         UnreadableImage: as in `decode_rgb`.
     """
     with _opened(source, name) as image:
-        if image.format == "JPEG":
+        if is_deep(image):
+            to_8_bits(deep_values(image), reading.value_range)
+            return
+        if image.format in _DRAFTED:
             image.draft(image.mode, (1, 1))
         image.load()
         _to_rgb(image)
@@ -175,6 +238,12 @@ def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
 def _formats() -> tuple[str, ...]:
     """Return the formats above that this Pillow can read."""
     Image.init()
+    try:
+        from pillow_heif import register_heif_opener  # type: ignore[import-not-found]
+
+        register_heif_opener()
+    except ImportError:  # photos of recent phones need the extra `heif`
+        pass
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
@@ -192,17 +261,6 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise ValueError("its pixels are floats of unknown range (save it with 8 or 16 bits)")
-    if image.mode.startswith("I"):
-        return _from_16_bits(image).convert("RGB")
     if image.mode == "PA" or (image.mode == "P" and "transparency" in image.info):
         image = image.convert("RGBA")
     return image.convert("RGB")
-
-
-def _from_16_bits(image: Image.Image) -> Image.Image:
-    pixels = np.asarray(image).astype(np.int64)
-    if pixels.min() < 0 or pixels.max() > 65535:
-        raise ValueError("its pixels are integers beyond 16 bits (save it with 8 or 16 bits)")
-    return Image.fromarray(((pixels * 255 + 32767) // 65535).astype(np.uint8))

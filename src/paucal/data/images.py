@@ -1,5 +1,6 @@
 """What a source of images is to the rest of paucal: keys, labels and a store of pixels by position."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decode import UnreadableImage
+from paucal.data.decode import WHOLE, Reading, UnreadableImage
 
 
 class Store(Protocol):
@@ -27,6 +28,32 @@ class Store(Protocol):
     def check(self, index: int) -> None:
         """Raise `UnreadableImage` if `read` would."""
         ...
+
+
+class Nested(ABC):
+    """A store whose images lie in other stores."""
+
+    @abstractmethod
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store that has an image, and its position there."""
+
+
+class Copies:
+    """A store of decoded copies of another store's images, which may be smaller.
+
+    Args:
+        original: reads the images themselves; None where the copies are all there is to it.
+    """
+
+    def __init__(self, original: Store | None) -> None:
+        self.original = original
+
+
+def locate(store: Store, index: int) -> tuple[Store, int]:
+    """Return the innermost store that has an image, and its position there."""
+    while isinstance(store, Nested):
+        store, index = store.locate(index)
+    return store, index
 
 
 @dataclass(frozen=True)
@@ -60,6 +87,7 @@ class ImageSet:
         hints: what the source knows about its images.
         notes: sentences about what was left out or looks odd, for `paucal check` and the report.
         columns: what else a table says of each image, by the names of its columns.
+        reading: how the store hands its images over, reduced and brought to 8 bits.
     """
 
     name: str
@@ -72,6 +100,7 @@ class ImageSet:
     hints: Hints = Hints()
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    reading: Reading = WHOLE
 
     def __post_init__(self) -> None:
         lengths = {len(self.keys), len(self.labels), len(self.declared), len(self.store)}
@@ -131,7 +160,7 @@ class ImageSet:
         )
 
 
-class Selection:
+class Selection(Nested):
     """A store that shows some of the images of another one."""
 
     def __init__(self, store: Store, indices: NDArray[np.int64]) -> None:
@@ -139,6 +168,10 @@ class Selection:
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store and the position there of an image of the selection."""
+        return self._store, int(self._indices[index])
 
     def read(self, index: int) -> Image.Image:
         """Return the image at a position of the selection."""

@@ -6,15 +6,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.decode import upright_rgb
-from paucal.data.views.augment import RESAMPLING, Interpolation
+from paucal.data.decode import Reading, upright_rgb
+from paucal.data.decoded.prepare import side_for
+from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.evaluation.test_time import MirrorAveraged
@@ -38,6 +39,9 @@ class Preprocessing:
         interpolation: "bicubic" or "bilinear".
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
+        value_range: the values that are black and white in images of more than 8 bits a channel, measured on the
+            images of the training; None where those had 8 bits.
+        resize: how images of another shape are brought to that of the input: "crop", "letterbox" or "squash".
 
     Raises:
         UserError: a value is of the wrong kind or out of range.
@@ -48,6 +52,8 @@ class Preprocessing:
     interpolation: Interpolation
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    value_range: tuple[float, float] | None = None
+    resize: Resize = "crop"
 
     def __post_init__(self) -> None:
         if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
@@ -60,13 +66,34 @@ class Preprocessing:
             values = getattr(self, name)
             if len(values) != 3 or not all(_is_number(value) and least < value < math.inf for value in values):
                 self._refuse(name, "three numbers, positive ones for std")
+        if self.resize not in get_args(Resize):
+            self._refuse("resize", f"one of {', '.join(get_args(Resize))}")
+        if self.value_range is not None and not _is_range(self.value_range):
+            self._refuse("value_range", "two rising numbers, or none")
 
     def _refuse(self, name: str, expected: str) -> None:
         raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without those that most models do not have."""
+        usual = {"value_range": None, "resize": "crop"}
+        return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
+
+    @property
+    def reading(self) -> Reading:
+        """How images are read for the model: no larger than it needs, with the values of its training."""
+        return Reading(side_for(self.image_size), self.value_range)
+
     def transform(self) -> EvalTransform:
         """Return the function from a PIL image to a (3, H, W) float tensor and its geometry."""
-        return EvalTransform(self.image_size, Normalisation(self.mean, self.std), self.crop_ratio, self.interpolation)
+        normalisation = Normalisation(self.mean, self.std)
+        return EvalTransform(self.image_size, normalisation, self.crop_ratio, self.interpolation, self.resize)
+
+
+def _is_range(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2 or not all(_is_number(edge) for edge in value):
+        return False
+    return -math.inf < value[0] < value[1] < math.inf
 
 
 def _is_number(value: object) -> bool:
@@ -108,7 +135,7 @@ class Card:
             "format": FORMAT,
             "backbone": self.backbone.to_dict(),
             "classes": list(self.classes),
-            "preprocessing": vars(self.preprocessing),
+            "preprocessing": self.preprocessing.to_dict(),
             "temperature": self.temperature,
         }
 
@@ -193,8 +220,8 @@ class Deployed:
         self.require_classifier()
         if not images:
             raise ValueError("there are no images to classify")
-        transform = self.card.preprocessing.transform()
-        batch = torch.stack([transform(upright_rgb(image))[0] for image in images]).to(self.device)
+        transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.reading
+        batch = torch.stack([transform(upright_rgb(image, reading))[0] for image in images]).to(self.device)
         return (self.module(batch).float() / self.card.temperature).softmax(1).cpu()
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paucal.data.decoded.read_as import whole_image
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapWriter, content_hash
@@ -67,7 +68,7 @@ def hash_images(images: ImageSet, advance: Advance | None = None) -> list[str]:
     """Return the hash of every image's content."""
     hashes = []
     for position in range(len(images)):
-        hashes.append(content_hash(images.store.read(position)))
+        hashes.append(content_hash(whole_image(images, position)))
         if advance is not None:
             advance(position + 1, len(images))
     return hashes

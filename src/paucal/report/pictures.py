@@ -30,6 +30,7 @@ CAPTIONS = {
     "train_batch": "Images as the networks see them in training.",
     "mistakes_attribution": "What the model saw in its surest wrong answers: bright is what spoke for the answer, and "
     "beside it for the label.",
+    "eval_batch": "Images exactly as the finished model sees them.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
 }
 

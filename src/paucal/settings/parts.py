@@ -96,6 +96,11 @@ class AugmentationSettings(ViewSettings):
     repeats: int = option(
         "times an image is drawn in a row, each time changed anew", 1, group="augmentation", low=1, high=1000
     )
+    resize: Literal["crop", "letterbox", "squash"] = option(
+        "what images of another shape than the network's come to it by: a crop, bars of the mean colour, or stretching",
+        "crop",
+        group="augmentation",
+    )
     crop: Literal["random-resized", "padded", "none"] | None = option("training crop", group="augmentation")
     crop_scale: float | None = option(
         "smallest share of the area of a random crop", group="augmentation", low=0.01, high=1

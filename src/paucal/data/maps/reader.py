@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from paucal.data.decoded.read_as import whole_image
 from paucal.data.images import ImageSet
 from paucal.data.maps.store import (
     CLASSES,
@@ -92,7 +93,7 @@ class LabelMaps:
             row = self._row.get(key)
             if row is None:
                 raise UserError(f"--labels: {str(self.folder)!r} has no map of {key!r}: it was made from other images.")
-            image = images.store.read(int(position))
+            image = whole_image(images, int(position))
             if content_hash(image) != self._hashes[row]:
                 raise UserError(f"--labels: {key!r} has changed since its label map was made: run 'paucal label' anew.")
             rows[position] = row

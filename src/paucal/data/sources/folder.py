@@ -10,10 +10,11 @@ import numpy as np
 
 from paucal.data.images import ImageSet, Store
 from paucal.data.sources.stores import FileStore
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES as IMAGE_SUFFIXES
+from paucal.data.sources.suffixes import advice
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 PARTS = {
     "train": "train",
     "training": "train",
@@ -139,7 +140,11 @@ def _passed_over(counts: Counter[str]) -> list[str]:
     kinds = [f"{count} {suffix or 'without a suffix'}" for suffix, count in ranked[:_KINDS_SHOWN]]
     kinds += ["..."] if len(counts) > _KINDS_SHOWN else []
     total = sum(counts.values())
-    return [f"{counted(total, 'file')} {was(total)} passed over, being of no known image format ({', '.join(kinds)})"]
+    help = sorted({words for suffix in counts if (words := advice(suffix))})
+    return [
+        f"{counted(total, 'file')} {was(total)} passed over, being of no known image format ({', '.join(kinds)})"
+        + (f"; to read them: {', '.join(help)}" if help else "")
+    ]
 
 
 def ignored(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.sources.stores import EncodedStore, Stamp, stamp_of
 
 _KEPT_BYTES = 1 << 30
 _PICKLED = ("_files", "_column", "_rows", "_keys")  # all but what a new process reads for itself
@@ -47,6 +48,14 @@ class ParquetStore(EncodedStore):
         """Return the key of the row."""
         return self._keys[index]
 
+    def stamp(self, index: int) -> Stamp | None:
+        """Return the file and the row, with size and time of the file."""
+        file, row = (int(number) for number in self._rows[index])
+        if file not in self._stamps:
+            self._stamps[file] = stamp_of(Path(self._files[file]))
+        found = self._stamps[file]
+        return found and found._replace(name=f"{found.name}#{row}")
+
     def source(self, index: int) -> bytes:
         """Return the encoded bytes of a row.
 
@@ -65,6 +74,7 @@ class ParquetStore(EncodedStore):
     def _forget(self) -> None:
         self._groups: OrderedDict[tuple[int, int], pa.Array] = OrderedDict()
         self._readers: dict[int, tuple[pq.ParquetFile, NDArray[np.int64]]] = {}
+        self._stamps: dict[int, Stamp | None] = {}
         self._lock = threading.Lock()
 
     def _value(self, file: int, row: int) -> bytes | None:

@@ -2,12 +2,36 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.decode import ImageSource, check_decodes, decode_rgb, image_size
+
+
+class Stamp(NamedTuple):
+    """What tells that an encoded image is the one that was looked at before, without reading it.
+
+    Attributes:
+        name: where it is, on this machine.
+        size: of its file in bytes.
+        changed: time of the file's last change in nanoseconds.
+    """
+
+    name: str
+    size: int
+    changed: int
+
+
+def stamp_of(file: Path) -> Stamp | None:
+    """Return the stamp of a file; None where it cannot be asked."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return Stamp(str(file), found.st_size, found.st_mtime_ns)
 
 
 class EncodedStore(ABC):
@@ -23,6 +47,10 @@ class EncodedStore(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """Return the name used in messages."""
+
+    def stamp(self, index: int) -> Stamp | None:
+        """Return what an image is recognised by; None where only its bytes tell."""
+        return None
 
     def read(self, index: int) -> Image.Image:
         """Return the upright 8-bit RGB image."""
@@ -53,6 +81,10 @@ class FileStore(EncodedStore):
     def name(self, index: int) -> str:
         """Return the relative path."""
         return self._keys[index]
+
+    def stamp(self, index: int) -> Stamp | None:
+        """Return the path with size and time of the file."""
+        return stamp_of(self.source(index))
 
 
 class ArrayStore:

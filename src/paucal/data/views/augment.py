@@ -14,6 +14,7 @@ from paucal.types import UserError
 
 Crop = Literal["random-resized", "padded", "none"]
 Interpolation = Literal["bicubic", "bilinear", "lanczos"]
+Resize = Literal["crop", "letterbox", "squash"]
 
 RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.images import ImageSet, spread
+from paucal.data.decoded.entry import MappedStore
+from paucal.data.decoded.moments import image_moments
+from paucal.data.images import ImageSet, locate, spread
 
 # A channel that never varies would be divided by zero; this is about two and a half of 255 grey levels.
 _SMALLEST_STD = 0.01
-_LEVELS = np.arange(256) / 255
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,16 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     chosen = np.asarray(indices)[spread(len(indices), max_images)]
     moments = np.zeros((2, 3))
     for index in chosen:
-        # How often each of 256 levels occurs says all, and takes no memory however large the image is.
-        counts = np.asarray(image_set.store.read(int(index)).histogram(), dtype=np.float64).reshape(3, 256)
-        share = counts / counts.sum(axis=1, keepdims=True)
-        moments += share @ _LEVELS, share @ np.square(_LEVELS)
+        moments += _moments(image_set, int(index))
     mean, square = moments / len(chosen)
     std = np.sqrt(np.maximum(square - np.square(mean), _SMALLEST_STD**2))
     return Normalisation(_triple(mean), _triple(std))
+
+
+def _moments(image_set: ImageSet, index: int) -> NDArray[np.float64]:
+    store, place = locate(image_set.store, index)
+    known = store.entry.table.moments[place] if isinstance(store, MappedStore) else None
+    return image_moments(store.read(place)) if known is None or np.isnan(known).any() else known
 
 
 def _triple(values: NDArray[np.float64]) -> tuple[float, float, float]:

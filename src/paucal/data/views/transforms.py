@@ -9,7 +9,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import v2
 
-from paucal.data.views.augment import RESAMPLING, Augmentation, Interpolation, build_rand_augment
+from paucal.data.views.augment import RESAMPLING, Augmentation, Interpolation, Resize, build_rand_augment
 from paucal.data.views.located_rand_augment import LocatedRandAugment
 from paucal.data.views.normalisation import Normalisation
 from paucal.types import UserError
@@ -18,6 +18,40 @@ Size = tuple[int, int]
 ViewTransform = Callable[[Image.Image], tuple[Tensor, Tensor]]
 
 EVAL_CROP_RATIO = 224 / 256
+
+
+def fitted(
+    image: Image.Image, size: Size, resize: Resize, normalisation: Normalisation, interpolation: Interpolation
+) -> tuple[Image.Image, Tensor]:
+    """Return an image in the shape of a view, (height, width), where that is not done by cropping.
+
+    Args:
+        image: of any shape.
+        size: of the view; only its shape counts.
+        resize: "letterbox" puts bars of the mean colour beside the image, which a network sees as nothing; "squash"
+            stretches it; "crop" leaves it as it is.
+        normalisation: has the mean.
+        interpolation: of stretching.
+
+    Returns:
+        The image, and the (2, 1) factors from its normalised coordinates to those of the given one.
+    """
+    height, width = size
+    if resize == "crop" or image.width * height == image.height * width:
+        return image, torch.ones(2, 1)
+    if resize == "squash":  # to the smaller of the two sizes that do
+        shape = (image.height, max(1, round(image.height * width / height)))
+        if shape[1] > image.width:
+            shape = (max(1, round(image.width * height / width)), image.width)
+        return _resized(image, shape, interpolation), torch.ones(2, 1)
+    across, down = max(image.width, round(image.height * width / height)), image.height
+    if across == image.width:
+        down = max(image.height, round(image.width * height / width))
+    across, down = across + (across - image.width) % 2, down + (down - image.height) % 2  # bars of the same breadth
+    red, green, blue = (min(255, max(0, round(255 * value))) for value in normalisation.mean)
+    page = Image.new("RGB", (across, down), (red, green, blue))
+    page.paste(image, ((across - image.width) // 2, (down - image.height) // 2))
+    return page, torch.tensor([[across / image.width], [down / image.height]])
 
 
 class TrainTransform:
@@ -35,6 +69,7 @@ class TrainTransform:
         normalisation: applied after RandAugment.
         exact_geometry: whether the returned geometry must be exact, RandAugment included; otherwise it covers crop and
             flip only.
+        resize: how images of another shape are brought to that of the view, before all else; see `fitted`.
 
     Example:
         >>> transform = TrainTransform((32, 32), Augmentation(), Normalisation())
@@ -44,9 +79,15 @@ class TrainTransform:
     """
 
     def __init__(
-        self, size: Size, augmentation: Augmentation, normalisation: Normalisation, exact_geometry: bool = False
+        self,
+        size: Size,
+        augmentation: Augmentation,
+        normalisation: Normalisation,
+        exact_geometry: bool = False,
+        resize: Resize = "crop",
     ) -> None:
         _check_size(size)
+        self.resize: Resize = resize
         self.size, self.augmentation, self.normalisation = size, augmentation, normalisation
         self._crop = v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio)
         policy = build_rand_augment(augmentation, size, normalisation)
@@ -57,8 +98,9 @@ class TrainTransform:
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        image, factors = fitted(image, self.size, self.resize, self.normalisation, self.augmentation.interpolation)
         view, theta = self._changed_then_cropped(image) if self._crops_last else self._cropped_then_changed(image)
-        return self._erase(self.normalisation.apply(view)), theta
+        return self._erase(self.normalisation.apply(view)), theta * factors
 
     def _cropped_then_changed(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         view, theta = self._cropped(image)
@@ -114,6 +156,7 @@ class EvalTransform:
         normalisation: applied at the end.
         crop_ratio: share of the resized image that the view shows; 1.0 shows all of the shorter side.
         interpolation: filter of the resize.
+        resize: how images of another shape are brought to that of the view; see `fitted`.
     """
 
     def __init__(
@@ -122,8 +165,10 @@ class EvalTransform:
         normalisation: Normalisation,
         crop_ratio: float = EVAL_CROP_RATIO,
         interpolation: Interpolation = "bicubic",
+        resize: Resize = "crop",
     ) -> None:
         _check_size(size)
+        self.resize: Resize = resize
         if not 0 < crop_ratio <= 1:
             raise UserError(f"crop_ratio is {crop_ratio}; expected a number above 0, at most 1")
         self.size, self.normalisation = size, normalisation
@@ -134,8 +179,9 @@ class EvalTransform:
         """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
         # The tiny term undoes rounding such as 224 / (224 / 256) = 255.99999.
         height, width = (math.floor(side / self.crop_ratio + 1e-6) for side in self.size)
+        image, factors = fitted(image, self.size, self.resize, self.normalisation, self.interpolation)
         view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
-        return self.normalisation.apply(view), theta
+        return self.normalisation.apply(view), theta * factors
 
 
 class WholeImage:

@@ -101,7 +101,8 @@ def augmented_batches(
     """
     indices, labels = rows
     preprocessing = subject.preprocessing
-    transform = TrainTransform(preprocessing.image_size, PROBE_AUGMENTATION, preprocessing.transform().normalisation)
+    plain = preprocessing.transform()
+    transform = TrainTransform(plain.size, PROBE_AUGMENTATION, plain.normalisation, resize=plain.resize)
     dataset = ViewDataset(images, [(transform, 1)], settings.seed, labels=False)
     label_of = dict(zip(indices.tolist(), labels.tolist(), strict=True))
 

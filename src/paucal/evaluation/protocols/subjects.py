@@ -38,7 +38,7 @@ class Subject:
     @cached_property
     def fingerprint(self) -> str:
         """What tells its features from those of any other model or preprocessing."""
-        built = json.dumps([self.spec.to_dict(), vars(self.preprocessing)], sort_keys=True)
+        built = json.dumps([self.spec.to_dict(), self.preprocessing.to_dict()], sort_keys=True)
         return hashlib.blake2b((built + weights_fingerprint(self.backbone.model)).encode(), digest_size=16).hexdigest()
 
     @property

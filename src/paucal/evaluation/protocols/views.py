@@ -47,7 +47,7 @@ class CroppedView:
     def __init__(self, first: EvalTransform) -> None:
         self._first, self._colours = first, _colours(grey=0.2)
         crop = Augmentation(scale=_CROPPED_AREA, rand_augment=None, erase_prob=0.0, interpolation=first.interpolation)
-        self._crop = TrainTransform(first.size, crop, first.normalisation)
+        self._crop = TrainTransform(first.size, crop, first.normalisation, resize=first.resize)
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
         """Return the (3, H, W) view and its (2, 3) geometry."""

@@ -40,14 +40,14 @@ def read_images(
         UserError: there is nothing at a path, or an image cannot be read.
     """
     opened = open_sources(sources, voice)
-    return sum(map(len, opened)), _viewed(read_all(opened, on_bad, voice), model)
+    return sum(map(len, opened)), _viewed(read_all(opened, model.card.preprocessing.reading, on_bad, voice), model)
 
 
 def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: Deployed) -> Iterator[Viewed]:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
         try:
-            upright = upright_rgb(picture)
+            upright = upright_rgb(picture, model.card.preprocessing.reading)
         except ValueError as problem:
             raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
         view, geometry = transform(upright)

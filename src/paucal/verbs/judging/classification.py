@@ -122,15 +122,16 @@ def _advance(advance: Advance, total: int, done: int) -> None:
 
 def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model: Deployed, voice: Voice) -> Judged:
     """Return images with labels in the model's order of classes, the positions to judge, and training labels."""
+    reading = model.card.preprocessing.reading
     with voice.progress("reading images") as advance:
         if target is None:
-            images = open_again(folder, advance, settings.download)
+            images = open_again(folder, advance, settings.download, reading)
             split = read_split(folder.split, images)
             train_labels = torch.from_numpy(images.labels[split.indices("train")])
             return images, split.indices(settings.part), train_labels
         given = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
         chosen = LabelledDataSettings(**{**given, "data": target})
-        images = match_classes(load_images(chosen, advance), model.classes)
+        images = match_classes(load_images(chosen, advance, reading=reading), model.classes)
     for note in images.notes:
         voice.say(f"note: {note}")
     part = held_out_part(images.declared)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paucal.data.decode import Reading
 from paucal.evaluation.protocols.comparison import Row, compare
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.extraction import Extraction
@@ -27,6 +28,7 @@ from paucal.types import UserError
 from paucal.verbs.judging.frozen_data import open_data
 from paucal.verbs.judging.models import find_run, open_subject
 from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
+from paucal.verbs.run.images import reading_for
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Voice
 
@@ -75,7 +77,7 @@ def judge_frozen(
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
-    for one in _opened(data, run, settings, voice):
+    for one in _opened(data, run, settings, voice, _reading(subjects)):
         seen = _seen(one, [name for name in (model, settings.compare) if name], voice)
         asked = _suiting(protocols, one) if SUITE in data else protocols
         outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
@@ -91,11 +93,22 @@ def judge_frozen(
     return FrozenTable(rows, about, folder)
 
 
-def _opened(data: Sequence[str], run: RunFolder | None, settings: EvalSettings, voice: Voice) -> Iterator[JudgedData]:
+def _reading(subjects: Sequence[Subject]) -> Reading:
+    """Return how images are read for all of some models: as the one with the largest input needs them.
+
+    Values of more than 8 bits are read as the first model's were, which the others are compared with.
+    """
+    sides = [max(subject.preprocessing.image_size) for subject in subjects]
+    return reading_for([max(sides)], subjects[0].preprocessing.value_range)
+
+
+def _opened(
+    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, voice: Voice, reading: Reading
+) -> Iterator[JudgedData]:
     """Open one data set after the other; those of a suite that are not there are left out with a note."""
     for target in _targets(data) or [None]:
         try:
-            one = open_data(target, run, settings, settings, voice)
+            one = open_data(target, run, settings, settings, voice, reading)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
@@ -200,7 +213,7 @@ def _about(
                 "backbone": subject.spec.to_dict(),
                 "weights": subject.weights,
                 "parameters": subject.parameters,
-                "preprocessing": vars(subject.preprocessing),
+                "preprocessing": subject.preprocessing.to_dict(),
                 "fingerprint": subject.fingerprint,
             }
             for subject in subjects

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from paucal.data.decode import WHOLE, Reading
 from paucal.data.splits.file import read_split
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
@@ -35,9 +36,22 @@ class PartSettings(Protocol):
 
 
 def open_data(
-    target: str | None, run: RunFolder | None, choice: PartSettings, opening: OpeningSettings, voice: Voice
+    target: str | None,
+    run: RunFolder | None,
+    choice: PartSettings,
+    opening: OpeningSettings,
+    voice: Voice,
+    reading: Reading = WHOLE,
 ) -> JudgedData:
     """Open a data set with its parts: a run's own where the target is None or what the run was trained on.
+
+    Args:
+        target: what was given.
+        run: that is judged; None where a file or a timm model is.
+        choice: of parts and measure.
+        opening: where images lie.
+        voice: shows a bar.
+        reading: how much of the images the judged models need.
 
     Raises:
         UserError: it is not there, or lacks a part.
@@ -46,13 +60,13 @@ def open_data(
         if target is not None and (folder := _voc(target, opening)) is not None:
             data = voc.open_voc(folder)
         elif run is not None and not _is_pretrained(run) and (target is None or _is_own(run, target, opening)):
-            images = open_again(run, advance, opening.download)
+            images = open_again(run, advance, opening.download, reading)
             data = judged_data(images, read_split(run.split, images), choice.metric)
         else:
             if run is not None and target is None:
-                images = open_again(run, advance, opening.download)
+                images = open_again(run, advance, opening.download, reading)
             else:
-                images = load_images(replace(opening, data=str(target)), advance)
+                images = load_images(replace(opening, data=str(target)), advance, reading=reading)
             split = with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
             data = judged_data(images, split, choice.metric)
     return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)

@@ -64,12 +64,12 @@ def classify_all(
     if settings.mirror:
         loaded = loaded.mirrored()
     opened = open_sources(sources, voice)
-    total = sum(map(len, opened))
-    check_batch(min(settings.batch_size, total), loaded.card.preprocessing.image_size)
+    total, fed = sum(map(len, opened)), loaded.card.preprocessing
+    check_batch(min(settings.batch_size, total), fed.image_size)
     names: list[str | None] = []
 
     def read():
-        for name, picture in read_all(opened, settings.on_bad_image, voice):
+        for name, picture in read_all(opened, fed.reading, settings.on_bad_image, voice):
             names.append(name)
             yield picture
 

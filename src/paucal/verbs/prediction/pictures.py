@@ -8,7 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from paucal.data.decode import UnreadableImage
+from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decoded.read_as import ReadAs
 from paucal.data.images import ImageSet
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
@@ -43,8 +44,14 @@ def open_sources(sources: Sequence[str | Image.Image], voice: Voice) -> list[Ima
     return found
 
 
-def read_all(sources: Sequence[ImageSet | InMemory], on_bad: str, voice: Voice) -> Iterator[Picture]:
+def read_all(sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, voice: Voice) -> Iterator[Picture]:
     """Yield (path, picture), of which only one is held at a time; the path of a picture that was given is None.
+
+    Args:
+        sources: of the pictures.
+        reading: how the model's images are read.
+        on_bad: what to do about an image that cannot be read.
+        voice: says which were skipped.
 
     Raises:
         UserError: an image cannot be read and `on_bad` is "refuse".
@@ -53,9 +60,10 @@ def read_all(sources: Sequence[ImageSet | InMemory], on_bad: str, voice: Voice) 
         if isinstance(images, InMemory):
             yield None, images.picture
             continue
+        store = ReadAs(images.store, reading)
         for index, key in enumerate(images.keys):
             try:
-                picture = images.store.read(index)
+                picture = store.read(index)
             except UnreadableImage as problem:
                 if on_bad == "refuse":
                     raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem

@@ -9,7 +9,6 @@ import torch
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.data.cache import cache_images
 from paucal.data.images import ImageSet
 from paucal.data.sources.listing import hold_out_listed
 from paucal.data.sources.opening import open_images
@@ -20,6 +19,7 @@ from paucal.methods.pretraining import method_of, resolve_pretraining
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
+from paucal.rules.circumstances import Facts
 from paucal.rules.model import SMALL
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder
@@ -31,12 +31,12 @@ from paucal.verbs.pretraining.monitor import Monitor, knn_monitor
 from paucal.verbs.pretraining.published_order import timm_name, with_published_order
 from paucal.verbs.pretraining.stages import epochs_done
 from paucal.verbs.run.assembled import Assembled
-from paucal.verbs.run.images import Advance, Prepared
+from paucal.verbs.run.images import Prepared, decoded, reading_for
 from paucal.verbs.run.job import Bars
-from paucal.verbs.run.loaders import normalisation, stored_preprocessing
+from paucal.verbs.run.loaders import normalisation, stored_preprocessing, stored_range
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
-from paucal.verbs.run.start_weights import find_start, load_start
+from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.wording import counted
 
@@ -68,11 +68,8 @@ def assemble(
         UserError: the images or a setting do not do.
     """
     start = find_start(settings, run)
-    with bars("reading images") as advance:
-        images = load_unlabelled(settings, advance)
-    prepared = Prepared(images, _split(images) if run is None else stored_split(run, images))
-    facts = replace(prepared.facts(), start=start.facts)
-    settings, reasons = resolve_pretraining(settings, facts)
+    prepared, facts, settings, reasons = _open(settings, bars, run, start)
+    images = prepared.images
     if run is None:
         check_rates(settings)
     settings, renamed = with_published_order(settings)
@@ -98,6 +95,29 @@ def assemble(
     )
 
 
+def _open(
+    settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
+) -> tuple[Prepared, Facts, PretrainSettings, dict[str, str]]:
+    """Open the images, and choose what was left open of the settings; then decode them at the size that was chosen.
+
+    What depends on the number of images is chosen again where some could not be read.
+    """
+    found, value_range = load_unlabelled(settings), stored_range(run)
+    size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size or [USUAL_SIDE]
+    with bars("reading images") as advance:
+        images = decoded(found, settings, reading_for(size, value_range), advance)
+    prepared = Prepared(images, _split(images) if run is None else stored_split(run, images))
+    facts = replace(prepared.facts(), start=start.facts)
+    settings, reasons = resolve_pretraining(settings, facts)
+    if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
+        prepared = replace(prepared, images=decoded(images, settings, reading_for(settings.img_size, value_range)))
+    return prepared, facts, settings, reasons
+
+
+def _facts(images: ImageSet, start: Start) -> Facts:
+    return replace(Prepared(images, _split(images)).facts(), start=start.facts)
+
+
 def _build(settings: PretrainSettings) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
@@ -119,14 +139,15 @@ def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, 
     statistics = normalisation(settings, prepared, start)
     size = height_and_width(settings.img_size or USUAL_SIDE)
     ratio = 1.0 if min(size) <= SMALL else ImageInput().crop_ratio
-    return Preprocessing(size, ratio, ImageInput().interpolation, statistics.mean, statistics.std)
+    value_range = prepared.images.reading.value_range
+    return Preprocessing(size, ratio, ImageInput().interpolation, statistics.mean, statistics.std, value_range)
 
 
-def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
-    """Open the images of any nesting of folders without their labels, and decode each once.
+def load_unlabelled(settings: PretrainSettings) -> ImageSet:
+    """Open the images of any nesting of folders without their labels, and without a look at their pixels.
 
     Raises:
-        UserError: there are none, some cannot be read, or a list of test images in the folder is damaged.
+        UserError: there are none, or a list of test images in the folder is damaged.
     """
     images = open_images(
         settings.data,
@@ -139,7 +160,7 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
     if images.location == str(folder.resolve()) and folder.is_dir():
         root = settings.data_root
         images = hold_out_listed(images, folder, None if root is None else Path(root).expanduser())
-    return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
+    return images
 
 
 def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:

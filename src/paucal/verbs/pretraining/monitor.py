@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.layout import Size
 from paucal.data.batch_cache import KeptBatches
-from paucal.data.cache import cache_images
+from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.sources.opening import open_images
@@ -25,6 +25,7 @@ from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.evaluation.protocols.metrics import hits
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
+from paucal.verbs.run.images import decoded
 from paucal.verbs.run.loaders import EVAL_BATCH
 
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
@@ -70,7 +71,8 @@ def knn_monitor(
     """
     if most < ASKED:
         raise UserError(f"--monitor-images is {most}; expected at least {ASKED}, better some thousands.")
-    images, bank, asked = _open(DataSettings(location, data_root, on_bad_image=on_bad_image), most, seed)
+    opening = DataSettings(location, data_root, on_bad_image=on_bad_image)
+    images, bank, asked = _open(opening, most, seed, preprocess.reading)
     chosen = np.concatenate([bank, asked])
     height, width = preprocess.image_size
     batches = KeptBatches(
@@ -104,14 +106,16 @@ class _Pooled(nn.Module):
         return self.backbone(images).pooled
 
 
-def _open(settings: DataSettings, most: int, seed: int) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
+def _open(
+    settings: DataSettings, most: int, seed: int, reading: Reading
+) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
     """Return the images, the positions of the possible neighbours and those of the images asked about."""
     with _asking_for_labels():
         images = open_images(settings.data, root=settings.data_root)
         if not images.labelled:
             raise UserError(f"{images.location} has images without a label")
     try:
-        images = cache_images(images, on_bad=settings.on_bad_image)[0]
+        images = decoded(images, settings, reading)
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _asking_for_labels():

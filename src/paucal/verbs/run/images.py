@@ -1,7 +1,7 @@
 """From a location to images that are checked, decoded and split."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paucal.data.cache import cache_images
+from paucal.data.decode import WHOLE, Reading
+from paucal.data.decoded.prepare import prepare_images, side_for
+from paucal.data.decoded.read_as import as_opened
 from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.locations import data_root, is_named
@@ -90,16 +92,47 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def load_images(settings: DataSettings, advance: Advance | None = None, labelled: bool = True) -> ImageSet:
-    """Open the images, decode each once, and keep them decoded where they fit in memory.
+def reading_for(image_size: Sequence[int] | None, value_range: tuple[float, float] | None = None) -> Reading:
+    """Return how images are read for a network that sees this (height, width), or one side; None for whole ones.
+
+    Args:
+        image_size: in pixels.
+        value_range: that a model was trained with, of images of more than 8 bits; None to measure it.
+    """
+    return Reading(None if image_size is None else side_for(image_size), value_range)
+
+
+def load_images(
+    settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = WHOLE
+) -> ImageSet:
+    """Open the images, decode each once, and keep them decoded where there is room.
 
     Args:
         settings: where they are, and which of their classes are used.
         advance: called with (images read, images in all).
         labelled: whether they must have labels; else any nesting of folders does.
+        reading: how much of them is needed.
 
     Raises:
         UserError: there are none, they are not laid out as expected, or some cannot be read.
+    """
+    return decoded(find_images(settings, labelled), settings, reading, advance)
+
+
+def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None) -> ImageSet:
+    """Decode each image of a set once, and keep them decoded where there is room.
+
+    Raises:
+        UserError: some cannot be read, and the settings do not say to leave them out.
+    """
+    return prepare_images(as_opened(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
+
+
+def find_images(settings: DataSettings, labelled: bool = True) -> ImageSet:
+    """Open the images without a look at their pixels.
+
+    Raises:
+        UserError: there are none, or they are not laid out as expected.
     """
     images = open_images(
         settings.data,
@@ -111,7 +144,7 @@ def load_images(settings: DataSettings, advance: Advance | None = None, labelled
     )
     if isinstance(settings, LabelledDataSettings) and settings.classes is not None:
         images = choose_classes(images, settings.classes)
-    return cache_images(images, on_bad=settings.on_bad_image, progress=advance)[0]
+    return images
 
 
 def with_label_maps(prepared: Prepared, labels: str | None, method: str, advance: Advance | None = None) -> Prepared:
@@ -137,13 +170,16 @@ def with_label_maps(prepared: Prepared, labels: str | None, method: str, advance
     return replace(prepared, label_maps=maps.rows(images, prepared.part("train"), advance))
 
 
-def open_again(run: RunFolder, advance: Advance | None = None, download: bool = False) -> ImageSet:
+def open_again(
+    run: RunFolder, advance: Advance | None = None, download: bool = False, reading: Reading = WHOLE
+) -> ImageSet:
     """Open the images of a run from where they were when it began.
 
     Args:
         run: the run.
         advance: called with (images read, images in all).
         download: whether a published set that is not there any more may be fetched.
+        reading: how much of the images is needed.
 
     Raises:
         UserError: the run's settings cannot be read, or the images are gone.
@@ -160,4 +196,4 @@ def open_again(run: RunFolder, advance: Advance | None = None, download: bool = 
         image_column=stored.get("image_column"),
         label_column=stored.get("label_column"),
     )
-    return load_images(opened, advance)
+    return load_images(opened, advance, reading=reading)

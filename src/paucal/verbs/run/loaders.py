@@ -30,6 +30,12 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
     return Card.from_dict(run.read_json(run.card.name)).preprocessing
 
 
+def stored_range(run: RunFolder | None) -> tuple[float, float] | None:
+    """Return the range of values that a run that goes on reads its images with; None where it has stored none."""
+    stored = stored_preprocessing(run)
+    return None if stored is None else stored.value_range
+
+
 def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput | None = None) -> Normalisation:
     """Return mean and deviation: of the training images, ImageNet's, or those that belong to the weights."""
     if settings.normalise == "computed":

@@ -17,15 +17,25 @@ from paucal.methods.training import build_objective, resolve_training, settle_te
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import StartFacts
+from paucal.rules.circumstances import Facts, StartFacts
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder, read_weights
 from paucal.runs.ancestry import AUTO
+from paucal.settings.options import USUAL_SIDE
+from paucal.training import Plan
 from paucal.types import DataRequest, UserError
 from paucal.verbs.checking.quick import quick_check, told
 from paucal.verbs.run.assembled import Assembled
-from paucal.verbs.run.images import Prepared, load_images, with_label_maps
+from paucal.verbs.run.images import (
+    Prepared,
+    decoded,
+    find_images,
+    load_images,
+    reading_for,
+    with_label_maps,
+)
 from paucal.verbs.run.job import Bars
+from paucal.verbs.run.loaders import stored_range
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import Start, find_start, load_start
@@ -88,14 +98,18 @@ def assemble(
         start = find_start(settings)
     images, facts = prepared.images, replace(prepared.facts(), start=_facts_of(start, settings.init))
     fit_memory = settings.batch_size == "auto"
+    asked = settings
     settings, reasons = resolve_training(settings, facts)
+    prepared, fewer = _at_size(settings, prepared, bars, run, opened)
+    if fewer:  # unreadable ones were left out, so what follows from the number of images is chosen anew
+        return assemble(asked, given, bars, run, split_images(asked, prepared.images))
+    images = prepared.images
     if run is None and (found.candidates or settings.time is not None):
         # The ladder is climbed by one process; several start from the weights at once.
         candidates = found.candidates if settings.processes == 1 else ()
         rungs = Rungs(candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
     if run is None:
-        check_rates(settings)
-        _require_passes(settings, rungs)
+        _check_new(settings, rungs)
     objective, spec, notes = _build(settings, len(images.classes))
     if objective.data_request.label_maps:
         with bars("looking at label maps") as advance:
@@ -123,9 +137,7 @@ def assemble(
         *notes,
     ]
     _check_request(objective.data_request, settings, card)
-    plan = training_plan(settings, facts.n_train, facts.n_classes)
-    if rungs is not None and not rungs.tune:
-        plan = replace(plan, total_steps=0)
+    plan = _plan(settings, facts, rungs)
     origin = origins(settings, given, reasons)
     opening = time.monotonic() - begin
     return AssembledTraining(
@@ -133,7 +145,13 @@ def assemble(
     )
 
 
-def _require_passes(settings: TrainSettings, rungs: Rungs | None) -> None:
+def _plan(settings: TrainSettings, facts: Facts, rungs: Rungs | None) -> Plan:
+    plan = training_plan(settings, facts.n_train, facts.n_classes)
+    return replace(plan, total_steps=0) if rungs is not None and not rungs.tune else plan
+
+
+def _check_new(settings: TrainSettings, rungs: Rungs | None) -> None:
+    check_rates(settings)
     if settings.epochs == 0 and (rungs is None or not rungs.candidates):
         raise UserError(
             "--epochs 0 keeps the linear probe of trained weights as the model, and this run looks for no such weights "
@@ -183,9 +201,29 @@ def _facts_of(start: Start, init: str | None) -> StartFacts | None:
 
 
 def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepared:
-    with bars("reading images") as advance:
-        images = load_images(settings, advance)
+    """Open and split the images; they are decoded where it is known already how large they will be needed."""
+    if settings.img_size is None:
+        images = find_images(settings)
+    else:
+        with bars("reading images") as advance:
+            images = load_images(settings, advance, reading=reading_for(settings.img_size, stored_range(run)))
     return split_images(settings, images) if run is None else Prepared(images, stored_split(run, images))
+
+
+def _at_size(
+    settings: TrainSettings, prepared: Prepared, bars: Bars, run: RunFolder | None, opened: Prepared | None
+) -> tuple[Prepared, bool]:
+    """Return the images decoded for the network's size, and whether there are fewer than before.
+
+    Larger ones than needed do where they are open already: a ladder tries smaller sizes in passing.
+    """
+    images, reading = prepared.images, reading_for(settings.img_size or [USUAL_SIDE], stored_range(run))
+    have, want = images.reading.side or 0, reading.side or 0
+    if have == want or (opened is not None and have > want):
+        return prepared, False
+    with bars("reading images") as advance:
+        images = decoded(images, settings, reading, advance)
+    return replace(prepared, images=images), len(images) < len(prepared.images)
 
 
 def _build(settings: TrainSettings, n_classes: int) -> tuple[Objective, BackboneSpec, list[str]]:

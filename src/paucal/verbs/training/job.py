@@ -20,7 +20,7 @@ from paucal.verbs.training.assembly import AssembledTraining, assemble
 from paucal.verbs.training.conclusion import Result, conclude
 from paucal.verbs.training.finishing import watch_of
 from paucal.verbs.training.ladder.climb import climb
-from paucal.verbs.training.loaders import train_loader, training_sheet
+from paucal.verbs.training.loaders import deployed_sheet, train_loader, training_sheet
 from paucal.verbs.training.optimizer import optimization
 
 CONFIG = "config"  # the origin of a setting from a file
@@ -125,12 +125,14 @@ class TrainingJob:
             return climb(run, assembled, voice)
 
     def write_beginning(self, run: RunFolder, assembled: AssembledTraining) -> None:
-        """Write down what is known so far, and draw training images as the network will see them."""
+        """Write down what is known so far, and draw images as the network will see them in training and after it."""
         if assembled.rungs is not None:
             assembled.rungs.write(run)
         write_findings(run, assembled.findings, assembled.prepared.images)
         sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
         write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
+        plain = deployed_sheet(assembled.prepared, assembled.card, assembled.settings)
+        write_atomically(run.plots / "eval_batch.png", lambda file: plain.save(file, "PNG"))
 
     def loader(self, assembled: AssembledTraining, start: int) -> TrainLoader:
         """Return the loader of this process, from a forward pass on."""

@@ -10,10 +10,11 @@ from torch import nn
 from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
 from paucal.data.batch_cache import KeptBatches
 from paucal.data.dataset import ViewDataset
+from paucal.data.images import spread
 from paucal.data.loader import TrainLoader
 from paucal.data.views.augment import Augmentation
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.preview import sheet
+from paucal.data.views.preview import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.deployed import Card, Preprocessing
@@ -47,10 +48,16 @@ def feeding(
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
         return stored  # else it is that of a model which the run has made at another size, on its way
-    return preprocessing(settings, normalisation(settings, prepared, start), start)
+    statistics = normalisation(settings, prepared, start)
+    return preprocessing(settings, statistics, start, prepared.images.reading.value_range)
 
 
-def preprocessing(settings: TrainSettings, statistics: Normalisation, start: ImageInput | None = None) -> Preprocessing:
+def preprocessing(
+    settings: TrainSettings,
+    statistics: Normalisation,
+    start: ImageInput | None = None,
+    value_range: tuple[float, float] | None = None,
+) -> Preprocessing:
     """Return how images are prepared for the trained model: all of those that training shows whole, else a crop.
 
     The crop and its filter are those of the weights that the run starts from; of a recipe's program or of the model's
@@ -59,8 +66,9 @@ def preprocessing(settings: TrainSettings, statistics: Normalisation, start: Ima
     size = height_and_width(settings.img_size or USUAL_SIDE)
     recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
     fed = ImageInput() if recipe else start or input_of_scratch(settings.model or "")
-    ratio = 1.0 if settings.crop in ("padded", "none") or min(size) <= SMALL else fed.crop_ratio
-    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std)
+    whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
+    ratio = 1.0 if whole else fed.crop_ratio
+    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range, settings.resize)
 
 
 def augmentation(settings: TrainSettings) -> Augmentation:
@@ -105,7 +113,8 @@ def view_transform(
     change = augmentation(settings)
     if crops.scale is not None:  # a method's own crops, such as the local ones of self-distillation
         change = replace(change, crop="random-resized", scale=crops.scale)
-    return TrainTransform(size, change, Normalisation(preprocess.mean, preprocess.std), exact_geometry)
+    statistics = Normalisation(preprocess.mean, preprocess.std)
+    return TrainTransform(size, change, statistics, exact_geometry, preprocess.resize)
 
 
 def validation(
@@ -128,6 +137,15 @@ def validation(
         return {f"val_{name}": value for name, value in quick_scores(predict_all(module, batches, device)).items()}
 
     return validate
+
+
+def deployed_sheet(prepared: Prepared, card: Card, settings: TrainSettings) -> Image.Image:
+    """Return a picture of images exactly as the deployed model will see them: of validation, else of training."""
+    indices = prepared.part("val") if len(prepared.part("val")) else prepared.part("train")
+    alone = replace(settings, workers=0)
+    batch = next(iter(eval_loader(prepared, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
+    return sheet(batch, statistics, card.classes)
 
 
 def training_sheet(prepared: Prepared, card: Card, settings: TrainSettings, plan: Plan) -> Image.Image:

@@ -1,0 +1,42 @@
+"""`paucal cache`: what decoded images and features take on this machine's disk, and how to get it back."""
+
+from collections.abc import Sequence
+
+from paucal.cli.arguments import new_parser, parse
+
+DESCRIPTION = (
+    "Show what paucal keeps between runs: decoded images, which spare every run after the first the decoding, and "
+    "features of frozen models. All of it can be removed at any time; runs that need it make it anew."
+)
+MIB = 2**20
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("cache", DESCRIPTION)
+    parser.add_argument("--clear", action="store_true", help="remove it")
+    values, _ = parse(parser, argv)
+    from paucal.data.decoded.folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear, kept
+    from paucal.evaluation.protocols.feature_cache import default_folder
+    from paucal.verbs.run.console import PlainConsole
+    from paucal.wording import counted
+
+    console, folder = PlainConsole(soft_wrap=True), cache_folder()
+    if folder is None:
+        console.print(f"decoded images: none are kept ({VARIABLE} is {OFF})", markup=False)
+    else:
+        entries = kept(folder)
+        total = sum(one.n_bytes for one in entries)
+        words = f"{counted(len(entries), 'set')}, {total / MIB:.0f} MiB of at most {MOST_BYTES // 2**30} GiB"
+        console.print(f"decoded images: {words}, in {folder}", markup=False)
+        if values.clear:
+            console.print(f"removed {clear(folder) / MIB:.0f} MiB of decoded images", markup=False)
+    features = sorted(default_folder().glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in features)
+    words = f"{counted(len(features), 'file')}, {size / MIB:.0f} MiB"
+    console.print(f"features: {words}, in {default_folder()}", markup=False)
+    if values.clear:
+        for file in features:
+            file.unlink(missing_ok=True)
+        console.print(f"removed {size / MIB:.0f} MiB of features", markup=False)
+    return 0

@@ -1,0 +1,215 @@
+"""The decoded images of one set in a file that every process maps into its memory."""
+
+import json
+import os
+import threading
+import zipfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.decoded.folder import INDEX, PIXELS, UNFINISHED
+from paucal.data.decoded.known import DIGEST
+from paucal.data.decoded.moments import image_moments
+from paucal.data.images import Copies, Store
+
+_CHANNELS = 3
+_SMALL = 128  # pixels
+_UNKNOWN = np.full((2, 3), np.nan)
+
+
+class FullError(Exception):
+    """The decoded images take more room than there is."""
+
+
+class Table:
+    """What the index of an entry says of its images.
+
+    Attributes:
+        offsets: (N,) int64, where each image begins.
+        shapes: (N, 2) int64, heights and widths as stored.
+        sizes: (N, 2) int64, heights and widths of the images themselves.
+        moments: (N, 2, 3) float64, see `image_moments`; NaN for small images, of which they are found as quickly when
+            they are needed.
+        digests: (N, 16) uint8 of the encoded images.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.offsets = np.zeros(count, dtype=np.int64)
+        self.shapes = np.zeros((count, 2), dtype=np.int64)
+        self.sizes = np.zeros((count, 2), dtype=np.int64)
+        self.moments = np.zeros((count, 2, 3))
+        self.digests = np.zeros((count, DIGEST), dtype=np.uint8)
+
+    def rows(self, chosen: NDArray[np.int64]) -> "Table":
+        """Return some rows, in that order."""
+        table = Table(0)
+        for name, values in vars(self).items():
+            setattr(table, name, values[chosen])
+        return table
+
+    def fits(self, n_bytes: int) -> bool:
+        """Return whether this can be the index of so many bytes of pixels."""
+        model, count = vars(Table(1)), len(self.offsets)
+        for name, values in vars(self).items():
+            if values.dtype != model[name].dtype or values.shape != (count, *model[name].shape[1:]):
+                return False
+        ends = self.offsets + self.shapes.prod(axis=1) * _CHANNELS
+        return bool(count and self.offsets.min() >= 0 and self.shapes.min() > 0 and ends.max() <= n_bytes)
+
+
+class Entry:
+    """An entry that is mapped into memory; it can be sent to another process, which maps it anew.
+
+    Args:
+        path: of the pixels, images one after the other, (H, W, 3) uint8.
+        table: where each one is.
+
+    Raises:
+        OSError: the file is gone.
+    """
+
+    def __init__(self, path: Path, table: Table) -> None:
+        self.path, self.table = path, table
+        self._pixels: NDArray[np.uint8] | None = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pixels": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        try:
+            self._pixels = np.memmap(self.path, dtype=np.uint8, mode="r")
+        except (OSError, ValueError):  # removed since
+            self._pixels = None
+
+    def view(self, row: int) -> NDArray[np.uint8] | None:
+        """Return the (H, W, 3) pixels of an image, not a copy; None where the file is gone."""
+        if self._pixels is None:
+            return None
+        height, width = self.table.shapes[row].tolist()
+        start = int(self.table.offsets[row])
+        return self._pixels[start : start + height * width * _CHANNELS].reshape(height, width, _CHANNELS)
+
+
+class MappedStore(Copies):
+    """Decoded images in a file that is mapped into memory, shared with all processes that read it.
+
+    Args:
+        original: reads the images themselves, where the file is gone.
+        entry: with as many images.
+    """
+
+    def __init__(self, original: Store, entry: Entry) -> None:
+        super().__init__(original)
+        self.entry = entry
+
+    def __len__(self) -> int:
+        return len(self.entry.table.offsets)
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image as RGB, a copy."""
+        view = self.entry.view(index)
+        if view is not None:
+            return Image.fromarray(view)
+        assert self.original is not None
+        return self.original.read(index)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return the (height, width) of the image itself, which may be larger than what is stored."""
+        height, width = self.entry.table.sizes[index].tolist()
+        return height, width
+
+    def check(self, index: int) -> None:
+        """Accept: what is stored was decoded."""
+
+
+def find_entry(folder: Path, key: str) -> Entry | None:
+    """Return an entry, which counts as used; None where there is none, or it is damaged."""
+    index, pixels = folder / f"{key}{INDEX}", folder / f"{key}{PIXELS}"
+    found = read_table(index)
+    try:
+        if found is None or not found[0].fits(pixels.stat().st_size):
+            return None
+        os.utime(index)
+        return Entry(pixels, found[0])
+    except (OSError, ValueError):
+        return None
+
+
+def read_table(index: Path) -> tuple[Table, str] | None:
+    """Return the table of an entry and how its images were read; None where it is damaged or not there."""
+    table = Table(0)
+    try:
+        with open(index, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            for name in vars(table):
+                setattr(table, name, stored[name])
+            return table, str(json.loads(str(stored["about"]))["reading"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+class EntryWriter:
+    """Writes an entry beside its place; it takes its place when it is finished, and is removed where it is not.
+
+    Images may come from several threads, in any order.
+
+    Args:
+        folder: of the cache.
+        count: images there may be.
+        room: bytes that they may take.
+    """
+
+    def __init__(self, folder: Path, count: int, room: int) -> None:
+        self.table = Table(count)
+        self._folder, self._room, self._used, self._lock = folder, room, 0, threading.Lock()
+        self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{os.urandom(4).hex()}{UNFINISHED}"
+
+    def __enter__(self) -> "EntryWriter":
+        self._file = open(self._path, "wb")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
+        """Store an image of that (height, width) as it is now; raises `FullError`."""
+        self._put(index, np.asarray(image), size, _UNKNOWN if min(image.size) < _SMALL else image_moments(image))
+
+    def copy(self, index: int, entry: Entry, row: int) -> bool:
+        """Store an image that another entry has; return whether it was still there. Raises `FullError`."""
+        pixels = entry.view(row)
+        if pixels is None:
+            return False
+        height, width = entry.table.sizes[row].tolist()
+        self._put(index, pixels, (height, width), entry.table.moments[row])
+        return True
+
+    def finish(self, key: str, chosen: NDArray[np.int64], reading: str) -> None:
+        """Put the entry in its place, with the chosen images in their order; raises an OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        pixels, index = self._folder / f"{key}{PIXELS}", self._folder / f"{key}{INDEX}"
+        self._path.replace(pixels)
+        with open(self._path, "wb") as file:  # last: who finds an index finds pixels
+            np.savez(file, about=np.array(json.dumps({"reading": reading})), **vars(self.table.rows(chosen)))
+            file.flush()
+            os.fsync(file.fileno())
+        self._path.replace(index)
+
+    def _put(self, index: int, pixels: NDArray[np.uint8], size: tuple[int, int], moments: NDArray[np.float64]) -> None:
+        data = pixels.reshape(-1).data
+        with self._lock:
+            if self._used + len(data) > self._room:
+                raise FullError
+            self.table.offsets[index] = self._used
+            self._file.write(data)
+            self._used += len(data)
+        self.table.shapes[index] = pixels.shape[:2]
+        self.table.sizes[index], self.table.moments[index] = size, moments

@@ -1,0 +1,197 @@
+"""The one pass over a set's images: each is verified, recognised, measured and kept decoded, and all that once.
+
+What a first run has found out the next ones read: files are recognised by place, size and time of change, images by
+their bytes, so that a set that was moved, copied or added to is not decoded again.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+
+from paucal.data.cache import cache_images
+from paucal.data.decode import Reading, UnreadableImage, decode_rgb
+from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
+from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
+from paucal.data.decoded.known import KnownImages, digest_of
+from paucal.data.decoded.read_as import ReadAs
+from paucal.data.decoded.value_range import measure_range
+from paucal.data.images import ImageSet, locate
+from paucal.data.sources.stores import EncodedStore
+from paucal.data.verify import OnBad, ReportProgress, for_each, without_bad
+
+FORMAT = 1  # of the entries; a change in how images are reduced needs another
+_SAMPLE = 256
+_SIDES = (64, 128, 512)
+
+
+def side_for(image_size: Sequence[int]) -> int:
+    """Return the shorter side that images are kept at for a network: at least twice its own, in a few steps.
+
+    A crop of a quarter of the image's area then still has every pixel that the network sees. Few steps let networks of
+    different sizes share what is kept, as the sizes that `paucal train` tries one after the other do.
+
+    Example:
+        >>> [side_for([side]) for side in (16, 32, 64, 96, 160, 224, 240, 384)]
+        [64, 64, 128, 512, 512, 512, 512, 1024]
+    """
+    wanted = 2 * max(image_size)
+    return next((side for side in _SIDES if side >= wanted), 1 << (wanted - 1).bit_length())
+
+
+def prepare_images(
+    image_set: ImageSet,
+    reading: Reading,
+    on_bad: OnBad = "refuse",
+    workers: int | None = None,
+    progress: ReportProgress | None = None,
+) -> tuple[ImageSet, list[str]]:
+    """Verify every image once, and keep all of them decoded in a file that runs share.
+
+    Where the disk has no room for them they are kept in memory, and where that does not do either they are verified
+    and read anew each time.
+
+    Args:
+        image_set: the images, of files or in memory.
+        reading: how they are handed over. Without a range it is measured where images have more than 8 bits.
+        on_bad: what to do with unreadable images, see `verify_images`.
+        workers: threads; None for one per processor core.
+        progress: called with (images done, images in all) from the calling thread.
+
+    Returns:
+        The set without unreadable images, which says how it is read, and the keys of those left out.
+
+    Raises:
+        UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
+    """
+    if reading.value_range is None:
+        reading = replace(reading, value_range=measure_range(image_set))
+    # Every image is looked at through the reading, also where nothing is reduced: then it changes nothing.
+    seen = replace(image_set, store=ReadAs(image_set.store, reading), reading=reading)
+    encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))
+    folder = usable_folder() if encoded else None
+    if folder is not None and _estimate(seen) <= (room := free_bytes(folder)):
+        try:
+            return _Pass(image_set, seen, folder, room, workers, progress).run(on_bad)
+        except (FullError, OSError):  # the disk is fuller than it said, or gone
+            pass
+    return cache_images(seen, on_bad=on_bad, workers=workers, progress=progress)
+
+
+def _estimate(images: ImageSet) -> float:
+    """Return the bytes that the decoded images take, from a sample of headers."""
+    sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(_SAMPLE).tolist()]
+    return float(np.mean([height * width for height, width in sizes])) * 3 * len(images) if sizes else 0.0
+
+
+class _Pass:
+    """One pass over a set; see `prepare_images`."""
+
+    def __init__(
+        self,
+        image_set: ImageSet,
+        seen: ImageSet,
+        folder: Path,
+        room: int,
+        workers: int | None,
+        progress: ReportProgress | None,
+    ) -> None:
+        self.seen, self.folder, self.room, self.workers, self.progress = seen, folder, room, workers, progress
+        self.places = [locate(image_set.store, index) for index in range(len(image_set))]
+        self.stamps = [store.stamp(place) for store, place in self.places if isinstance(store, EncodedStore)]
+        self.about = f"{FORMAT} {PIL.__version__} {seen.reading}"
+        self.memory = KnownImages(folder, image_set.location)
+        self.digests, self.known = self.memory.look_up(self.stamps)
+        self.bad: dict[int, str] = {}
+        self.done = 0
+
+    def run(self, on_bad: OnBad) -> tuple[ImageSet, list[str]]:
+        """Return the set as it is kept, and the keys of what cannot be read."""
+        if not (self.known.all() and self._entry()):
+            self._fill()
+        self._report(len(self.places))
+        good, names = without_bad(self.seen, self.bad, on_bad)
+        entry = self._entry()
+        return (good if entry is None else replace(good, store=MappedStore(good.store, entry))), names
+
+    def _fill(self) -> None:
+        others = _Others(self.folder, self.about)
+        with EntryWriter(self.folder, len(self.places), self.room) as writer:
+            self._each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, others))
+            chosen = self._good()
+            if not self._entry():  # what was new may have been bad, or the set a copy of another one
+                self._each(np.flatnonzero(self.known), lambda index: self._take(index, writer, others))
+                chosen = self._good()
+                if len(chosen):
+                    writer.table.digests[:] = self.digests
+                    writer.finish(self._key(), chosen, self.about)
+        self.memory.remember([self.stamps[index] for index in chosen], self.digests[chosen])
+        make_room(self.folder, spare=self.folder / f"{self._key()}{PIXELS}")
+
+    def _take(self, index: int, writer: EntryWriter, others: "_Others") -> None:
+        """Put an image into the entry: from another one that has it, or decoded."""
+        store, place = self.places[index]
+        assert isinstance(store, EncodedStore)
+        if self.known[index] and others.give(self.digests[index].tobytes(), index, writer):
+            return
+        source, name = store.source(place), store.name(place)
+        if not self.known[index]:
+            digest = _digest(source, name)
+            self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
+            if others.give(digest, index, writer):
+                return
+        image = decode_rgb(source, name, self.seen.reading)
+        # What is larger than the side it is reduced to was not reduced, so its header need not be read again.
+        reduced = min(image.size) == self.seen.reading.side
+        writer.add(index, image, store.size(place) if reduced else (image.height, image.width))
+
+    def _each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
+        found = for_each(len(indices), lambda row: work(int(indices[row])), self.workers, self._advance)
+        self.bad.update({int(indices[row]): words for row, words in found.items()})
+        self.done += len(indices)
+
+    def _advance(self, done: int, total: int) -> None:
+        self._report(self.done + done)
+
+    def _report(self, done: int) -> None:
+        if self.progress is not None:
+            self.progress(done, len(self.places))
+
+    def _good(self) -> NDArray[np.int64]:
+        return np.asarray([index for index in range(len(self.places)) if index not in self.bad], dtype=np.int64)
+
+    def _entry(self) -> Entry | None:
+        return find_entry(self.folder, self._key())
+
+    def _key(self) -> str:
+        digest = hashlib.blake2b(self.about.encode(), digest_size=20)
+        digest.update(self.digests[self._good()].tobytes())
+        return digest.hexdigest()
+
+
+class _Others:
+    """The images that other entries have, read in the same way, by the digests of their bytes."""
+
+    def __init__(self, folder: Path, about: str) -> None:
+        self._places: dict[bytes, tuple[Entry, int]] = {}
+        for index in folder.glob(f"*{INDEX}"):
+            found = None if index.name.endswith(f"{KNOWN}{INDEX}") else read_table(index)
+            entry = find_entry(folder, index.name.removesuffix(INDEX)) if found and found[1] == about else None
+            if entry is not None:
+                self._places.update({row.tobytes(): (entry, place) for place, row in enumerate(entry.table.digests)})
+
+    def give(self, digest: bytes, index: int, writer: EntryWriter) -> bool:
+        """Copy an image into an entry; return whether there is one."""
+        found = self._places.get(digest)
+        return found is not None and writer.copy(index, *found)
+
+
+def _digest(source: bytes | Path, name: str) -> bytes:
+    try:
+        return digest_of(source)
+    except OSError as problem:
+        raise UnreadableImage(f"image {name} cannot be decoded: {problem.strerror or problem}") from None

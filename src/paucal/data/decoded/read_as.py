@@ -1,0 +1,67 @@
+"""A store seen through a reading: its images reduced, and brought to 8 bits by the set's own range."""
+
+from dataclasses import replace
+
+from PIL import Image
+
+from paucal.data.decode import WHOLE, Reading, check_decodes, decode_rgb
+from paucal.data.images import Copies, ImageSet, Nested, Store, locate
+from paucal.data.sources.stores import EncodedStore
+
+
+class ReadAs(Nested):
+    """Hands over the images of another store as a reading says; sizes stay those of the images themselves.
+
+    Args:
+        original: where the images lie.
+        reading: how they are handed over.
+    """
+
+    def __init__(self, original: Store, reading: Reading) -> None:
+        self.original, self.reading = original, reading
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store that has an image itself, and its position there."""
+        return self.original, index
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image; a JPEG is decoded no larger than needed."""
+        store, place = locate(self.original, index)
+        if isinstance(store, EncodedStore):
+            return decode_rgb(store.source(place), store.name(place), self.reading)
+        image = store.read(place)
+        size = self.reading.reduced(image.size)
+        return image if size == image.size else image.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return the (height, width) of the image itself."""
+        return self.original.size(index)
+
+    def check(self, index: int) -> None:
+        """Raise if the image cannot be read."""
+        store, place = locate(self.original, index)
+        if isinstance(store, EncodedStore):
+            check_decodes(store.source(place), store.name(place), self.reading)
+        else:
+            store.check(place)
+
+
+def whole_image(images: ImageSet, index: int) -> Image.Image:
+    """Return an image of a set in full size, however the set hands it over."""
+    if images.reading.side is None:
+        return images.store.read(index)
+    store, place = locate(images.store, index)
+    if isinstance(store, Copies) and store.original is not None:
+        store, place = locate(store.original, place)
+    return ReadAs(store, Reading(value_range=images.reading.value_range)).read(place)
+
+
+def as_opened(images: ImageSet) -> ImageSet:
+    """Return a set as it was before it was kept decoded, without the images that could not be read."""
+    store = images.store
+    if isinstance(store, Copies) and store.original is not None:
+        store = store.original
+    return replace(images, store=store, reading=WHOLE)
