@@ -286,5 +286,5 @@ def test_run__that_climbed_may_be_replaced(data, tmp_path):
     again = started(data, tmp_path / "run", epochs=0, overwrite=True)
     assert not (again.folder / "head-128.safetensors").exists()
     (again.folder / "head-mine.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="head-mine.safetensors"):
+    with pytest.raises(UserError, match=r"head-mine\.safetensors"):
         started(data, tmp_path / "run", epochs=0, overwrite=True)
