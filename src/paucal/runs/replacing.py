@@ -17,7 +17,9 @@ NOTE = "replaced.txt"
 FILES = {
     *(MARKER, LOCK, NOTE, "env.json", "split.csv", "init.json", "monitor.json", "train.log", "metrics.csv"),
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
+    *("check.json", "rungs.json", "probe.safetensors", "trials"),
 }
+NUMBERED = re.compile(r"head-\d+(x\d+)?\.safetensors")
 TEMPORARY = re.compile(r"\..+\.tmp")
 
 
@@ -146,4 +148,5 @@ def sweep(path: Path) -> None:
 
 
 def _foreign(path: Path) -> set[str]:
-    return {entry.name for entry in path.iterdir() if entry.name not in FILES and not TEMPORARY.fullmatch(entry.name)}
+    names = {entry.name for entry in path.iterdir()} - FILES
+    return {name for name in names if not TEMPORARY.fullmatch(name) and not NUMBERED.fullmatch(name)}

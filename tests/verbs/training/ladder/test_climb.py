@@ -276,3 +276,15 @@ def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
     assert (found.time, found.epochs, found.warmup_epochs) == ("5m", None, None)
     repeated = one_length(settings, dict.fromkeys(origin, "config"))
     assert (repeated.time, repeated.epochs) == (None, 30)
+
+
+def test_run__that_climbed_may_be_replaced(data, tmp_path):
+    first = started(data, tmp_path / "run", epochs=1)
+    for name in ("head-128.safetensors", "head-128x96.safetensors"):  # as of a run that tuned on smaller images
+        (first.folder / name).write_bytes((first.folder / "probe.safetensors").read_bytes())
+    (first.folder / "trials").mkdir()
+    again = started(data, tmp_path / "run", epochs=0, overwrite=True)
+    assert not (again.folder / "head-128.safetensors").exists()
+    (again.folder / "head-mine.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"head-mine\.safetensors"):
+        started(data, tmp_path / "run", epochs=0, overwrite=True)
