@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.methods.token_labeling.settings import TokenLabelingSettings
-from paucal.settings.groups import LABELLED, JobSettings, LabelledDataSettings
+from paucal.settings.groups import JobSettings, LabelledDataSettings
 from paucal.settings.options import option
 from paucal.settings.parts import (
     AugmentationSettings,
@@ -38,7 +38,8 @@ class TrainSettings(
     """Every setting of `paucal train`; the command line and `paucal.train` share it."""
 
     data: str = option(
-        f"{LABELLED}; several places joined by ':' (';' on Windows)",
+        "folder, zip or tar, CSV, list file, Parquet file or folder, hf:OWNER/NAME, a published set such as 'cifar10', "
+        "or 'digits'; several places joined by ':' (';' on Windows)",
         "digits",
         group="data",
     )

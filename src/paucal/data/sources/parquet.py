@@ -161,7 +161,7 @@ def _columns(file: Path, labelled: bool, label_column: str | None, image_column:
         expected = f"'{label}'" if label else "'label' or 'labels'"
         raise UserError(
             f"{file} has no label column; expected {expected} and found {_found(schema)}; "
-            f"name the column of the classes by --label-column{_suggested(features)}"
+            f"call the column of the classes 'label', or name it by --label-column{_suggested(features)}"
         )
     return _Columns(image, label, _class_names(features, label))
 
