@@ -66,7 +66,7 @@ def merged(stored: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Score and time every run given."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Score and time methods of attribution.")
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--data", required=True)
     parser.add_argument("--images", type=int, default=200)
