@@ -15,7 +15,7 @@ BEST: Mapping[str, tuple[str, ...]] = {
     "vit": ("libra", "integrated-gradients", "gradient-rollout"),
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
     "lvvit": ("libra", "integrated-gradients", "gradient-rollout"),
-    "staged": ("libra-rollout", "libra", "gradient-rollout"),
+    "staged": ("gradient-rollout", "libra", "libra-rollout"),
     "convolutional": ("libra", "grad-cam", "integrated-gradients"),
 }
 
