@@ -66,7 +66,7 @@ def merged(stored: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Score and time every run given."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Score and time methods of attribution.")
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--data", required=True)
     parser.add_argument("--images", type=int, default=200)
@@ -79,9 +79,7 @@ def main() -> None:
         model = load_deployed(run)
         images, positions = test_images(options.data, model, options.images)
         methods = options.methods or methods_of(model.module)
-        scores = score_methods(
-            model.module, batches(images, positions, model, options.batch), methods, progress=print
-        )
+        scores = score_methods(model.module, batches(images, positions, model, options.batch), methods, progress=print)
         sample, _ = next(batches(images, positions, model, 16))
         plain = seconds_per_image(model.module, sample, None)
         times = {name: seconds_per_image(model.module, sample, name) for name in methods}

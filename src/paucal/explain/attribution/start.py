@@ -14,7 +14,7 @@ from paucal.explain.attention.rollout import Flow, last_row
 
 
 def run_with_blocks(module: nn.Module, images: Tensor) -> tuple[Recorded, dict[str, Any]]:
-    """Run a model as `run_recorded` does; also return by name what its blocks with attention and its final norm give."""
+    """Run a model as `run_recorded` does; also return by name what its blocks with attention and final norms give."""
     kept: dict[str, Any] = {}
     names = {name.rpartition(".")[0] for name in attention_layers(module)} | set(final_norm_names(module))
     handles = [keep_output(module, name, kept) for name in sorted(names)]
