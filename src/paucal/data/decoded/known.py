@@ -15,15 +15,28 @@ from paucal.data.decoded.folder import INDEX, KNOWN, UNFINISHED
 from paucal.data.sources.stores import Stamp
 
 DIGEST = 16  # bytes
+_AT_ONCE = 64 << 20  # bytes of a file that are held while it is decoded
 _STAMPS = np.dtype([("name", "S16"), ("size", np.int64), ("changed", np.int64)])
 
 
+def content_of(source: bytes | Path) -> bytes | Path:
+    """Return the bytes of an encoded image, read once for all that is done with them, or the path of a very large file.
+
+    Raises:
+        OSError: that is no file, or cannot be read.
+    """
+    if isinstance(source, bytes):
+        return source
+    found = source.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.ENODEV, "it is no regular file (a pipe or a device, for instance)")
+    return source.read_bytes() if found.st_size <= _AT_ONCE else source
+
+
 def digest_of(source: bytes | Path) -> bytes:
-    """Return a 16-byte digest of an encoded image; raises an OSError where that is no file or cannot be read."""
+    """Return a 16-byte digest of an encoded image; raises an OSError where its file cannot be read."""
     if isinstance(source, bytes):
         return hashlib.blake2b(source, digest_size=DIGEST).digest()
-    if not stat.S_ISREG(source.stat().st_mode):
-        raise OSError(errno.ENODEV, "no regular file")  # reading a pipe would wait for ever
     with open(source, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST)).digest()
 

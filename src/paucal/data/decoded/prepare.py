@@ -17,7 +17,7 @@ from paucal.data.cache import cache_images
 from paucal.data.decode import Reading, UnreadableImage, decode_rgb
 from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
 from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
-from paucal.data.decoded.known import KnownImages, digest_of
+from paucal.data.decoded.known import KnownImages, content_of, digest_of
 from paucal.data.decoded.read_as import ReadAs
 from paucal.data.decoded.value_range import measure_range
 from paucal.data.images import ImageSet, locate
@@ -25,7 +25,7 @@ from paucal.data.sources.stores import EncodedStore
 from paucal.data.verify import OnBad, ReportProgress, for_each, without_bad
 
 FORMAT = 1  # of the entries; a change in how images are reduced needs another
-_SAMPLE = 256
+_SAMPLE = 64
 _SIDES = (64, 128, 512)
 
 
@@ -138,9 +138,10 @@ class _Pass:
         assert isinstance(store, EncodedStore)
         if self.known[index] and others.give(self.digests[index].tobytes(), index, writer):
             return
-        source, name = store.source(place), store.name(place)
+        name = store.name(place)
+        source = _content(store, place)
         if not self.known[index]:
-            digest = _digest(source, name)
+            digest = digest_of(source)
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
             if others.give(digest, index, writer):
                 return
@@ -190,8 +191,8 @@ class _Others:
         return found is not None and writer.copy(index, *found)
 
 
-def _digest(source: bytes | Path, name: str) -> bytes:
+def _content(store: EncodedStore, place: int) -> bytes | Path:
     try:
-        return digest_of(source)
+        return content_of(store.source(place))
     except OSError as problem:
-        raise UnreadableImage(f"image {name} cannot be decoded: {problem.strerror or problem}") from None
+        raise UnreadableImage(f"image {store.name(place)} cannot be decoded: {problem.strerror or problem}") from None
