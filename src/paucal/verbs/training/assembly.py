@@ -89,7 +89,7 @@ def assemble(
     Raises:
         UserError: the data or a setting does not do.
     """
-    begin, rungs, looks = time.monotonic(), read_rungs(run), run is None and may_choose_start(settings, given)
+    begin, looks = time.monotonic(), run is None and may_choose_start(settings, given)
     start = Start() if looks else find_start(settings, run)
     prepared = opened or _open(settings, bars, run)
     found = NO_CHOICE
@@ -104,12 +104,7 @@ def assemble(
     if fewer:  # unreadable ones were left out, so what follows from the number of images is chosen anew
         return assemble(asked, given, bars, run, split_images(asked, prepared.images))
     images = prepared.images
-    if run is None and (found.candidates or settings.time is not None):
-        # The ladder is climbed by one process; several start from the weights at once.
-        candidates = found.candidates if settings.processes == 1 else ()
-        rungs = Rungs(candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
-    if run is None:
-        _check_new(settings, rungs)
+    rungs = _rungs(settings, found, run)
     objective, spec, notes = _build(settings, len(images.classes))
     if objective.data_request.label_maps:
         with bars("looking at label maps") as advance:
@@ -148,6 +143,23 @@ def assemble(
 def _plan(settings: TrainSettings, facts: Facts, rungs: Rungs | None) -> Plan:
     plan = training_plan(settings, facts.n_train, facts.n_classes)
     return replace(plan, total_steps=0) if rungs is not None and not rungs.tune else plan
+
+
+def _rungs(settings: TrainSettings, found: Choice, run: RunFolder | None) -> Rungs | None:
+    """Return what is known on the way up: as it is stored, or nothing yet; None where there is no way up.
+
+    Raises:
+        UserError: the length or the rates of a new run do not do.
+    """
+    if run is not None:
+        return read_rungs(run)
+    rungs = None
+    if found.candidates or settings.time is not None:
+        # The ladder is climbed by one process; several start from the weights at once.
+        candidates = found.candidates if settings.processes == 1 else ()
+        rungs = Rungs(candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
+    _check_new(settings, rungs)
+    return rungs
 
 
 def _check_new(settings: TrainSettings, rungs: Rungs | None) -> None:
