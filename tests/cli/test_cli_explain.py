@@ -47,6 +47,12 @@ def test_explain__in_python_numbers_folders_and_takes_any_mode(trained: Path) ->
     ]
 
 
+def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None:
+    plots, page = trained / "run" / "plots", (trained / "run" / "report.html").read_text()
+    assert (plots / "mistakes.png").exists() == (plots / "mistakes_attribution.png").exists()
+    assert ("What the model saw in its surest wrong answers" in page) == (plots / "mistakes_attribution.png").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

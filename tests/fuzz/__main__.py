@@ -95,7 +95,9 @@ class Report:
         """Count a call."""
         self.content["calls"] += 1
         verb = (
-            one.case.verb if one.case.verb in ("train", "pretrain", "eval", "predict", "label", "models") else "other"
+            one.case.verb
+            if one.case.verb in ("train", "pretrain", "eval", "predict", "explain", "label", "models")
+            else "other"
         )
         for name, key in (("kinds", one.case.kind), ("verbs", verb), ("codes", str(one.outcome.code))):
             self.content[name] = dict(Counter(self.content[name]) + Counter([key]))

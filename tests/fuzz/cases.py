@@ -32,6 +32,7 @@ SOUND: dict[str, list[list[str]]] = {
         [f"{M}/run", "--protocol", "linear", "logistic", "--probe-epochs", "1", "--output", "out"],
     ],
     "predict": [[f"{M}/run", f"{M}/photos/class0"]],
+    "explain": [[f"{M}/run", f"{M}/photos/class0", "--method", "libra", "--output", "out"]],
     "label": [
         [f"{M}/photos", "--teacher", f"{M}/run", "--min-accuracy", "0", "--img-size", "32", "--output", "out"],
         [f"{M}/photos", "--from-published", f"{M}/photos", "--output", "out"],
