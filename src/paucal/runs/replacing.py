@@ -15,7 +15,18 @@ from paucal.types import UserError
 NOTE = "replaced.txt"
 # What runs write; anything else in their folder was put there by a person.
 FILES = {
-    *(MARKER, LOCK, NOTE, "env.json", "split.csv", "init.json", "monitor.json", "train.log", "metrics.csv"),
+    *(
+        MARKER,
+        LOCK,
+        NOTE,
+        "env.json",
+        "check.json",
+        "split.csv",
+        "init.json",
+        "monitor.json",
+        "train.log",
+        "metrics.csv",
+    ),
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
     *("check.json", "rungs.json", "probe.safetensors", "trials"),
 }
