@@ -16,7 +16,11 @@ VIEWS = (
 class ExplainSettings:
     """Every setting of `paucal explain`; the command line and `paucal.explain_images` share it."""
 
-    show: list[str] | None = option(f"what to draw, of {', '.join(VIEWS)} (default: attribution)", group=_GROUP)
+    show: list[str] | None = option(
+        "what to draw, of attribution, attention, rollout, features, head-tokens, entropy, matches, tokens and "
+        "localization (default: attribution)",
+        group=_GROUP,
+    )
     method: str = option("method of attribution; auto is the one that scored best for the family", "auto", group=_GROUP)
     explain_class: list[str] | None = option("classes to explain, by name (default: the likeliest)", group=_GROUP)
     top: int = option("likeliest classes side by side", 2, group=_GROUP, low=1, high=8)
