@@ -49,7 +49,8 @@ def faults(case: Case, outcome: Outcome) -> list[str]:
         return [f"{outcome.why}: {where(outcome)}"]
     if "Traceback (most recent call last)" in outcome.out + outcome.err:
         return [f"traceback: {where(outcome)}"]
-    if outcome.code not in CODES:
+    judged = case.argv[:1] == ("check",) and "misleads" in outcome.out  # its exit code says so, as documented
+    if outcome.code not in CODES and not (outcome.code == 1 and judged):
         return [f"exit code {outcome.code}: {where(outcome)}"]
     if outcome.why == "busy" and not _was_at_work(case, outcome):
         return [f"busy: {where(outcome)}"]

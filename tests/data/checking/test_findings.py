@@ -193,6 +193,15 @@ def test_survey__knows_every_file(folder: Path):
     }
 
 
+@pytest.mark.parametrize(("side", "found"), [(15, 0), (16, 1)])
+def test_near_pairs__of_images_too_small_to_tell_apart_are_left_out(tmp_path: Path, side: int, found: int):
+    (tmp_path / "a").mkdir()
+    for number, quality in enumerate((95, 80)):
+        photo(1).resize((side, side)).save(tmp_path / "a" / f"{number}.jpg", quality=quality)
+    images = open_folder(tmp_path)
+    assert len(alike_pairs(survey_images(images), images.store)) == found
+
+
 def test_near_pairs__that_features_tell_apart_are_left_out(folder: Path):
     images = open_folder(folder)
     survey = survey_images(images)

@@ -14,6 +14,7 @@ from paucal.data.images import Store
 
 ALIKE = 0.9  # correlation of two pictures from which on they may be one
 LEAST_CONTRAST = 0.02  # of an image whose hash says something: less is a blank one
+LEAST_SIDE = 16  # pixels, under which different pictures of one class can no longer be told from copies
 _SIDE = 24  # pixels at which pictures are compared
 
 
@@ -52,7 +53,8 @@ def alike_pairs(survey: Survey, store: Store) -> list[Pair]:
     """Return pairs of images that are not the same file and look alike, in the order of the set.
 
     A hash of 64 bits finds the candidates; their pixels at 24 x 24 must then correlate by 0.9 or more, which leaves out
-    what shares no more than a layout. Of a group of equal files the first stands for all.
+    what shares no more than a layout. Of a group of equal files the first stands for all. Images of under 16 pixels are
+    left out: two eights of 8 x 8 pixels look as alike as two copies.
 
     Args:
         survey: of the set.
@@ -62,7 +64,9 @@ def alike_pairs(survey: Survey, store: Store) -> list[Pair]:
     told = [
         position
         for position in survey.readable.tolist()
-        if survey.contrast[position] >= LEAST_CONTRAST and first_of.get(survey.digests[position], position) == position
+        if survey.contrast[position] >= LEAST_CONTRAST
+        and survey.sizes[position].min() >= LEAST_SIDE
+        and first_of.get(survey.digests[position], position) == position
     ]
     positions = np.asarray(told, dtype=np.int64)
     found, seen = [], _Thumbnails(store)
