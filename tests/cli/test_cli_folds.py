@@ -40,6 +40,7 @@ def test_folds__test_every_image_once_and_tell_mean_and_spread(photos, tmp_path,
     assert "holds something else" in failure(capsys, "train", photos, *QUICK, "--folds", "4", "--output", out)
 
 
+@pytest.mark.slow
 def test_folds__in_python(photos, tmp_path):
     quick = {"img_size": [16], "workers": 0, "model": "vit_mini", "model_args": ["depth=1"], "epochs": 1}
     found = paucal.cross_validate(photos, folds=2, output=tmp_path / "cv", **quick)
@@ -49,6 +50,7 @@ def test_folds__in_python(photos, tmp_path):
         paucal.train(photos, folds=2, **quick)
 
 
+@pytest.mark.slow
 def test_split__of_a_run_is_used_again(photos, tmp_path, capsys):
     first, second = tmp_path / "a", tmp_path / "b"
     assert call("train", photos, *QUICK, "--output", first) == 0

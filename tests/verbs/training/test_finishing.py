@@ -107,6 +107,7 @@ def test_soup__is_the_model_where_the_validation_images_prefer_it(photos, tmp_pa
     assert not list((result.folder / "checkpoints").glob("epoch-*"))
 
 
+@pytest.mark.slow
 def test_soup__that_is_not_better_leaves_the_best_epoch(photos, tmp_path, monkeypatch):
     plain = paucal.train(photos, output=tmp_path / "plain", **SETTINGS)
     best = read_weights(RunFolder(plain.folder).weights)
@@ -126,6 +127,7 @@ def test_soup__score_is_that_of_the_stored_model(photos, tmp_path):
     assert told["kept_val_top1"] >= told["best_val_top1"]
 
 
+@pytest.mark.slow
 def test_soup__of_a_run_that_was_stopped_is_that_of_one_that_was_not(photos, tmp_path):
     whole = paucal.train(photos, output=tmp_path / "whole", soup=3, **SETTINGS)
     with pytest.raises(paucal.UserError, match="--resume"):

@@ -26,7 +26,7 @@ from verbs.training.ladder.carried import MODEL, install
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
 
 
-def photos(folder, each=80, classes=3, side=40):
+def photos(folder, each=60, classes=3, side=40):
     """Write images of classes that differ in colour, with much noise."""
     draw = np.random.default_rng(0)
     for label in range(classes):
@@ -112,7 +112,12 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
     assert right / len(val) == pytest.approx(found["probe"]["score"])
 
 
-@pytest.mark.parametrize("moment", ["measure", "choose_way", "attempt"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param("measure", marks=SLOW), pytest.param("choose_way", marks=SLOW), "attempt"]
+)
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
     whole = started(data, tmp_path / "whole", epochs=1)
     place = tuning if moment == "attempt" else climbing
@@ -158,6 +163,7 @@ def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
     assert result.report.images > 0
 
 
+@pytest.mark.slow
 def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
     first, second = install(tmp_path, monkeypatch, (MODEL, "resnet14t"))
     result = started(photos(tmp_path / "photos"), tmp_path / "run", epochs=1)
@@ -278,6 +284,7 @@ def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
     assert (repeated.time, repeated.epochs) == (None, 30)
 
 
+@pytest.mark.slow
 def test_run__that_climbed_may_be_replaced(data, tmp_path):
     first = started(data, tmp_path / "run", epochs=1)
     for name in ("head-128.safetensors", "head-128x96.safetensors"):  # as of a run that tuned on smaller images
