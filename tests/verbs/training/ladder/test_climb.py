@@ -26,7 +26,7 @@ from verbs.training.ladder.carried import MODEL, install
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
 
 
-def photos(folder, each=60, classes=3, side=40):
+def photos(folder, each=80, classes=3, side=40):
     """Write images of classes that differ in colour, with much noise."""
     draw = np.random.default_rng(0)
     for label in range(classes):
