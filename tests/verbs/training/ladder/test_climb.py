@@ -229,6 +229,7 @@ def test_epochs__none_at_all_keep_the_probe(data, tmp_path):
         started(data, tmp_path / "other", epochs=0, init="none", model="vit_mini")
 
 
+@pytest.mark.slow
 def test_climb__is_repeated_by_its_config(data, tmp_path):
     whole = started(data, tmp_path / "whole", epochs=1)
     out = tmp_path / "again"
@@ -238,6 +239,7 @@ def test_climb__is_repeated_by_its_config(data, tmp_path):
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"epochs": 0}, {"init": "none", "model": "vit_mini", "epochs": 1}])
 def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path, settings):
     whole, out = started(data, tmp_path / "whole", **settings), tmp_path / "again"
