@@ -53,6 +53,21 @@ class Result(FinishedRun):
         return self.report.values
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What is known of a run's model at its end.
+
+    Attributes:
+        report: on the test images.
+        finish: what was done to the model after its last step.
+        calibrated: what the temperature has done to its confidence; None where none was fitted.
+    """
+
+    report: ClassificationReport
+    finish: Finish
+    calibrated: Calibration | None
+
+
 def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Result:
     """Judge the kept model on the test images, which nothing has looked at before, and write everything down.
 
@@ -70,11 +85,12 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
         save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance, best=best))
     report = _judge(run, assembled, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
-    run.write_json("summary.json", summary(run, assembled, outcome, report, finish, calibrated))
+    judged = Judgement(report, finish, calibrated)
+    run.write_json("summary.json", summary(run, assembled, outcome, judged))
     clear_epochs(run, assembled)
     page = write_report(run.path)
     voice.show(report_table(report))
-    for line in closing_lines(run, assembled, outcome, report, finish, calibrated, page):
+    for line in closing_lines(run, assembled, outcome, judged, page):
         voice.say(line)
     return Result(run.path, report, outcome.seconds)
 
@@ -109,16 +125,9 @@ def _train_labels(assembled: AssembledTraining) -> torch.Tensor:
     return torch.from_numpy(prepared.images.labels[prepared.part("train")])
 
 
-def summary(
-    run: RunFolder,
-    assembled: AssembledTraining,
-    outcome: Outcome,
-    report: ClassificationReport,
-    finish: Finish,
-    calibrated: Calibration | None,
-) -> dict:
+def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judged: Judgement) -> dict:
     """Return the facts of the run as plain values, for `summary.json` and the page."""
-    prepared, card = assembled.prepared, assembled.card
+    prepared, card, finish = assembled.prepared, assembled.card, judged.finish
     per_class = {
         part: dict(zip(card.classes, prepared.images.class_counts(prepared.part(part)).tolist(), strict=True))
         for part in prepared.counts()
@@ -139,12 +148,12 @@ def summary(
         "kept": None if one_epoch else kept_words(assembled.rungs, outcome, finish, _selected(assembled)),
         "kept_val_top1": kept_score(assembled.rungs, outcome, finish),
         "averaged_epochs": list(finish.epochs),
-        "calibration": None if calibrated is None else asdict(calibrated),
+        "calibration": None if judged.calibrated is None else asdict(judged.calibrated),
         "selected": _selected(assembled),
         "best_epoch": outcome.best.get("epoch"),
         "best_val_top1": outcome.best.get("val_top1"),
         "seconds": round(whole_time(assembled.rungs, outcome), 1),
-        "test_top1": report.scores["top1"].value,
+        "test_top1": judged.report.scores["top1"].value,
         "start": None if assembled.start is None else assembled.start.short(),
         "remarks": list(assembled.remarks),
         "next_steps": next_steps(run, assembled),
@@ -152,24 +161,18 @@ def summary(
 
 
 def closing_lines(
-    run: RunFolder,
-    assembled: AssembledTraining,
-    outcome: Outcome,
-    report: ClassificationReport,
-    finish: Finish,
-    calibrated: Calibration | None,
-    page: Path,
+    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judged: Judgement, page: Path
 ) -> list[str]:
     """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
-    top1 = score_lines(report)[0]
-    kept = kept_words(assembled.rungs, outcome, finish, _selected(assembled))
+    report, top1 = judged.report, score_lines(judged.report)[0]
+    kept = kept_words(assembled.rungs, outcome, judged.finish, _selected(assembled))
     due = due_line(report, assembled.prepared.images.name)
     return [
         "",
         f"test accuracy: {top1.value} (95 % interval {top1.interval}, {counted(report.images, 'image')}); "
         f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
         *([due] if due else []),
-        *([calibration_line(calibrated)] if calibrated else []),
+        *([calibration_line(judged.calibrated)] if judged.calibrated else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
         f"epochs: {assembled.settings.epochs}, "
         f"{whole_time(assembled.rungs, outcome):.0f} s; kept: {kept}",
