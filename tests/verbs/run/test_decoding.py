@@ -59,6 +59,8 @@ def test_train__chooses_anew_what_follows_from_images_that_were_left_out(deep, t
     lines = (result.run / "split.csv").read_text().splitlines()
     assert not any("dark/00.png" in line for line in lines)
     assert sum(".png" in line for line in lines) == 19
+    found = json.loads((result.run / "check.json").read_text())["findings"]  # of the images that are left
+    assert any("fewer than 10 images" in one["text"] for one in found)
 
 
 def test_load_images__keeps_large_images_at_about_twice_the_side_of_the_network(tmp_path):

@@ -90,6 +90,7 @@ def assemble(
         UserError: the data or a setting does not do.
     """
     begin, looks = time.monotonic(), run is None and may_choose_start(settings, given)
+    asked = settings, given
     start = Start() if looks else find_start(settings, run)
     prepared = opened or _open(settings, bars, run)
     found = NO_CHOICE
@@ -98,11 +99,10 @@ def assemble(
         start = find_start(settings)
     images, facts = prepared.images, replace(prepared.facts(), start=_facts_of(start, settings.init))
     fit_memory = settings.batch_size == "auto"
-    asked = settings
     settings, reasons = resolve_training(settings, facts)
     prepared, fewer = _at_size(settings, prepared, bars, run, opened)
     if fewer:  # unreadable ones were left out, so what follows from the number of images is chosen anew
-        return assemble(asked, given, bars, run, split_images(asked, prepared.images))
+        return assemble(*asked, bars, run, split_images(asked[0], prepared.images))
     images = prepared.images
     rungs = _rungs(settings, found, run)
     objective, spec, notes = _build(settings, len(images.classes))
@@ -120,7 +120,7 @@ def assemble(
     loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
     if rungs is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
-    findings = tuple(quick_check(prepared)) if run is None and opened is None else ()
+    findings = tuple(quick_check(prepared)) if run is None else ()
     remarks = [
         *([found.remark] if found.remark else ()),
         *images.notes,
