@@ -1,11 +1,14 @@
 """Several places as one set, and PASCAL VOC's lists of classes."""
 
+import hashlib
 import os
 
 import numpy as np
 import pytest
 
 from data.conftest import encode
+from paucal.data.checking.survey import digest_of
+from paucal.data.images import locate
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.several import roots_of
 from paucal.types import UserError
@@ -33,7 +36,8 @@ def test_places__become_one_set_with_the_classes_of_all(tmp_path):
     parts = [open_images(place) for place in (one, two)]
     expected = [part.store.read(index).tobytes() for part in parts for index in range(2)]
     assert [images.store.read(index).tobytes() for index in range(4)] == expected
-    assert [images.store.name(index) for index in range(4)] == ["cat/1.png", "dog/2.png", "bird/1.png", "dog/3.png"]
+    places = [locate(images.store, index) for index in range(4)]
+    assert [store.name(place) for store, place in places] == ["cat/1.png", "dog/2.png", "bird/1.png", "dog/3.png"]
 
 
 def test_places__of_one_name_are_numbered(tmp_path):
@@ -96,3 +100,12 @@ def test_voc__of_odd_lines_ends_in_a_sentence(tmp_path, line):
     (tmp_path / "ImageSets/Main/cat_train.txt").write_text(line)
     with pytest.raises(UserError, match=r"line 1 of .*expected an image and 1, 0 or -1"):
         open_images(tmp_path)
+
+
+def test_places__are_read_as_files_and_decoded_once_like_one(tmp_path):
+    one = folder(tmp_path / "one", "cat/1.png", "dog/2.png")
+    two = folder(tmp_path / "two", "cat/1.png", "dog/3.png")
+    images = open_images(joined(one, two))
+    stores = [locate(images.store, index) for index in range(4)]
+    assert all(store.stamp(place) is not None for store, place in stores)  # known again without being read
+    assert digest_of(images.store, 0) == hashlib.blake2b((one / "cat/1.png").read_bytes(), digest_size=16).digest()

@@ -10,7 +10,7 @@ from PIL import Image
 
 from paucal.data.checking.perceptual_hash import hash_of, small_grey
 from paucal.data.decode import UnreadableImage, decode_reduced
-from paucal.data.images import ImageSet, Store
+from paucal.data.images import ImageSet, Store, locate
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.verify import ReportProgress, for_each
 
@@ -88,6 +88,7 @@ def digest_of(store: Store, index: int) -> bytes:
         UnreadableImage: the image cannot be read.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    store, index = locate(store, index)
     if not isinstance(store, EncodedStore):
         picture = store.read(index)
         digest.update(f"{picture.size}".encode())
@@ -111,6 +112,7 @@ def _update(digest: "hashlib.blake2b", path: Path) -> None:
 
 
 def _read(store: Store, index: int) -> tuple[Image.Image, str, tuple[int, int]]:
+    store, index = locate(store, index)
     if isinstance(store, EncodedStore):
         return decode_reduced(store.source(index), store.name(index), _SIDE)
     picture = store.read(index)

@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from paucal.data.decode import ImageSource
-from paucal.data.images import ImageSet, Store
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.images import ImageSet
+from paucal.data.sources.joined import JoinedStore
 from paucal.types import UserError
 
 SEPARATOR = os.pathsep  # ":", and ";" on Windows, as in lists of paths everywhere
@@ -51,8 +49,6 @@ def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     classes = tuple(sorted({name for one in sets for name in one.classes}))
     known = [replace(one, classes=()) if not one.classes else one.with_classes(classes) for one in sets]
     parts = any(part for one in sets for part in one.declared)
-    stores = [one.store for one in sets]
-    encoded = all(isinstance(store, EncodedStore) for store in stores)
     return ImageSet(
         name="+".join(names),
         location=location,
@@ -60,60 +56,10 @@ def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         keys=[f"{name}/{key}" for name, one in zip(names, sets, strict=True) for key in one.keys],
         labels=np.concatenate([one.labels for one in known]),
         declared=[part or ("train" if parts else "") for one in sets for part in one.declared],
-        store=JoinedEncoded(stores) if encoded else Joined(stores),  # type: ignore[arg-type]
+        store=JoinedStore([one.store for one in sets]),
         hints=sets[0].hints,
         notes=tuple(f"{name}: {note}" for name, one in zip(names, sets, strict=True) for note in one.notes),
     )
-
-
-class Joined:
-    """A store of several, one after the other."""
-
-    def __init__(self, stores: Sequence[Store]) -> None:
-        self._stores = list(stores)
-        self._ends = np.cumsum([len(store) for store in stores])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def read(self, index: int) -> Image.Image:
-        """Return the upright RGB image."""
-        store, place = self._of(index)
-        return store.read(place)
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return its (height, width)."""
-        store, place = self._of(index)
-        return store.size(place)
-
-    def check(self, index: int) -> None:
-        """Raise if it cannot be read."""
-        store, place = self._of(index)
-        store.check(place)
-
-    def _of(self, index: int) -> tuple[Store, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._stores[number], index - int(self._ends[number] - len(self._stores[number]))
-
-
-class JoinedEncoded(EncodedStore):
-    """The same of encoded images."""
-
-    def __init__(self, stores: Sequence[EncodedStore]) -> None:
-        self._joined = Joined(stores)
-
-    def __len__(self) -> int:
-        return len(self._joined)
-
-    def source(self, index: int) -> ImageSource:
-        """Return the encoded bytes or the path of the file."""
-        store, place = self._joined._of(index)
-        return store.source(place)  # type: ignore[attr-defined]
-
-    def name(self, index: int) -> str:
-        """Return the name used in messages."""
-        store, place = self._joined._of(index)
-        return store.name(place)  # type: ignore[attr-defined]
 
 
 def _names(sets: Sequence[ImageSet]) -> list[str]:
