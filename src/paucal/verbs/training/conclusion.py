@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paucal.distributed import rank
-from paucal.evaluation.calibration import Calibration, calibration
+from paucal.evaluation.calibration import FEWEST, Calibration, calibration
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.curves import curves_figure
 from paucal.evaluation.deployed import load_deployed
@@ -187,7 +187,8 @@ def calibration_line(found: Calibration) -> str:
     """Return what the temperature has done, as a sentence."""
     (before, after), images = found.error, counted(found.images, "validation image")
     if found.temperature == 1.0:
-        return f"confidence: off by {percent(before)} on average; {images} are too few to correct it"
+        why = "are too few to correct it" if found.images < FEWEST else "gave no reason to correct it"
+        return f"confidence: off by {percent(before)} on average; {images} {why}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
         f"{found.temperature:.2f}, fitted to {images}"
