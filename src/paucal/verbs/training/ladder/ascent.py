@@ -26,7 +26,7 @@ class Ascent:
         rungs: what is known.
         voice: says what happens.
         begun: `time.monotonic()` at which this call would have begun had it made all steps itself.
-        image_seconds: of one image through the frozen network.
+        image_seconds: of one image through the frozen network, at the probe's size.
         told: whether people know when to expect the first model.
     """
 
@@ -43,11 +43,15 @@ class Ascent:
         """Seconds since the run began."""
         return time.monotonic() - self.begun
 
-    def left(self) -> float:
-        """Seconds that may still go into training, when what comes after it has its share."""
+    def looking(self, shrink: float = 1.0) -> float:
+        """Return the seconds that judging takes after training, at so large a share of the first size's pixels."""
         looks = len(self.made.prepared.part("test"))
         looks += len(self.made.prepared.part("val")) * (1 + (self.made.settings.soup or 0))  # see `finish_model`
-        return (1 - RESERVE) * self.rungs.budget - self.spent - self.image_seconds * looks
+        return shrink * self.image_seconds * looks
+
+    def left(self, shrink: float = 1.0) -> float:
+        """Return the seconds that may still go into training, when what comes after it has its share."""
+        return (1 - RESERVE) * self.rungs.budget - self.spent - self.looking(shrink)
 
     def keep(self, **changes: Any) -> None:
         """Write down what was found out."""

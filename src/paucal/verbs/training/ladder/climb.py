@@ -90,15 +90,15 @@ def _from_trained(ascent: Ascent) -> bool:
     way, cost = chosen
     passes = ascent.made.settings.epochs
     if passes is None:
-        passes = max(1, min(MOST_PASSES, int(ascent.left() / cost.epoch)))
-    _set_length(ascent, passes, cost.epoch, {"img_size": cost.side, **way.settings})
+        passes = max(1, min(MOST_PASSES, int(ascent.left(cost.shrink) / cost.epoch)))
+    _set_length(ascent, passes, cost.epoch, {"img_size": cost.side, **way.settings}, cost.shrink)
     return True
 
 
-def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str, Any]) -> None:
+def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str, Any], shrink: float = 1.0) -> None:
     """Store how long the run is, with the settings that follow, and say when it ends."""
     made = ascent.settle(**{**changes, "epochs": epochs})
-    seconds = epochs * epoch + ascent.image_seconds * len(made.prepared.part("test"))
+    seconds = epochs * epoch + ascent.looking(shrink)
     tried = [name for name in changes if is_free(ascent.made, name)]
     reasons = dict.fromkeys(tried, "tried on these images, or what the time allows")
     if not is_free(ascent.made, "epochs"):

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -86,12 +87,31 @@ def measure(ascent: Ascent) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A head on frozen features.
+
+    Attributes:
+        head: the head.
+        score: share of the validation images that it gives the right class; of cross-validation where there are none.
+        images: it was fitted to.
+        seconds: of one image through the frozen network.
+    """
+
+    head: Head
+    score: float
+    images: int
+    seconds: float
+
+
 def probe(ascent: Ascent) -> None:
     """Fit the head, judge it, and save the network with it as the run's first model."""
     if ascent.rungs.probe is not None:
         return
     made, begin = ascent.made, time.monotonic()
-    head, score, images = fitted_head(ascent, made, "first model: features")
+    fitted = fitted_head(ascent, made, "first model: features")
+    head, score, images = fitted.head, fitted.score, fitted.images
+    ascent.image_seconds = fitted.seconds  # of many images, where a few were timed before
     classifier = linear_classifier(made.objective.deployable())
     if classifier is not None:
         head.put_into(classifier)
@@ -112,8 +132,8 @@ def probe(ascent: Ascent) -> None:
     )
 
 
-def fitted_head(ascent: Ascent, made: AssembledTraining, title: str) -> tuple[Head, float, int]:
-    """Return a head for the network of a run at its image size, its score, and the images it was fitted to."""
+def fitted_head(ascent: Ascent, made: AssembledTraining, title: str) -> Fitted:
+    """Return a head for the network of a run at its image size."""
     prepared, settings = made.prepared, made.settings
     train, val = (torch.from_numpy(prepared.part(name)) for name in ("train", "val"))
     all_labels = torch.from_numpy(prepared.images.labels)
@@ -123,14 +143,16 @@ def fitted_head(ascent: Ascent, made: AssembledTraining, title: str) -> tuple[He
         rows = stratified(all_labels[train], int(affordable), settings.seed)
         ascent.voice.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
     together = torch.cat([train[rows], val])
+    begin = time.perf_counter()
     with ascent.voice.progress(title) as advance:
         features = frozen_features(
             made.objective.deployable(), prepared, together.numpy(), made.card.preprocessing, settings, advance
         )
+    seconds = (time.perf_counter() - begin) / max(len(together), 1)
     labels, count = all_labels[together], len(rows)
     head = fit_head(features[:count], labels[:count], len(made.card.classes), settings.seed)
     score = accuracy(head, features[count:], labels[count:]) if len(val) else head.cross_validated
-    return head, 0.0 if score is None else score, count
+    return Fitted(head, 0.0 if score is None else score, count, seconds)
 
 
 def save_head(run: RunFolder, head: Head, name: str) -> None:

@@ -21,6 +21,7 @@ from paucal.verbs.training.optimizer import optimization
 
 FOLDER = "trials"
 LEAST_STEPS = 8  # of a trial that tells anything
+TRAINED = "trained"  # the detail of a trial that says how many seconds its steps and the look after them took
 WORST = 1e9  # the loss of a trial that ended in numbers which are none
 WARMUP = 0.1  # share of a trial
 
@@ -97,7 +98,7 @@ def attempt(
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
-    details = {"loss": row["val_loss"], "steps": steps, **way.settings}
+    details = {"loss": row["val_loss"], "steps": steps, TRAINED: row["seconds"], **way.settings}
     return Rung(way.name, row["val_top1"], time.monotonic() - begin, details)
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.training.assembly import AssembledTraining, head_file
 from paucal.verbs.training.ladder.ascent import Ascent, is_free, is_timed
 from paucal.verbs.training.ladder.first_rung import fitted_head, save_head
+from paucal.verbs.training.ladder.rungs import Rung
 from paucal.verbs.training.ladder.timing import seconds_per_image, sides
-from paucal.verbs.training.ladder.trials import LEAST_STEPS, Way, attempt, best_of, clear, ways
+from paucal.verbs.training.ladder.trials import LEAST_STEPS, TRAINED, Way, attempt, best_of, clear, ways
 from paucal.wording import percent
 
 LEAST_PASSES = 2
@@ -25,11 +25,24 @@ class Prospect:
         side: image size.
         epoch: seconds of a pass.
         steps: of a trial.
+        shrink: share of the probe's pixels that an image has.
     """
 
     side: list[int]
     epoch: float
     steps: int
+    shrink: float = 1.0
+
+    def observed(self, seconds: float, judging: float, per_epoch: int) -> "Prospect":
+        """Return the costs by the time that a trial took, which had many more steps than were timed before it.
+
+        Args:
+            seconds: of the trial's steps and the look at the validation images after them.
+            judging: of that look.
+            per_epoch: steps of a pass.
+        """
+        step = (seconds - judging) / self.steps
+        return replace(self, epoch=per_epoch * step + judging) if step > 0 else self
 
 
 def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
@@ -51,10 +64,13 @@ def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
         if timid and len(options) > 1:
             ascent.voice.say(f"note: no time or images to try several ways to tune; the careful one: {way.name}")
         return way, cost
-    best = best_of([_tried(ascent, way, cost) for way, cost in found])
+    trials = [_tried(ascent, way, cost) for way, cost in found]
+    best = best_of(trials)
     clear(ascent.run)
-    ascent.voice.say(f"tuning goes on with: {found[best][0].name}")
-    return found[best]
+    way, cost = found[best]
+    ascent.voice.say(f"tuning goes on with: {way.name}")
+    judging = cost.shrink * ascent.image_seconds * len(ascent.made.prepared.part("val"))
+    return way, cost.observed(trials[best].details.get(TRAINED, 0.0), judging, ascent.made.plan.steps_per_epoch)
 
 
 def _options(made: AssembledTraining) -> Sequence[Way]:
@@ -67,7 +83,7 @@ def _options(made: AssembledTraining) -> Sequence[Way]:
     return found if len(found) > 1 else [replace(found[0], name="the settings given")]
 
 
-def _tried(ascent: Ascent, way: Way, cost: Prospect) -> Any:
+def _tried(ascent: Ascent, way: Way, cost: Prospect) -> Rung:
     """Return the trial of a way, made where it is not there yet."""
     done = {trial.name: trial for trial in ascent.rungs.trials}
     if way.name in done:
@@ -93,10 +109,18 @@ def _prospect(ascent: Ascent, way: Way, count: int) -> Prospect | None:
         _prepare_head(ascent, side)
         steps = per_epoch = max(1, ascent.made.plan.steps_per_epoch)
         if is_timed(ascent.made):
-            steps = min(steps, int(TRIAL_SHARE * ascent.left() * per_epoch / max(epoch, 1e-9)))
+            steps = min(steps, int(TRIAL_SHARE * ascent.left(_shrink(ascent, side)) * per_epoch / max(epoch, 1e-9)))
         ascent.keep(tuning={**known, way.name: {"side": side, "epoch": epoch, "steps": steps}})
     stored = ascent.rungs.tuning[way.name]
-    return None if stored is None else Prospect(list(stored["side"]), float(stored["epoch"]), int(stored["steps"]))
+    if stored is None:
+        return None
+    side = list(stored["side"])
+    return Prospect(side, float(stored["epoch"]), int(stored["steps"]), _shrink(ascent, side))
+
+
+def _shrink(ascent: Ascent, side: Sequence[int]) -> float:
+    native = ascent.made.settings.img_size or side
+    return (side[0] / native[0]) ** 2
 
 
 def _choose_side(ascent: Ascent, way: Way, share: float) -> tuple[list[int], float] | None:
@@ -106,11 +130,11 @@ def _choose_side(ascent: Ascent, way: Way, share: float) -> tuple[list[int], flo
     fixed = not timed or not is_free(made, "img_size") or not _takes_any_size(made)
     found: tuple[list[int], float] | None = None
     for side in sides(native, fixed):
-        shrink = (side[0] / native[0]) ** 2
+        shrink = _shrink(ascent, side)
         fitted = side == native or (ascent.run.path / head_file(side)).exists()
         head = 0.0 if fitted else shrink * ascent.image_seconds * (counts["train"] + counts["val"])
         epoch = _image_seconds(ascent, way, side) * counts["train"] + shrink * ascent.image_seconds * counts["val"]
-        passes = (share * ascent.left() - head) / epoch if timed else way.passes
+        passes = (share * ascent.left(shrink) - head) / epoch if timed else way.passes
         if passes >= LEAST_PASSES:
             found = side, epoch
         if passes >= way.passes:
@@ -146,8 +170,8 @@ def _prepare_head(ascent: Ascent, side: list[int]) -> None:
     made, name = ascent.made, head_file(side)
     if side == list(made.settings.img_size or []) or (ascent.run.path / name).exists():
         return
-    head, score, _ = fitted_head(ascent, ascent.settle(img_size=side), f"head for images of {side[0]} pixels")
-    save_head(ascent.run, head, name)
+    fitted = fitted_head(ascent, ascent.settle(img_size=side), f"head for images of {side[0]} pixels")
+    save_head(ascent.run, fitted.head, name)
     ascent.voice.say(
-        f"at {side[0]} pixels, where a pass is quicker, the probe has {percent(score)} of the validation images"
+        f"at {side[0]} pixels, where a pass is quicker, the probe has {percent(fitted.score)} of the validation images"
     )
