@@ -12,8 +12,9 @@ Arms, each a run of `paucal train` on the same split, judged once on the test im
 - fastai: `fine_tune` of fastai with the same images, split, weights and time, where --fastai names the Python of an
   environment that has it (`benchmarks/fastai_minutes.py`).
 
-Short arms are repeated with several seeds; the seed moves the split of validation images, the order and the changes of
-training images. Finished runs are kept in --work, so that a call goes on where the last one stopped.
+Arms of --repeat, by default the probe, are repeated with several seeds; the seed moves the split of validation images,
+the order and the changes of training images. Finished runs are kept in --work, so that a call goes on where the last
+one stopped.
 """
 
 import argparse
@@ -32,7 +33,6 @@ from measuring import store, surroundings
 from paucal.backbones.weights.trained import packaged
 from paucal.types import UserError
 
-SHORT = ("probe",)  # arms that take a minute or two, and are repeated
 OLD_MODEL = "dhvt_tiny_domain_patch16"
 FASTAI_MODEL = "tf_efficientnet_lite0.in1k"
 
@@ -132,13 +132,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", default=list(arms(1)), choices=list(arms(1)))
+    parser.add_argument("--repeat", nargs="+", default=["probe"], choices=list(arms(1)), help="arms with all seeds")
     parser.add_argument("--fastai", help="Python of an environment with fastai and timm")
     options = parser.parse_args()
     data = options.work / "data"
     export(options.source, data, options.images, options.test_images)
     rows: dict[str, list[dict[str, Any]]] = {}
     for arm in options.arms:
-        for seed in options.seeds if arm in SHORT else options.seeds[:1]:
+        for seed in options.seeds if arm in options.repeat else options.seeds[:1]:
             run = options.work / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}"
             rows.setdefault(arm, []).append(measured(data, run, arms(options.minutes)[arm], seed))
             print(arm, seed, rows[arm][-1], flush=True)

@@ -21,6 +21,7 @@ from paucal.verbs.training.ladder import start as starting
 from paucal.verbs.training.ladder import tuning
 from paucal.verbs.training.ladder.first_rung import winner_of
 from paucal.verbs.training.ladder.rungs import Rung
+from paucal.verbs.training.ladder.trials import best_of
 from verbs.training.ladder.carried import MODEL, install
 
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
@@ -73,7 +74,10 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     assert [trial["name"] for trial in found["trials"]] == [way.name for way in tuning.ways(load(result).module)]
     assert len(rows) == 2
     settings = RunFolder(result.folder).settings
-    chosen = max(found["trials"], key=lambda trial: (trial["score"], -trial["details"]["loss"]))
+    trials = [Rung(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
+    judges = (result.folder / "split.csv").read_text().count(",val\n")
+    assert judges == 24
+    chosen = found["trials"][best_of(trials, judges)]
     assert settings["lr"] == chosen["details"]["lr"]
     assert settings["eval_mode"] == chosen["details"]["eval_mode"]
     assert settings["freeze"] == chosen["details"].get("freeze")

@@ -1,5 +1,6 @@
 """Ways to tune a network from its probe, and a short trial of each on the user's own images."""
 
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,18 @@ def clear(run: RunFolder) -> None:
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
 
 
-def best_of(trials: Sequence[Rung]) -> int:
-    """Return the position of the best trial: of equal scores the one of lower loss."""
-    return max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))
+def best_of(trials: Sequence[Rung], images: int) -> int:
+    """Return the position of the trial whose way goes on.
+
+    It is the first one unless another leads by more than the standard error of their difference: trials are short, and
+    few images judge them. On 81 of them the first has lost by four images and, with all its passes, won by three
+    points.
+
+    Args:
+        trials: the first one is of the way that is taken where nothing speaks against it.
+        images: how many have judged them.
+    """
+    best = max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))
+    lead = trials[best].score - trials[0].score
+    variance = sum(trial.score * (1 - trial.score) for trial in (trials[0], trials[best])) / max(images, 1)
+    return best if lead > math.sqrt(variance) else 0

@@ -65,7 +65,7 @@ def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
             ascent.voice.say(f"note: no time or images to try several ways to tune; the careful one: {way.name}")
         return way, cost
     trials = [_tried(ascent, way, cost) for way, cost in found]
-    best = best_of(trials)
+    best = best_of(trials, len(ascent.made.prepared.part("val")))
     clear(ascent.run)
     way, cost = found[best]
     ascent.voice.say(f"tuning goes on with: {way.name}")
