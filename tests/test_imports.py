@@ -14,7 +14,7 @@ BASE = {"wording", "memory", "reading"}
 LOWER = {
     *BASE,
     *("types", "distributed", "losses", "backbones", "data", "objectives", "labeling", "runs", "training"),
-    *("evaluation", "explain", "transfer", "report"),
+    *("evaluation", "explain", "export", "transfer", "report"),
 }
 UPPER = ("settings", "recipes", "rules", "methods", "verbs", "cli")  # each may import those before it, and all lower
 ALLOWED = {
@@ -32,6 +32,7 @@ ALLOWED = {
     "training": {"types", "wording", "distributed", "data", "runs", "evaluation", "objectives.base"},
     "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
     "explain": {"types", "backbones", "data", "runs"},
+    "export": {"types", "wording", "backbones", "data", "evaluation", "runs"},
     "transfer": {"types", "backbones", "data", "runs", "training"},
     "report": {"types", "wording", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},

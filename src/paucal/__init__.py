@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keeps the two alike
     from paucal.evaluation.deployed import Deployed as Deployed
-    from paucal.evaluation.deployed import load_deployed as load
+    from paucal.export.reading import load_model as load
     from paucal.losses import drloc_loss as drloc_loss
     from paucal.losses import esvit_loss as esvit_loss
     from paucal.losses import lejepa_loss as lejepa_loss
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.types import UserError as UserError
     from paucal.verbs.checking.launch import check as check
     from paucal.verbs.explaining.launch import explain_images as explain_images
+    from paucal.verbs.exporting.launch import export_model as export_model
     from paucal.verbs.judging.launch import evaluate as evaluate
     from paucal.verbs.labeling.launch import label as label
     from paucal.verbs.prediction.launch import predict as predict
@@ -58,9 +59,10 @@ _WHERE = {
     "esvit_loss": "paucal.losses",
     "evaluate": "paucal.verbs.judging.launch",
     "explain_images": "paucal.verbs.explaining.launch",
+    "export_model": "paucal.verbs.exporting.launch",
     "label": "paucal.verbs.labeling.launch",
     "lejepa_loss": "paucal.losses",
-    "load": "paucal.evaluation.deployed:load_deployed",
+    "load": "paucal.export.reading:load_model",
     "load_published": "paucal.verbs.run.start_weights",
     "predict": "paucal.verbs.prediction.launch",
     "pretrain": "paucal.verbs.pretraining.launch",
@@ -68,7 +70,19 @@ _WHERE = {
     "train": "paucal.verbs.training.launch",
 }
 _PACKAGES = (
-    *("backbones", "data", "evaluation", "explain", "labeling", "losses", "methods", "objectives", "recipes", "report"),
+    *(
+        "backbones",
+        "data",
+        "evaluation",
+        "explain",
+        "export",
+        "labeling",
+        "losses",
+        "methods",
+        "objectives",
+        "recipes",
+        "report",
+    ),
     *("rules", "runs", "settings", "training", "types", "verbs"),
 )
 
@@ -88,6 +102,7 @@ __all__ = [
     "esvit_loss",
     "evaluate",
     "explain_images",
+    "export_model",
     "label",
     "lejepa_loss",
     "load",

@@ -26,6 +26,7 @@ VERBS = {
     "eval": "judge a trained model on labelled images",
     "predict": "classify images with a trained model",
     "explain": "draw what a trained model sees in images",
+    "export": "write a trained model for other programs",
     "label": "make label maps for token labeling",
     "cache": "show what is kept between runs, or remove it",
     "models": "list backbones",

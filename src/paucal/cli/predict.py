@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, PredictSettings)
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.evaluation.deployed import load_deployed
+    from paucal.export.reading import load_model
     from paucal.runs import write_text
     from paucal.settings.options import check_ranges
     from paucal.verbs.prediction.answers import as_csv, as_json
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     settings = settings_among(values, PredictSettings)
     check_ranges(settings)
     output = None if values.output is None else check_table(values.output)
-    model = load_deployed(values.run, settings.device)
+    model = load_model(values.run, settings.device)
     rows = classify_all(model, values.paths, settings, Voice(PlainConsole(stderr=True)))
     text = as_json(rows) if values.format == "json" else as_csv(rows, model.classes)
     if output is None:

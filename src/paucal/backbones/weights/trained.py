@@ -130,6 +130,15 @@ def packaged(model: str) -> Trained | None:
     return next((one for one in TRAINED if one.name == wanted and one.package and one.package.path()), None)
 
 
+def licence_of(model: str) -> str | None:
+    """Return the licence of a timm model's published weights; None where timm states none."""
+    carried = next((one for one in TRAINED if one.name == model), None)
+    if carried is not None:
+        return carried.licence
+    config = timm.get_pretrained_cfg(model, allow_unregistered=True)
+    return None if config is None else config.license
+
+
 def at_hand(one: Trained) -> str | None:
     """Return where weights lie on this machine, "package" or "cache"; None where they would have to be fetched."""
     if one.package is not None and one.package.path() is not None:

@@ -19,13 +19,18 @@ LONGEST = 60
 _ODD = re.compile(r"[^\w.-]+")
 
 
-def settle_folder(output: str | None, sources: Sequence[Any]) -> Path:
-    """Return the folder for the pictures, which is empty or not there yet.
+def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
+    """Return the folder for what a verb writes, which is empty or not there yet.
+
+    Args:
+        output: what the user has given; None for the next number in `default`.
+        sources: images, PIL images among them, beside which nothing is written.
+        default: a folder of numbered folders.
 
     Raises:
         UserError: it holds something, cannot be written, or lies among the images.
     """
-    path = _next(DEFAULT) if output is None else named_path(output)
+    path = _next(default) if output is None else named_path(output)
     for source in sources:
         if isinstance(source, str) and Path(source).is_dir():
             refuse_among(path, {"IMAGE": source})

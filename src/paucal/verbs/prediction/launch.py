@@ -6,7 +6,8 @@ from typing import Any
 
 from PIL import Image
 
-from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.evaluation.deployed import Deployed
+from paucal.export.reading import load_model
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -60,7 +61,7 @@ def classify_all(
 ) -> list[Prediction]:
     """Classify everything that some sources hold; see `predict`."""
     check_ranges(settings)
-    loaded = (model if isinstance(model, Deployed) else load_deployed(model, settings.device)).require_classifier()
+    loaded = (model if isinstance(model, Deployed) else load_model(model, settings.device)).require_classifier()
     if settings.mirror:
         loaded = loaded.mirrored()
     opened = open_sources(sources, voice)

@@ -1,0 +1,23 @@
+"""`paucal export`: a trained model as files that other programs run."""
+
+from collections.abc import Sequence
+
+from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.verbs.exporting.settings import ExportSettings
+
+DESCRIPTION = """Write the model of a run for other programs: weights that timm and the Hugging Face hub read, a
+torch.export program, an ONNX model, one of 8 bits. Each is compared with the model on real images before it is kept."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("export", DESCRIPTION)
+    parser.add_argument("run", type=str, help="run folder")
+    add_settings(parser, ExportSettings)
+    values, _ = parse(parser, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.exporting.launch import export_all
+    from paucal.verbs.run.voice import Voice
+
+    export_all(values.run, settings_among(values, ExportSettings), Voice())
+    return 0

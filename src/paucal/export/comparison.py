@@ -1,0 +1,99 @@
+"""An exported model beside the one that it was made from, on real images."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from paucal.evaluation.deployed import Deployed
+
+Classifier = Callable[[Tensor], Tensor]  # from a batch of inputs to logits or probabilities
+TIMED = 8  # calls of each of the two, in turn
+WARM = 2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How an exported model answers for images, and how fast.
+
+    Attributes:
+        images: compared.
+        largest: difference of a class's probability.
+        agreement: share of the images that both give the same class.
+        milliseconds: for one image, of the original and of the exported model; medians, computed in turn.
+        top1: accuracy of both, where the labels are known.
+    """
+
+    images: int
+    largest: float
+    agreement: float
+    milliseconds: tuple[float, float]
+    top1: tuple[float, float] | None = None
+
+
+def answers(
+    model: Deployed,
+    classifier: Classifier,
+    images: Sequence[Image.Image],
+    pixels: bool,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Tensor:
+    """Return the (N, K) float64 probabilities of an exported model for images.
+
+    Args:
+        model: it was made from, which knows the preprocessing and the temperature.
+        classifier: the exported model.
+        images: upright RGB.
+        pixels: whether it takes bytes and gives probabilities.
+        progress: called with (images done, images in all).
+    """
+    found = []
+    with torch.inference_mode():
+        for number, image in enumerate(images, start=1):
+            given = classifier(fed(model, image, pixels)).double()
+            found.append(given if pixels else (given / model.card.temperature).softmax(1))
+            progress(number, len(images))
+    return torch.cat(found)
+
+
+def fed(model: Deployed, image: Image.Image, pixels: bool) -> Tensor:
+    """Return an image as the input of an exported model, a batch of one."""
+    if pixels:
+        return torch.from_numpy(np.array(image))[None]
+    return model.card.preprocessing.transform()(image)[0][None]
+
+
+def compare(original: Tensor, exported: Tensor, speed: tuple[float, float], labels: Tensor | None) -> Comparison:
+    """Return how two models' probabilities differ.
+
+    Args:
+        original: (N, K).
+        exported: (N, K); numbers that are none count as wrong answers.
+        speed: milliseconds for an image, of both.
+        labels: (N,) in [0, K), where they are known.
+    """
+    ours, theirs = original.argmax(1), exported.nan_to_num(-1.0).argmax(1)
+    largest = float((original - exported).abs().max()) if bool(exported.isfinite().all()) else math.inf
+    top1 = None
+    if labels is not None:
+        top1 = float((ours == labels).double().mean()), float((theirs == labels).double().mean())
+    return Comparison(len(original), largest, float((ours == theirs).double().mean()), speed, top1)
+
+
+def timed(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
+    """Return the median milliseconds of two functions, called in turn."""
+    found: tuple[list[float], list[float]] = ([], [])
+    with torch.inference_mode():
+        for number in range(TIMED + WARM):
+            for call, times in zip((first, second), found, strict=True):
+                begin = time.perf_counter()
+                call()
+                if number >= WARM:
+                    times.append(1000 * (time.perf_counter() - begin))
+    return statistics.median(found[0]), statistics.median(found[1])

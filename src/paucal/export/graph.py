@@ -1,0 +1,69 @@
+"""What is exported: a network alone, or one that takes pixels and gives probabilities."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paucal.evaluation.deployed import Deployed
+from paucal.export.preprocessing import PixelInput
+
+EXAMPLES = 2  # images of the example; a batch of one would be taken for a constant
+
+
+class FromPixels(nn.Module):
+    """A classifier with its preprocessing before it and its probabilities after it.
+
+    Shape:
+        - pixels: (N, H, W, 3) uint8
+        - output: (N, K) probabilities, at the temperature of the model
+    """
+
+    def __init__(self, model: Deployed) -> None:
+        super().__init__()
+        self.input, self.network = PixelInput(model.card.preprocessing), model.module
+        self.temperature = model.card.temperature
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the probabilities of each class."""
+        return (self.network(self.input(pixels)) / self.temperature).softmax(1)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A module with all that an exporter wants to know.
+
+    Attributes:
+        module: in evaluation mode, on the CPU.
+        example: an input that it is traced with.
+        dynamic: the dimensions of the input that may be of any length, by name.
+        input: name of the input: "images", normalised floats, or "pixels", bytes.
+        output: name of the output: "logits" or "probabilities".
+    """
+
+    module: nn.Module
+    example: Tensor
+    dynamic: dict[int, str]
+    input: str
+    output: str
+
+
+def graph_of(model: Deployed, preprocessing: bool, dynamic_size: bool = False) -> Graph:
+    """Return what is exported of a model on the CPU.
+
+    Args:
+        model: with a classifier.
+        preprocessing: whether the graph begins with pixels and ends with probabilities.
+        dynamic_size: whether it takes images of other sizes than the model's; with preprocessing it always does.
+
+    Raises:
+        UserError: the preprocessing cannot be part of a graph.
+    """
+    height, width = model.card.preprocessing.image_size
+    if not preprocessing:
+        example = torch.zeros(EXAMPLES, model.card.backbone.in_chans, height, width)
+        names = {0: "batch", 2: "height", 3: "width"} if dynamic_size else {0: "batch"}
+        return Graph(model.module.eval(), example, names, "images", "logits")
+    pixels = torch.zeros(EXAMPLES, height + 32, width + 48, 3, dtype=torch.uint8)
+    names = {0: "batch", 1: "height", 2: "width"}
+    return Graph(FromPixels(model).eval(), pixels, names, "pixels", "probabilities")

@@ -1,0 +1,168 @@
+"""A network as an ONNX model: written, and read back as a model that classifies."""
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from paucal.evaluation.deployed import Card, Deployed
+from paucal.export.graph import Graph
+from paucal.types import UserError
+
+KEY = "paucal"  # of the card among the metadata of the file
+MOST_BYTES = 2 << 30  # the format holds no more in one file
+ENDING = ".onnx"
+NEEDED = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
+
+
+def to_onnx(program: ExportedProgram, graph: Graph, card: Card) -> bytes:
+    """Return the content of an ONNX file, which carries the model's card.
+
+    Raises:
+        UserError: the packages are not installed, the network has an operation that ONNX lacks, or it is too large.
+    """
+    onnx = _needed("onnx", "--format onnx")
+    _needed("onnxscript", "--format onnx")
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch itself calls deprecated
+            written = _quietly(program, graph)
+    except Exception as problem:  # torch raises dozens of kinds, by what it meets in the network
+        lines = [line for line in str(problem).splitlines() if line.strip()]
+        raise UserError(
+            f"this network cannot be written as ONNX ({type(problem).__name__}: {lines[0] if lines else 'no reason'}): "
+            "export it with --format pt2 or safetensors."
+        ) from problem
+    _name_dimensions(written.graph, graph)
+    onnx.helper.set_model_props(written, {KEY: json.dumps(card.to_dict(), ensure_ascii=False)})
+    size = written.ByteSize()
+    if size >= MOST_BYTES:
+        raise UserError(f"an ONNX file holds 2 GiB, and this network takes {size / 2**30:.1f}: use --format pt2.")
+    return written.SerializeToString()
+
+
+def _quietly(program: ExportedProgram, graph: Graph) -> Any:
+    log = logging.getLogger("torch.onnx")
+    before, log.level = log.level, logging.ERROR
+    try:
+        found = torch.onnx.export(
+            program, dynamo=True, input_names=[graph.input], output_names=[graph.output], verbose=False
+        )
+    finally:
+        log.level = before
+    if found is None:
+        raise ValueError("torch gave no model")
+    return found.model_proto
+
+
+def _name_dimensions(written: Any, graph: Graph) -> None:
+    """Give the free dimensions the names that people know; torch calls them s77."""
+    entry = written.input[0].type.tensor_type.shape.dim
+    names = {entry[number].dim_param: name for number, name in graph.dynamic.items() if entry[number].dim_param}
+    for value in (*written.input, *written.output, *written.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in names:
+                dimension.dim_param = names[dimension.dim_param]
+
+
+class OnnxNetwork(nn.Module):
+    """An ONNX model in the place of a network, computed by onnxruntime on the CPU with torch's number of threads.
+
+    Args:
+        content: of the file; whole, so that it refers to no other file.
+
+    Raises:
+        UserError: onnxruntime is not installed, or cannot read it.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        runtime = _needed("onnxruntime", "an ONNX model")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4  # its warnings go past Python to the terminal
+        try:
+            self.session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as problem:  # its exceptions share no base but this one
+            reason = (str(problem).splitlines() or ["no reason"])[0]
+            raise UserError(f"onnxruntime cannot read this ONNX model ({reason}): export it anew.") from problem
+        self.input = self.session.get_inputs()[0]
+        self.output = self.session.get_outputs()[0]
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says of itself."""
+        return self.session.get_modelmeta().custom_metadata_map
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the model's first output for its first input."""
+        return torch.from_numpy(self.compute(images.cpu().numpy())).to(images.device)
+
+    def compute(self, images: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the same of an array."""
+        return self.session.run([self.output.name], {self.input.name: images})[0]
+
+
+def read_onnx(path: Path) -> Deployed:
+    """Read back a model that `paucal export --format onnx` has written.
+
+    Raises:
+        UserError: it is not there, is too large, was not written by paucal, or takes pixels.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no ONNX model at {str(path)!r}.")
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(f"{str(path)!r} has more than the 2 GiB that an ONNX file may have.")
+    network = OnnxNetwork(path.read_bytes())
+    if KEY not in network.metadata:
+        raise UserError(
+            f"{str(path)!r} was not written by paucal export: it says nothing of classes and preprocessing."
+        )
+    try:
+        card = Card.from_dict(json.loads(network.metadata[KEY]))
+    except ValueError as problem:
+        raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it anew.") from problem
+    if network.input.name != "images":
+        raise UserError(
+            f"{str(path)!r} takes pixels and gives probabilities: other programs run it as it is, and paucal reads "
+            "models that were exported without --with-preprocessing."
+        )
+    _require_fit(path, network, card)
+    return Deployed(network.eval(), card, torch.device("cpu"))
+
+
+def _require_fit(path: Path, network: OnnxNetwork, card: Card) -> None:
+    size = card.preprocessing.image_size
+    takes, gives = list(network.input.shape), list(network.output.shape)
+    fits = len(takes) == 4 and all(type(own) is str or own == side for own, side in zip(takes[2:], size, strict=True))
+    if not fits or takes[1] != card.backbone.in_chans or gives[1:] != [len(card.classes)]:
+        raise UserError(
+            f"{str(path)!r} takes {takes} and gives {gives}, and its card speaks of images of {size} pixels and "
+            f"{len(card.classes)} classes: export it anew."
+        )
+
+
+def _needed(name: str, what: str) -> ModuleType:
+    try:
+        if name == "onnx":
+            import onnx
+
+            return onnx
+        if name == "onnxscript":
+            import onnxscript
+
+            return onnxscript
+        import onnxruntime
+
+        return onnxruntime
+    except ImportError as problem:
+        raise UserError(f"{what} {NEEDED}") from problem

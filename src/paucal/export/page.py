@@ -1,0 +1,82 @@
+"""The page about a model that is given away: what it is, how good, with which limits, under which licence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paucal.evaluation.deployed import Card
+from paucal.evaluation.results import ClassificationReport
+from paucal.wording import percent, showable
+
+SHOWN = 20  # classes in the table
+
+
+def model_page(
+    card: Card, start: str, licence: str | None, facts: Mapping[str, Any], report: ClassificationReport | None
+) -> str:
+    """Return the page in Markdown, with the header that the Hugging Face hub reads.
+
+    Args:
+        card: how it is built and fed.
+        start: where its weights began, in a sentence.
+        licence: of those weights, under which what was made of them stands too; None where nobody states one.
+        facts: of the run's summary: "data", "split" and "epochs" where they are known.
+        report: on the test images; None where there is none.
+    """
+    fed = card.preprocessing
+    lines = [
+        *("---", "library_name: timm", "tags:", "- image-classification", "- timm", "---", ""),
+        *(f"# {_plain(card.backbone.name)}", ""),
+        f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
+        f"{'x'.join(map(str, fed.image_size))} pixels, trained with paucal.",
+        *("", "## What it was trained on", ""),
+        *(f"- {title}: {_plain(str(facts[key]))}" for key, title in _FACTS.items() if facts.get(key) is not None),
+        f"- start: {_plain(start)}",
+        f"- licence of the start: {_plain(licence or 'not stated')}",
+        *("", "## How good it is", ""),
+        *_scores(report, card.classes),
+        *("", "## Limits", ""),
+        "It knows nothing but its classes: an image of anything else is given one of them too. Scores hold for images "
+        "like the test images; photographs of another camera, place or season may do worse.",
+        *("", "## Use", ""),
+        *("```python", "import paucal, timm", "from PIL import Image", ""),
+        'model = paucal.load("this-folder")',
+        'print(model.probabilities([Image.open("photo.jpg")]), model.classes)',
+        'network = timm.create_model("local-dir:this-folder", pretrained=True)  # the network alone',
+        *("```", ""),
+        f"Input: mean {list(fed.mean)}, deviation {list(fed.std)}, {fed.interpolation}, {fed.resize} "
+        f"{fed.crop_ratio:g}. Probabilities: softmax of the logits over {card.temperature:.4g}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "passes"}
+
+
+def _scores(report: ClassificationReport | None, classes: Sequence[str]) -> list[str]:
+    if report is None:
+        return ["It was not judged: the run has no report on test images."]
+    lines = [
+        f"On {report.images} test images, with {report.level:.0%} intervals:",
+        "",
+        "| score | value |",
+        "|---|---|",
+    ]
+    for name, score in report.scores.items():
+        interval = "" if score.low is None or score.high is None else f" ({score.low:.3f} to {score.high:.3f})"
+        lines.append(f"| {name} | {score.value:.3f}{interval} |")
+    lines += ["", "| class | test images | found |", "|---|---|---|"]
+    for row in report.per_class[:SHOWN]:
+        found = "" if row.recall is None else percent(row.recall.value)
+        lines.append(f"| {_plain(row.name)} | {row.images} | {found} |")
+    if len(classes) > SHOWN:
+        lines.append(f"| and {len(classes) - SHOWN} more | | |")
+    return lines
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is; names of classes may be anything."""
+    shown = showable(text).replace("\\", "\\\\")
+    for sign in "`*_[]<>|#":
+        shown = shown.replace(sign, f"\\{sign}")
+    return " ".join(shown.split())

@@ -1,0 +1,130 @@
+"""From pixels to a network's input inside a graph: what `data.views.EvalTransform` does, in operations on tensors."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paucal.evaluation.deployed import Preprocessing
+from paucal.types import UserError
+
+GREY_LEVELS = 255
+STEPS = float(1 << 22)  # of a weight, which Pillow keeps as an integer
+REACH = {"bilinear": 1.0, "bicubic": 2.0}  # of the filters, in pixels of the coarser of the two grids
+Side = Any  # pixels: a number, or torch's symbol for one while a graph is traced
+Shape = tuple[Side, Side]  # height and width
+SHARPNESS = -0.5  # of Pillow's bicubic filter
+
+
+class PixelInput(nn.Module):
+    """Resize, crop and normalise pixels.
+
+    The resize is Pillow's: separable, with a filter as wide as the coarser grid's pixels, rounded to grey levels after
+    each direction. Written as two products of matrices, it needs no operation that other programs lack, and takes
+    images of any size. Weights are rounded as Pillow's, and their sums are exact in double precision; a few pixels
+    differ by one grey level, where a weight lies between two.
+
+    Args:
+        preprocessing: of the model.
+
+    Raises:
+        UserError: the model was trained on images of more than 8 bits a channel, which cannot come as bytes.
+
+    Shape:
+        - pixels: (N, H, W, 3) uint8, RGB, upright
+        - output: (N, 3, h, w) float32, the network's input
+    """
+
+    mean: Tensor
+    factor: Tensor
+    colour: Tensor
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        if preprocessing.value_range is not None:
+            raise UserError(
+                f"the model reads images of more than 8 bits a channel (values {preprocessing.value_range}), and "
+                "--with-preprocessing takes bytes: leave it out."
+            )
+        self.size, self.resize = preprocessing.image_size, preprocessing.resize
+        self.reach = REACH[preprocessing.interpolation]
+        self.cover = tuple(math.floor(side / preprocessing.crop_ratio + 1e-6) for side in self.size)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+        self.register_buffer("mean", GREY_LEVELS * mean)
+        self.register_buffer("factor", 1 / (GREY_LEVELS * std))
+        colour = (GREY_LEVELS * mean).round().clamp(0, GREY_LEVELS)  # of the bars of "letterbox"
+        self.register_buffer("colour", colour.double())
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the network's input."""
+        image = pixels.permute(0, 3, 1, 2).to(self.colour.dtype) - self.colour
+        if self.resize == "squash":
+            image = self._squashed(image)
+        page = self._page(image.shape[2], image.shape[3])
+        covering = (
+            torch.sym_max(self.cover[0], page[0] * self.cover[1] // page[1]),
+            torch.sym_max(self.cover[1], page[1] * self.cover[0] // page[0]),
+        )
+        view = self._resized(image, self.size, covering, page) + self.colour
+        return (view.to(self.mean.dtype) - self.mean) * self.factor
+
+    def _squashed(self, image: Tensor) -> Tensor:
+        """Return an image in the shape of the view, in the smaller of the two sizes that do."""
+        height, width = image.shape[2], image.shape[3]
+        high, broad = self.size
+        shape = (
+            torch.sym_max(1, torch.sym_min(height, (2 * width * high + broad) // (2 * broad))),
+            torch.sym_max(1, torch.sym_min(width, (2 * height * broad + high) // (2 * high))),
+        )
+        return self._resized(image, shape, shape, (height, width))
+
+    def _resized(self, image: Tensor, size: Shape, resized: Shape, page: Shape) -> Tensor:
+        """Return the middle of an image that is resized with the page around it; its grey levels less the colour."""
+        rows = self._weights(size[0], resized[0], image.shape[2], page[0])
+        columns = self._weights(size[1], resized[1], image.shape[3], page[1])
+        return self._rounded(rows @ self._rounded(image @ columns.T))
+
+    def _page(self, height: Side, width: Side) -> Shape:
+        """Return the size with the bars that make an image's shape that of the view."""
+        if self.resize != "letterbox":
+            return height, width
+        high, broad = self.size
+        across = torch.sym_max(width, (2 * height * broad + high) // (2 * high))
+        down = torch.sym_max(height, (2 * width * high + broad) // (2 * broad))
+        return down + (down - height) % 2, across + (across - width) % 2
+
+    def _rounded(self, image: Tensor) -> Tensor:
+        return (image + self.colour + 0.5).floor().clamp(0, GREY_LEVELS) - self.colour
+
+    def _weights(self, size: Side, resized: Side, length: Side, page: Side) -> Tensor:
+        """Return the weight of each of an image's `length` rows in each of the `size` rows in the middle of a resize.
+
+        Args:
+            size: rows of the view, in the middle of those that the page is resized to.
+            resized: rows that the page is resized to.
+            length: rows of the image, in the middle of the page.
+            page: rows of the page.
+        """
+        left_over = resized - size
+        first = left_over // 2 + (left_over % 2) * (left_over // 2 % 2)  # halves go to the even number, as in Python
+        ratio = torch.ones_like(self.colour[0, 0, 0]) * page / resized
+        width = ratio.clamp(min=1.0)
+        centres = (self._numbers(size) + first + 0.5) * ratio
+        at = self._numbers(length) + (page - length) // 2 + 0.5
+        everywhere = self._numbers(page) + 0.5
+        each = 1 / width
+        weights = self._filter((at - centres[:, None]) * each)
+        weights = weights * (1 / self._filter((everywhere - centres[:, None]) * each).sum(1, keepdim=True))
+        return (weights * STEPS + 0.5 * weights.sign()).trunc() / STEPS
+
+    def _numbers(self, count: Side) -> Tensor:
+        return torch.arange(count, device=self.colour.device, dtype=self.colour.dtype)
+
+    def _filter(self, distance: Tensor) -> Tensor:
+        near = distance.abs()
+        if self.reach == 1.0:
+            return (1 - near).clamp(min=0)
+        inner = ((SHARPNESS + 2) * near - (SHARPNESS + 3)) * near * near + 1
+        outer = ((near - 5) * near + 8) * near * SHARPNESS - 4 * SHARPNESS
+        return torch.where(near < 1, inner, torch.where(near < self.reach, outer, torch.zeros_like(near)))

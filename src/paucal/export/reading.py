@@ -1,0 +1,46 @@
+"""`paucal.load`: a model to classify with, from a run, an exported folder or an ONNX file."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.export.onnx_model import ENDING, read_onnx
+from paucal.export.timm_folder import CARD, WEIGHTS
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+MARKER = "config.yaml"  # of a run
+
+
+def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> Deployed:
+    """Load a model.
+
+    Args:
+        source: a run or its folder; a folder or an `.onnx` file that `paucal export` has written. A `.pt2` is refused:
+            torch unpickles it, so that one from elsewhere may run any code.
+        device: where to put the model; an ONNX model stays on the CPU.
+
+    Raises:
+        UserError: there is no such model, its files do not fit each other, or torch cannot use the device.
+
+    Example:
+        >>> model = paucal.load("runs/1")  # doctest: +SKIP
+        >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
+        tensor([[0.0312, 0.9688]])
+    """
+    if isinstance(source, RunFolder):
+        return load_deployed(source, device)
+    path = Path(source)
+    if path.suffix.lower() == ENDING:
+        if torch.device(device).type != "cpu":
+            raise UserError(f"--device is {str(device)!r}, and an ONNX model is computed on the cpu: leave it out.")
+        return read_onnx(path)
+    if path.suffix.lower() == ".pt2":
+        raise UserError(
+            f"{str(path)!r}: torch unpickles such files, which may run any code, so paucal does not read them; use "
+            "torch.export.load if you trust it, or give the run or an .onnx file."
+        )
+    exported = (path / CARD).is_file() and (path / WEIGHTS).is_file() and not (path / MARKER).exists()
+    return load_deployed(RunFolder(path) if exported else source, device)

@@ -1,0 +1,80 @@
+"""Real images for an export: those that it is compared on, and those that ranges are read from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from paucal.data.images import ImageSet
+from paucal.data.splits.file import read_split
+from paucal.evaluation.deployed import Deployed
+from paucal.runs import RunFolder
+from paucal.types import UserError
+from paucal.verbs.prediction.pictures import open_sources, read_all
+from paucal.verbs.run.images import open_again
+from paucal.verbs.run.voice import Voice
+
+CALIBRATING = 100  # training images from which the ranges of 8-bit activations are read
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Images, upright and in RGB.
+
+    Attributes:
+        pictures: of any sizes.
+        labels: (N,) in the order of the model's classes; None where they are not known.
+        what: they are, for people.
+    """
+
+    pictures: list[Image.Image]
+    labels: Tensor | None
+    what: str
+
+
+def compared_images(run: RunFolder, data: str | None, most: int, model: Deployed, voice: Voice) -> Pictures:
+    """Return images to compare an export on: those given, or the run's test images (validation where it has none).
+
+    Raises:
+        UserError: there are none, or the run's are gone.
+    """
+    if data is not None:
+        found = [picture for _, picture in islice(_given(data, model, voice), most)]
+        if not found:
+            raise UserError(f"--data: {data!r} holds no images: give some to compare the export on.")
+        return Pictures(found, None, f"images of {data}")
+    images = _opened(run, model, voice)
+    split = read_split(run.split, images)
+    part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
+    rows = _spread(split.indices(part), most)
+    pictures = [images.store.read(row) for row in rows]
+    return Pictures(pictures, torch.from_numpy(images.labels[rows]), f"{part} images")
+
+
+def calibrating_images(run: RunFolder, model: Deployed, voice: Voice) -> Iterator[Image.Image]:
+    """Yield training images of a run.
+
+    Raises:
+        UserError: they are gone.
+    """
+    images = _opened(run, model, voice)
+    rows = _spread(read_split(run.split, images).indices("train"), CALIBRATING)
+    return (images.store.read(row) for row in rows)
+
+
+def _opened(run: RunFolder, model: Deployed, voice: Voice) -> ImageSet:
+    with voice.progress("reading images") as advance:
+        return open_again(run, advance, reading=model.card.preprocessing.reading)
+
+
+def _given(data: str, model: Deployed, voice: Voice) -> Iterator[tuple[str | None, Image.Image]]:
+    return read_all(open_sources([data], voice), model.card.preprocessing.reading, "refuse", voice)
+
+
+def _spread(rows: np.ndarray, most: int) -> list[int]:
+    """Return at most so many rows, evenly spread: images of a class lie together."""
+    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)].tolist()

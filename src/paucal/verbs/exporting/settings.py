@@ -1,0 +1,36 @@
+"""The settings of `paucal export`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.options import MOST, option
+
+_GROUP, _COMPARED = "export", "comparison"
+FORMATS = ("safetensors", "pt2", "onnx")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Every setting of `paucal export`; the command line and `paucal.export_model` share it."""
+
+    format: list[Literal["safetensors", "pt2", "onnx"]] | None = option(
+        "any of safetensors (weights and JSON, as timm and the Hugging Face hub read them), pt2 (torch.export) and "
+        "onnx; by default safetensors and pt2, and onnx where the packages for it are installed",
+        group=_GROUP,
+    )
+    with_preprocessing: bool = option(
+        "pt2 and onnx: take bytes of any size and give probabilities, with resizing and normalising inside",
+        False,
+        group=_GROUP,
+    )
+    dynamic_size: bool = option(
+        "pt2 and onnx: take images of other sizes too, where the network does", False, group=_GROUP
+    )
+    int8: bool = option(
+        "onnx: a second file with weights and activations of 8 bits, calibrated with training images",
+        False,
+        group=_GROUP,
+    )
+    output: str | None = option("folder for the files (default: the next free in exports/)", group=_GROUP)
+    data: str | None = option("images to compare with, in the place of the run's test images", None, group=_COMPARED)
+    images: int = option("images to compare with at most", 200, group=_COMPARED, low=1, high=MOST)

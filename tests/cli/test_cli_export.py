@@ -1,0 +1,137 @@
+"""`paucal export` from the command line."""
+
+import json
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import paucal
+from paucal.cli.main import main
+from paucal.export.onnx_model import OnnxNetwork
+from paucal.types import UserError
+
+QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "run"
+    assert main(["train", *QUICK, "--output", str(folder)]) == 0
+    return folder
+
+
+def export(run, output, *more):
+    return main(["export", str(run), "--output", str(output), "--images", "20", *more])
+
+
+def test_export__writes_files_that_answer_as_the_model_does(run, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert export(run, output) == 0
+    names = {path.name for path in output.iterdir()}
+    assert names == {
+        *("model.pt2", "model.onnx", "model.safetensors"),
+        *("model.json", "config.json", "README.md", "export.json"),
+    }
+    found = json.loads((output / "export.json").read_text())["comparisons"]
+    assert set(found) == {"model.pt2", "model.onnx"}
+    assert all(one["images"] == 20 and one["agreement"] == 1.0 and one["largest"] < 1e-4 for one in found.values())
+    assert "on 20 test images the same class for 100.0 %" in capsys.readouterr().out
+
+    original = paucal.load(run)
+    picture = Image.new("RGB", (20, 24), (200, 30, 90))
+    wanted = original.probabilities([picture])
+    for source in (output, output / "model.onnx"):
+        model = paucal.load(source)
+        assert model.classes == original.classes
+        torch.testing.assert_close(model.probabilities([picture]), wanted, rtol=1e-3, atol=1e-4)
+    network = timm.create_model(f"local-dir:{output}", pretrained=True).eval()
+    batch = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(network(batch), original.module(batch))
+
+
+def test_predict__takes_an_onnx_model(run, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert export(run, output, "--format", "onnx") == 0
+    Image.new("RGB", (30, 30), (0, 100, 200)).save(tmp_path / "photo.png")
+    said = []
+    for source in (run, output / "model.onnx"):
+        capsys.readouterr()
+        assert main(["predict", str(source), str(tmp_path / "photo.png")]) == 0
+        said.append(capsys.readouterr().out.splitlines()[1].split(",")[:2])
+    assert said[0] == said[1]
+
+
+def test_export__with_preprocessing_takes_bytes_and_gives_probabilities(run, tmp_path):
+    found = paucal.export_model(run, output=str(tmp_path / "out"), format=["onnx"], with_preprocessing=True, images=20)
+    assert found.comparisons["model.onnx"].largest < 0.05
+    network = OnnxNetwork((tmp_path / "out" / "model.onnx").read_bytes())
+    assert [network.input.name, network.output.name] == ["pixels", "probabilities"]
+    picture = Image.linear_gradient("L").convert("RGB").resize((40, 25))
+    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).reshape(1, 25, 40, 3)
+    torch.testing.assert_close(network(pixels), paucal.load(run).probabilities([picture]), rtol=0.01, atol=0.02)
+
+
+def test_export__in_8_bits_says_what_it_costs(run, tmp_path):
+    found = paucal.export_model(run, output=str(tmp_path / "out"), format=["onnx"], int8=True, images=40)
+    small, whole = (tmp_path / "out" / name for name in ("model.int8.onnx", "model.onnx"))
+    assert small.stat().st_size < 0.8 * whole.stat().st_size
+    comparison = found.comparisons["model.int8.onnx"]
+    assert comparison.top1 is not None
+    assert 0 < comparison.largest < 0.5
+    assert comparison.agreement > 0.8
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--int8", "--format", "pt2"], "give --format onnx"),
+        (["--int8", "--with-preprocessing"], "leave out --with-preprocessing"),
+        (["--dynamic-size", "--with-preprocessing"], "leave out --dynamic-size"),
+        (["--format", "tflite"], "expected"),
+        (["--images", "0"], "--images"),
+        (["--data", "no/such/folder"], "no/such/folder"),
+    ],
+)
+def test_export__refuses_in_one_sentence(run, tmp_path, capsys, flags, words):
+    assert export(run, tmp_path / "out", *flags) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_export__writes_over_nothing(run, tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    assert export(run, tmp_path) == 2
+    assert "holds files already" in capsys.readouterr().err
+
+
+def test_load__refuses_a_pt2_and_an_onnx_of_another_origin(run, tmp_path):
+    (tmp_path / "a.pt2").write_bytes(b"x")
+    with pytest.raises(UserError, match="may run any code"):
+        paucal.load(tmp_path / "a.pt2")
+    (tmp_path / "b.onnx").write_bytes(b"x")
+    with pytest.raises(UserError, match="cannot read this ONNX model"):
+        paucal.load(tmp_path / "b.onnx")
+    with pytest.raises(UserError, match="no ONNX model"):
+        paucal.load(tmp_path / "c.onnx")
+
+
+def test_load__refuses_an_onnx_whose_card_is_of_another_model(run, tmp_path):
+    import onnx
+
+    paucal.export_model(run, output=str(tmp_path / "out"), format=["onnx"], images=2)
+    path = tmp_path / "out" / "model.onnx"
+    content = onnx.load_model_from_string(path.read_bytes())
+    entry = next(one for one in content.metadata_props if one.key == "paucal")
+    card = json.loads(entry.value)
+    card["classes"], card["backbone"]["num_classes"] = card["classes"][:4], 4
+    entry.value = json.dumps(card)
+    path.write_bytes(content.SerializeToString())
+    with pytest.raises(UserError, match="4 classes: export it anew"):
+        paucal.load(path)
+    del content.metadata_props[:]
+    path.write_bytes(content.SerializeToString())
+    with pytest.raises(UserError, match="was not written by paucal"):
+        paucal.load(path)

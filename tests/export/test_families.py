@@ -1,0 +1,79 @@
+"""Every family's graph gives what the network gives, for batches of any size."""
+
+import json
+
+import pytest
+import torch
+
+from contracts.reduced_models import ONE_EACH, build, images, reduced
+from paucal.backbones.spec import BackboneSpec
+from paucal.evaluation.deployed import Card, Deployed, Preprocessing
+from paucal.export.graph import graph_of
+from paucal.export.onnx_model import KEY, OnnxNetwork, read_onnx, to_onnx
+from paucal.export.program import packed, traced, unpacked
+from paucal.types import UserError
+
+CLASSES = tuple("abcde")
+
+
+def deployed(name, size):
+    spec = BackboneSpec("resnet10t", len(CLASSES), image_size=size)  # a card needs one; the network is the reduced one
+    preprocessing = Preprocessing(size, 1.0, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    return Deployed(build(name), Card(spec, CLASSES, preprocessing, 1.5), torch.device("cpu"))
+
+
+def check(name):
+    size = reduced(name).size
+    model = deployed(name, size)
+    graph = graph_of(model, preprocessing=False)
+    program = traced(graph)
+    batch = images(size, count=3)
+    with torch.no_grad():
+        wanted = model.module(batch)
+        torch.testing.assert_close(unpacked(packed(program, model.card))(batch), wanted, rtol=1e-4, atol=1e-5)
+    network = OnnxNetwork(to_onnx(program, graph, model.card))
+    torch.testing.assert_close(network(batch), wanted, rtol=1e-3, atol=1e-4)
+    assert network.input.shape[0] == "batch"
+    assert Card.from_dict(json.loads(network.metadata[KEY])) == model.card
+
+
+def first_of(start):
+    return next(name for name in ONE_EACH if name.startswith(start))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_export__equals_the_network(name):
+    check(name)
+
+
+def test_export__equals_the_network_of_one_family():
+    check(first_of("dhvt"))
+
+
+def test_read_onnx__gives_the_model_back(tmp_path):
+    model = deployed(first_of("vit"), reduced(first_of("vit")).size)
+    graph = graph_of(model, preprocessing=False)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(to_onnx(traced(graph), graph, model.card))
+    found = read_onnx(path)
+    assert found.card == model.card
+    batch = images(model.card.preprocessing.image_size)
+    with torch.no_grad():
+        torch.testing.assert_close(found.module(batch), model.module(batch), rtol=1e-3, atol=1e-4)
+
+
+def test_from_pixels__takes_images_of_any_size_and_gives_probabilities(tmp_path):
+    name = first_of("vit")
+    model = deployed(name, reduced(name).size)
+    graph = graph_of(model, preprocessing=True)
+    content = to_onnx(traced(graph), graph, model.card)
+    network = OnnxNetwork(content)
+    pixels = torch.randint(0, 256, (3, 31, 57, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(network(pixels), graph.module(pixels), rtol=1e-3, atol=1e-4)
+    assert network(pixels).sum(1).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
+    path = tmp_path / "pixels.onnx"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="takes pixels and gives probabilities"):
+        read_onnx(path)
