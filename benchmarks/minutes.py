@@ -6,7 +6,7 @@ Arms, each a run of `paucal train` on the same split, judged once on the test im
 
 - probe: trained weights, frozen, and a linear head;
 - ladder: what `paucal train` does by itself in the time;
-- fresh head: the same weights tuned at once, with a new head, for the passes that fit in the time;
+- fresh head: the last stages of the same weights tuned at once, with a new head, for the passes that fit in the time;
 - scratch: no trained weights, what is chosen in the time;
 - scratch, old: the model that was chosen before there was a ladder, stopped by the time;
 - fastai: `fine_tune` of fastai with the same images, split, weights and time, where --fastai names the Python of an
@@ -34,6 +34,19 @@ from paucal.backbones.weights.trained import packaged
 from paucal.types import UserError
 
 OLD_MODEL = "dhvt_tiny_domain_patch16"
+# The ladder's first way to tune, but from a head that knows nothing, with all the time for it.
+FRESH = {
+    **{"init": "timm", "model": "tf_efficientnet_lite0.in1k", "method": "supervised", "freeze": 4, "eval_mode": True},
+    **{
+        "lr": 3e-4,
+        "batch_size": 16,
+        "crop_scale": 0.5,
+        "rand_augment": "none",
+        "erase": 0.0,
+        "mixup": 0.0,
+        "cutmix": 0.0,
+    },
+}
 FASTAI_MODEL = "tf_efficientnet_lite0.in1k"
 
 
@@ -43,7 +56,7 @@ def arms(minutes: float) -> dict[str, dict[str, Any]]:
     return {
         "probe": {"epochs": 0},
         "ladder": {"time": limit},
-        "fresh head": {"time": limit, "init": "timm", "model": "tf_efficientnet_lite0.in1k", "method": "supervised"},
+        "fresh head": {"time": limit, **FRESH},
         "scratch": {"time": limit, "init": "none"},
         "scratch, old": {"time": limit, "init": "none", "model": OLD_MODEL},
     }
