@@ -9,7 +9,9 @@ import timm
 import yaml
 
 from cli.calls import QUICK, table
-from paucal.cli.main import VERBS, main
+from paucal.cli.main import PURPOSES, VERBS, main
+from paucal.methods import pretraining, training
+from paucal.settings.chosen import CHOSEN
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
@@ -44,11 +46,27 @@ def test_help__shows_what_can_be_given(capsys, verb):
     assert "SUPPRESS" not in text
     assert "default: [" not in text
     shown = {
-        "train": ("--batch-size {auto,NUMBER}", "--freeze {stem,backbone,NUMBER}", "{none,paper,reference,NUMBER}"),
+        "train": (
+            *("--batch-size {auto,INT}", "--freeze {stem,backbone,INT}", "{none,paper,reference,INT}", "--lr FLOAT"),
+            *("usage: paucal train [DATA] [--flags]", "and accumulates (default: chosen)"),
+            *("YAML file of settings", "chosen: from the images and the machine"),
+        ),
+        "predict": ("usage: paucal predict RUN PATHS [PATHS ...] [--flags]", "(default: 64)"),
         "eval": ("--protocol PROTOCOL [PROTOCOL ...]", "by default classification"),
     }
     for words in shown.get(verb, ("show this help message and exit",)):
         assert words in text
+
+
+def test_overview__shows_every_verb_once():
+    assert sorted(name for names in PURPOSES.values() for name in names) == sorted(VERBS)
+
+
+def test_chosen__are_the_settings_that_have_a_rule():
+    of_methods = {name for entry in training.ENTRIES for name in entry.rules}
+    assert CHOSEN["train"] == set(training.SHARED_RULES) | of_methods
+    of_methods = {name for entry in pretraining.METHODS.values() for name in entry.rules}
+    assert CHOSEN["pretrain"] == set(pretraining.SHARED_RULES) | set(pretraining.LAST_RULES) | of_methods
 
 
 def test_models__lists_ours_and_timms(capsys):

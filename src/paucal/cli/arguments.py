@@ -3,14 +3,15 @@
 import json
 import re
 import typing
-from argparse import SUPPRESS
-from collections.abc import Sequence
+from argparse import SUPPRESS, Action
+from collections.abc import Iterable, Sequence
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_text
+from paucal.settings.chosen import CHOSEN
 from paucal.settings.options import flag, refuse_empty, setting_fields
 from paucal.settings.values import KINDS, expectation, got, without_none
 from paucal.types import UserError
@@ -27,18 +28,38 @@ ALIASES = {
 }
 
 
+CHOICE = "chosen: from the images and the machine; a run prints its choices with their reasons."
+
+
+NUMBERS = {int: "INT", float: "FLOAT"}
+
+
 class PlainHelp(DefaultHelpFormatter):
-    """Help that says what an option does and what it is by default, without Python's type names."""
+    """Help that says what an option takes, what it does and what it is by default, without Python's type names."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
+        self._chosen = CHOSEN.get(prog.rpartition(" ")[2], frozenset())
+
+    def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
+        """Show what a verb is about; its flags, up to a hundred, are listed below."""
+        words = [_usage_of(action) for action in actions if not action.option_strings]
+        super().add_usage(" ".join(("%(prog)s", *words, "[--flags]")), [], [], prefix)
 
     def _get_help_string(self, action) -> str:
         text = action.help or ""
+        if action.default is None and action.dest in self._chosen:
+            return f"{text} (default: chosen)"
         if action.default in (None, False, SUPPRESS) or not action.option_strings:
             return text
         default = " ".join(action.default) if isinstance(action.default, list) else action.default
         return f"{text} (default: {default})"
+
+
+def _usage_of(action: Action) -> str:
+    name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]"}
+    return forms.get(str(action.nargs), name)
 
 
 def new_parser(verb: str, description: str) -> ArgumentParser:
@@ -47,6 +68,7 @@ def new_parser(verb: str, description: str) -> ArgumentParser:
         allow_abbrev=False,
         prog=f"paucal {verb}",
         description=description,
+        epilog=CHOICE if verb in CHOSEN else None,
         formatter_class=PlainHelp,
         exit_on_error=False,
         print_config=None,  # ours prints what is chosen from the data as well
@@ -109,9 +131,10 @@ def _add_flag(group: Any, item: Field, hint: Any) -> None:
     if inner is bool:
         keywords["action"] = "store_true"
     elif typing.get_origin(inner) is list:
-        keywords |= {"nargs": "+", "type": typing.get_args(inner)[0], "metavar": _metavar(item.name)}
+        of = typing.get_args(inner)[0]
+        keywords |= {"nargs": "+", "type": of, "metavar": NUMBERS.get(of) or _metavar(item.name)}
     else:
-        keywords |= {"type": hint, "metavar": _choices(inner) or _metavar(item.name)}
+        keywords |= {"type": hint, "metavar": _choices(inner) or NUMBERS.get(inner) or _metavar(item.name)}
     group.add_argument(*flags, **keywords)
 
 
@@ -122,7 +145,7 @@ def _metavar(name: str) -> str:
 def _choices(hint: Any) -> str | None:
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
     words = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
-    words += ["NUMBER"] if words and int in members else []
+    words += [NUMBERS[int]] if words and int in members else []
     return "{" + ",".join(map(str, words)) + "}" if words else None
 
 

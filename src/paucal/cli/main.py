@@ -32,6 +32,13 @@ VERBS = {
     "models": "list backbones",
     "recipes": "list named settings",
 }
+PURPOSES = {  # the verbs by what people want to do
+    "a model for your images": ("check", "train", "predict"),
+    "is it good, and why": ("eval", "explain"),
+    "use it elsewhere": ("export",),
+    "images without labels, labels for each patch": ("pretrain", "label"),
+    "look things up": ("models", "recipes", "cache"),
+}
 _CHECK = "free some space or check the permissions"
 _ADVICE = {
     errno.ENOSPC: "free some space",
@@ -127,8 +134,11 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _overview() -> str:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:<{width}}  {help}" for name, help in VERBS.items())
-    return f"usage: {USAGE}\n\nverbs:\n{verbs}\n\n'paucal VERB --help' explains each."
+    purposes = [
+        "\n".join((f"{purpose}:", *(f"  {name:<{width}}  {VERBS[name]}" for name in names)))
+        for purpose, names in PURPOSES.items()
+    ]
+    return "\n\n".join((f"usage: {USAGE}", *purposes, "'paucal VERB --help' explains each."))
 
 
 def _os_sentence(problem: OSError) -> str:

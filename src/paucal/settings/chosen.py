@@ -1,0 +1,19 @@
+"""The settings that are chosen where nobody gives them.
+
+Written down here, apart from the rules themselves (`rules/`, `methods/`), so that help can name them at once: the rules
+look at models, which takes seconds to load. A test keeps the two alike.
+"""
+
+# The fields of each verb's settings.
+TRAIN = """
+average batch_size crop crop_scale cutmix device devices drloc_hidden drloc_pairs drloc_weight drop_path
+epochs erase hflip img_size lr min_lr mixup model model_args nodes normalise precision rand_augment
+schedule_epochs soup strategy time warmup_epochs workers
+"""
+PRETRAIN = """
+batch_size blur bottleneck_dim clip device devices drop_path epochs global_scale head_norm hflip hidden_dim
+img_size local_crops local_scale local_size lr min_lr model model_args momentum nodes normalise out_dim
+precision projection_hidden strategy tasks teacher_temperature warmup_epochs warmup_teacher_epochs
+weight_decay workers
+"""
+CHOSEN = {"train": frozenset(TRAIN.split()), "pretrain": frozenset(PRETRAIN.split())}
