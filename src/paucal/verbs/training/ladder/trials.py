@@ -98,7 +98,7 @@ def attempt(
         return None
     row = outcome.rows[-1]
     details = {"loss": row["val_loss"], "steps": steps, **way.settings}
-    return Rung(way.name, row["val_top1"], time.monotonic() - begin, details)
+    return Rung(way.name, row[assembled.prepared.yardstick.column], time.monotonic() - begin, details)
 
 
 def _fit(

@@ -11,9 +11,9 @@ from paucal.verbs.training.ladder.ascent import Ascent, is_free, is_timed
 from paucal.verbs.training.ladder.first_rung import fitted_head, save_head
 from paucal.verbs.training.ladder.timing import seconds_per_image, sides
 from paucal.verbs.training.ladder.trials import LEAST_STEPS, Way, attempt, best_of, clear, ways
-from paucal.wording import percent
 
 LEAST_PASSES = 2
+JUDGED = "validation images"
 TRIAL_SHARE = 0.08  # of the time left, for each way
 
 
@@ -77,7 +77,8 @@ def _tried(ascent: Ascent, way: Way, cost: Prospect) -> Any:
     if trial is None:
         raise KeyboardInterrupt
     ascent.keep(trials=(*ascent.rungs.trials, trial))
-    ascent.voice.say(f"trial: {way.name}: {percent(trial.score)} after {cost.steps} steps, {duration(trial.seconds)}")
+    told = ascent.made.prepared.yardstick.told(trial.score)
+    ascent.voice.say(f"trial: {way.name}: {told} after {cost.steps} steps, {duration(trial.seconds)}")
     return trial
 
 
@@ -149,5 +150,5 @@ def _prepare_head(ascent: Ascent, side: list[int]) -> None:
     head, score, _ = fitted_head(ascent, ascent.settle(img_size=side), f"head for images of {side[0]} pixels")
     save_head(ascent.run, head, name)
     ascent.voice.say(
-        f"at {side[0]} pixels, where a pass is quicker, the probe has {percent(score)} of the validation images"
+        f"at {side[0]} pixels, where a pass is quicker, the probe has {made.prepared.yardstick.told(score, JUDGED)}"
     )
