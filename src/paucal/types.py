@@ -64,7 +64,8 @@ class Batch:
     Attributes:
         ids: (B,) int64, the index of each image in its image set.
         views: one (B, C, H, W) tensor per crop; a single one for plain training.
-        labels: (B,) int64, or (B, K) float after mixing, or None where the objective needs none.
+        labels: (B,) int64, or (B, K) float after mixing, or None where the objective needs none. Where images may have
+            several labels (B, K) float of 1 and 0, not a number where nobody knows, and what is between after mixing.
         geometry: one (B, 2, 3) float tensor per view, or None. It maps a point of the view to the point of the
             source image it shows, both in normalised coordinates in [-1, 1] as `(x, y, 1)` (x to the right, edges
             of the image at -1 and 1, the convention of `torch.nn.functional.affine_grid`, align_corners=False).

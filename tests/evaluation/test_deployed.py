@@ -136,3 +136,22 @@ def test_mirrored__answers_alike_for_an_image_and_its_mirror_image(run):
     assert torch.allclose(both.probabilities([picture]), both.probabilities([other]), atol=1e-6)
     logits = [plain.probabilities([one]).log() for one in (picture, other)]
     assert torch.allclose(both.probabilities([picture]), (sum(logits) / 2).softmax(1), atol=1e-6)
+
+
+def test_card__of_several_labels_has_a_sigmoid_for_each_class(run):
+    several = CARD.with_thresholds([0.3, 0.6])
+    save_deployed(run, SPEC.build().model, several)
+    model = load_deployed(run)
+    assert model.card == several
+    view = model.card.preprocessing.transform()(noise())[0]
+    torch.testing.assert_close(model.probabilities([noise()])[0], model.module(view[None])[0].detach().sigmoid())
+    stored = json.loads(run.card.read_text())
+    assert (stored["format"], stored["thresholds"]) == (2, [0.3, 0.6])
+    assert CARD.to_dict()["format"] == 1
+    assert "thresholds" not in CARD.to_dict()
+
+
+@pytest.mark.parametrize("thresholds", [[0.5], [0.5, 0.0], [0.5, 1.0], [0.5, "x"], [0.5, None]])
+def test_card__with_thresholds_that_are_none_is_refused(thresholds):
+    with pytest.raises(UserError, match="thresholds that are not one number between 0 and 1"):
+        Card.from_dict({**CARD.to_dict(), "format": 2, "thresholds": thresholds})

@@ -20,6 +20,12 @@ def test_compare__counts_by_hand():
     assert compare(ORIGINAL, exported, (2.0, 1.0), None).top1 is None
 
 
+def test_compare__asks_a_model_of_several_labels_for_the_same_ones():
+    exported = torch.tensor([[0.9, 0.1], [0.6, 0.55], [0.2, 0.8], [0.4, 0.9]])
+    assert compare(ORIGINAL, exported, (1.0, 1.0), None, thresholds=(0.5, 0.5)).agreement == 0.75
+    assert compare(ORIGINAL, exported, (1.0, 1.0), None, thresholds=(0.5, 0.3)).agreement == 1.0
+
+
 def test_compare__takes_no_numbers_for_the_largest_difference():
     exported = ORIGINAL.clone()
     exported[0] = math.nan

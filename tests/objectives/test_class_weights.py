@@ -8,7 +8,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from paucal.backbones.spec import BackboneSpec
 from paucal.objectives import Supervised
 from paucal.types import Batch, Progress
-from paucal.verbs.training.balance import balanced_weights
+from paucal.verbs.training.balance import balanced_weights, positive_weights
 
 PROGRESS = Progress(0, 10, 5)
 
@@ -44,3 +44,20 @@ def test_loss__is_the_weighted_mean_of_hard_and_of_shared_labels(objective):
     assert objective(batch(shared), PROGRESS).total.item() == pytest.approx(expected.item(), rel=1e-5)
     assert plain.item() != pytest.approx(expected.item(), rel=1e-3)
     assert not [name for name in objective.state_dict() if "class_weights" in name]
+
+
+def test_loss__of_several_labels_is_binary_and_weighs_positive_images():
+    torch.manual_seed(0)
+    spec = BackboneSpec("vit_mini", 3, image_size=(16, 16), arguments={"depth": 1})
+    objective = Supervised(spec.build()).eval()
+    objective.judge_classes_apart()
+    labels = torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 0, 1]])
+    shares = objective.deployable()(batch(labels).views[0]).sigmoid()
+    expected = -(labels * shares.log() + (1 - labels) * (1 - shares).log())
+    loss = objective(batch(labels), PROGRESS).values["class"]
+    assert loss.item() == pytest.approx(expected.mean().item(), rel=1e-5)
+    weights = positive_weights(labels.numpy().astype(np.int8))
+    assert weights.tolist() == pytest.approx([1.0, 3.0, 1 / 3])
+    objective.weigh_classes(weights)
+    weighed = torch.where(labels == 1, weights * expected, expected)
+    assert objective(batch(labels), PROGRESS).total.item() == pytest.approx(weighed.mean().item(), rel=1e-5)

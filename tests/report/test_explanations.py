@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.predictions import Predictions
 from paucal.report import pictures
-from paucal.report.explanations import duration, headline, kept_epoch, trained, validation_top1, warnings
+from paucal.report.explanations import duration, headline, kept_epoch, kept_validation_score, trained, warnings
 from paucal.report.inputs import RunFiles, Summary
 from paucal.runs import RunFolder
 
@@ -71,10 +71,10 @@ def test_warnings__validation_much_better_than_test(validation, warned):
 
 def test_validation_top1__is_that_of_the_kept_epoch():
     rows = [{"epoch": 1, "val_top1": 0.4}, {"epoch": 2, "val_top1": 0.6}, {"epoch": 3, "val_top1": 0.5}]
-    assert (kept_epoch(files(rows=rows)), validation_top1(files(rows=rows))) == (2, 0.6)
-    assert validation_top1(files(rows=rows, best_epoch=3)) == 0.5
-    assert validation_top1(files(rows=rows, best_epoch=9)) is None
-    assert validation_top1(files(rows=[{"epoch": 1, "train_loss": 1.0}])) is None
+    assert (kept_epoch(files(rows=rows)), kept_validation_score(files(rows=rows))) == (2, 0.6)
+    assert kept_validation_score(files(rows=rows, best_epoch=3)) == 0.5
+    assert kept_validation_score(files(rows=rows, best_epoch=9)) is None
+    assert kept_validation_score(files(rows=[{"epoch": 1, "train_loss": 1.0}])) is None
 
 
 @pytest.mark.parametrize("selected", [True, False])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from paucal.data.images import ImageSet
+from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import name_classes
 from paucal.data.randomness import preserved, reseed
 from paucal.data.views.transforms import ViewTransform
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
     id: int
     views: list[Tensor]
-    label: int | None
+    label: int | Tensor | None
     geometry: list[Tensor] | None
     label_maps: dict[str, Tensor] | None
 
@@ -64,11 +64,11 @@ class ViewDataset(Dataset[Sample]):
         geometry: bool = False,
         label_maps: LabelMaps | None = None,
     ) -> None:
-        if labels and not image_set.labelled:
+        if labels and not image_set.labelled and image_set.multi_hot is None:
             raise ValueError(f"labels were asked for, but {image_set.location} has images without one")
         self.image_set, self.seed = image_set, seed
         self._transforms = [transform for transform, count in views for _ in range(count)]
-        self._labels: NDArray[np.int64] | None = image_set.labels if labels else None
+        self._labels: Targets | None = image_set.targets if labels else None
         self._geometry, self._label_maps = geometry, label_maps
 
     def __len__(self) -> int:
@@ -93,10 +93,21 @@ class ViewDataset(Dataset[Sample]):
         return Sample(
             id=key.index,
             views=[view for view, _ in pairs],
-            label=None if self._labels is None else int(self._labels[key.index]),
+            label=None if self._labels is None else as_label(self._labels[key.index]),
             geometry=[theta for _, theta in pairs] if self._geometry else None,
             label_maps=None if self._label_maps is None else self._label_maps(key.index),
         )
+
+
+def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:
+    """Return a class number as it is, and a multi-hot row as (K,) float32 where what is unknown is not a number.
+
+    Mixtures of images then know by themselves what is unknown of them.
+    """
+    if not target.ndim:
+        return int(target)
+    row = torch.from_numpy(np.asarray(target)).float()
+    return torch.where(row == UNKNOWN, torch.nan, row)
 
 
 def collate(samples: list[Sample]) -> Batch:
@@ -105,7 +116,7 @@ def collate(samples: list[Sample]) -> Batch:
     return Batch(
         ids=torch.tensor([sample.id for sample in samples]),
         views=default_collate([sample.views for sample in samples]),
-        labels=None if first.label is None else torch.tensor([sample.label for sample in samples]),
+        labels=None if first.label is None else default_collate([sample.label for sample in samples]),
         geometry=None if first.geometry is None else default_collate([sample.geometry for sample in samples]),
         label_maps=None if first.label_maps is None else _collate_maps([sample.label_maps for sample in samples]),
     )

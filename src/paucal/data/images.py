@@ -11,6 +11,9 @@ from PIL import Image
 
 from paucal.data.decode import WHOLE, Reading, UnreadableImage
 
+Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
+UNKNOWN = -1  # in a multi-hot row: nobody says whether the image is of the class
+
 
 class Store(Protocol):
     """Pixels by position. Stores are picklable, so that loader workers can be spawned."""
@@ -81,13 +84,15 @@ class ImageSet:
         classes: class names in label order; empty for an unlabelled set.
         keys: the identity of each image, the same wherever the set is copied to: a relative path with forward
             slashes, or `train.parquet#12` for a row.
-        labels: (N,) int64, -1 for unlabelled images.
+        labels: (N,) int64, -1 for unlabelled images, and for all where `multi_hot` says what they show.
         declared: per image "train", "val" or "test" where the source has its own parts, else "".
         store: reads the pixels.
         hints: what the source knows about its images.
         notes: sentences about what was left out or looks odd, for `paucal check` and the report.
         columns: what else a table says of each image, by the names of its columns.
         reading: how the store hands its images over, reduced and brought to 8 bits.
+        multi_hot: (N, K) int8 where an image may be of several classes, or of none: 1 it is of the class, 0 it is not,
+            `UNKNOWN` (-1) nobody says. None where each image has one label.
     """
 
     name: str
@@ -101,6 +106,7 @@ class ImageSet:
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reading: Reading = WHOLE
+    multi_hot: NDArray[np.int8] | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.keys), len(self.labels), len(self.declared), len(self.store)}
@@ -109,17 +115,55 @@ class ImageSet:
             raise ValueError(f"keys, labels, declared, store and columns differ in length: {sorted(lengths)}")
         if len(self.labels) and not -1 <= self.labels.min() <= self.labels.max() < max(len(self.classes), 1):
             raise ValueError(f"labels are outside of [-1, {len(self.classes)})")
+        if self.multi_hot is not None:
+            self._check_multi_hot(self.multi_hot)
+
+    def _check_multi_hot(self, rows: NDArray[np.int8]) -> None:
+        if rows.shape != (len(self), len(self.classes)) or not np.isin(rows, (1, 0, UNKNOWN)).all():
+            raise ValueError(f"multi_hot is {rows.shape}, expected {(len(self), len(self.classes))} of 1, 0 and -1")
+        if (self.labels >= 0).any():
+            raise ValueError("an image has one label, or a row of multi_hot, not both")
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def labelled(self) -> bool:
-        """Whether every image has a label."""
+        """Whether every image has one label."""
         return bool(self.classes) and bool((self.labels >= 0).all())
+
+    @property
+    def targets(self) -> Targets:
+        """What is learnt of the images: the (N,) labels, or the (N, K) `multi_hot`."""
+        return self.labels if self.multi_hot is None else self.multi_hot
+
+    def classes_of(self, index: int) -> list[str]:
+        """Return the names of the classes that an image is known to be of."""
+        if self.multi_hot is not None:
+            return [self.classes[place] for place in np.flatnonzero(self.multi_hot[index] == 1)]
+        label = int(self.labels[index])
+        return [self.classes[label]] if label >= 0 else []
+
+    def members(self, label: int) -> NDArray[np.int64]:
+        """Return the positions of the images of a class."""
+        return np.flatnonzero(self.labels == label if self.multi_hot is None else self.multi_hot[:, label] == 1)
+
+    def as_multi_hot(self) -> "ImageSet":
+        """Return the set with the label of each image as a row of 1 and 0, all unknown where it has none.
+
+        A set that has such rows stays as it is.
+        """
+        if self.multi_hot is not None:
+            return self
+        rows = np.eye(len(self.classes), dtype=np.int8)[self.labels]
+        rows[self.labels < 0] = UNKNOWN
+        return replace(self, labels=np.full(len(self), -1, dtype=np.int64), multi_hot=rows)
 
     def class_counts(self, indices: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Return the (K,) number of images per class, over `indices` or the whole set."""
+        if self.multi_hot is not None:
+            rows = self.multi_hot if indices is None else self.multi_hot[np.asarray(indices, dtype=np.int64)]
+            return (rows == 1).sum(0)
         labels = self.labels if indices is None else self.labels[np.asarray(indices, dtype=np.int64)]
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
@@ -145,7 +189,11 @@ class ImageSet:
         if missing := set(self.classes) - set(classes):
             raise ValueError(f"expected names for all classes, {sorted(missing)} are missing")
         numbers = np.array([classes.index(name) for name in self.classes] + [-1], dtype=np.int64)
-        return replace(self, classes=classes, labels=numbers[self.labels])  # the label -1 stays -1
+        rows = None
+        if self.multi_hot is not None:  # of a class that such a set does not name, its images are not
+            rows = np.zeros((len(self), len(classes)), dtype=np.int8)
+            rows[:, numbers[:-1]] = self.multi_hot
+        return replace(self, classes=classes, labels=numbers[self.labels], multi_hot=rows)  # the label -1 stays -1
 
     def select(self, indices: NDArray[np.int64], note: str = "") -> "ImageSet":
         """Return the set reduced to `indices`, in their order; classes stay as they are."""
@@ -157,6 +205,7 @@ class ImageSet:
             store=Selection(self.store, indices),
             notes=(*self.notes, note) if note else self.notes,
             columns={name: [column[i] for i in indices] for name, column in self.columns.items()},
+            multi_hot=None if self.multi_hot is None else self.multi_hot[indices],
         )
 
 

@@ -85,6 +85,7 @@ def make_eval_loader(
     """
     mine = np.asarray(indices, dtype=np.int64)[rank::world].tolist()
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
+    labelled = labelled or image_set.multi_hot is not None
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
     keys = [SampleKey(0, index) for index in mine]
     batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]

@@ -17,11 +17,16 @@ POSITION = ("epoch", "step", "seconds", "skipped_steps")
 
 
 def best_epoch(rows: Sequence[Row]) -> float | None:
-    """Return the epoch of the highest `val_top1`, ties to the lower `val_loss`; None without that column."""
-    scored = [row for row in _numbered(rows) if math.isfinite(row.get("val_top1", math.nan))]
+    """Return the epoch of the highest `val_top1` or `val_map`, ties to the lower `val_loss`; None without either."""
+    scored = [row for row in _numbered(rows) if math.isfinite(validation_score(row))]
     if not scored:
         return None
-    return max(scored, key=lambda row: (row["val_top1"], -row.get("val_loss", math.inf)))["epoch"]
+    return max(scored, key=lambda row: (validation_score(row), -row.get("val_loss", math.inf)))["epoch"]
+
+
+def validation_score(row: Row) -> float:
+    """Return what an epoch was chosen by; not a number where its row has no such score."""
+    return row.get("val_top1", row.get("val_map", math.nan))
 
 
 def drawn_columns(rows: Sequence[Row]) -> list[str]:
@@ -103,6 +108,7 @@ def _draw(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping
         # A line through one point is invisible, and few points are better seen than guessed.
         marker = "o" if len(points) <= 30 else ""
         label = name.removeprefix("val_").removeprefix("train_").replace("_", " ").replace("top1", "top-1")
+        label = "mean average precision" if label == "map" else label
         axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, color=colour, label=label)
         if name in chance:
             axes.axhline(chance[name], ls="--", lw=1, color=colour, label=f"{label}, by chance")
@@ -125,5 +131,5 @@ def _unit(name: str) -> str:
     if name.startswith("train_") or name == "val_loss":
         return "loss"
     if name.startswith(("val_", "monitor_")):
-        return "share of images"
+        return "average precision" if name == "val_map" else "share of images"
     return "per step" if name == "lr" else "value"

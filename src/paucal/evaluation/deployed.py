@@ -23,6 +23,7 @@ from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_t
 from paucal.types import UserError
 
 FORMAT = 1
+FORMAT_OF_SEVERAL = 2  # of models that give several labels, which programs before them would misread
 MAX_SIDE = 4096  # pixels
 DEVICES = ("cpu", "cuda", "mps")  # torch has more, such as "meta", which computes nothing
 SMALLEST_CROP = 0.1
@@ -109,15 +110,18 @@ class Card:
         classes: names in the order of the logits.
         preprocessing: how to prepare images.
         temperature: by which logits are divided before they become probabilities, see `evaluation.calibration`.
+        thresholds: (K,) probabilities from which on a class is an answer, of a model with one sigmoid per class, whose
+            images may have several labels; None of one with a softmax.
 
     Raises:
-        UserError: the temperature is out of range.
+        UserError: the temperature or a threshold is out of range.
     """
 
     backbone: BackboneSpec
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     temperature: float = 1.0
+    thresholds: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.temperature) or not COLDEST <= self.temperature <= HOTTEST:
@@ -125,18 +129,39 @@ class Card:
                 f"a model card has temperature {self.temperature!r}, expected a number from {COLDEST} to {HOTTEST}."
             )
 
+        if self.thresholds is not None:
+            fits = len(self.thresholds) == len(self.classes) and all(map(_is_number, self.thresholds))
+            if not fits or not all(0 < one < 1 for one in self.thresholds):
+                raise UserError("a model card has thresholds that are not one number between 0 and 1 for each class.")
+
+    @property
+    def several(self) -> bool:
+        """Whether the model gives several labels."""
+        return self.thresholds is not None
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """Return the (N, K) probabilities of (N, K) logits."""
+        logits = logits.float() / self.temperature
+        return logits.sigmoid() if self.several else logits.softmax(1)
+
+    def with_thresholds(self, thresholds: Sequence[float]) -> "Card":
+        """Return the card of the same model with one sigmoid per class and these thresholds."""
+        return replace(self, thresholds=tuple(thresholds))
+
     def at_temperature(self, temperature: float) -> "Card":
         """Return the card of the same model with another temperature."""
         return replace(self, temperature=temperature)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
+        several = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
         return {
-            "format": FORMAT,
+            "format": FORMAT_OF_SEVERAL if several else FORMAT,
             "backbone": self.backbone.to_dict(),
             "classes": list(self.classes),
             "preprocessing": self.preprocessing.to_dict(),
             "temperature": self.temperature,
+            **several,
         }
 
     @classmethod
@@ -147,8 +172,12 @@ class Card:
             UserError: the values are not those of a model card of this version.
         """
         try:
-            if value["format"] != FORMAT:
-                raise UserError(f"model.json has format {value['format']!r}, this version of paucal reads {FORMAT}.")
+            several = value["format"] == FORMAT_OF_SEVERAL
+            if value["format"] != FORMAT and not several:
+                raise UserError(
+                    f"model.json has format {value['format']!r}, this version of paucal reads {FORMAT} and "
+                    f"{FORMAT_OF_SEVERAL}."
+                )
             plain: dict[str, Any] = {
                 name: tuple(entry) if isinstance(entry, list) else entry
                 for name, entry in value["preprocessing"].items()
@@ -158,7 +187,8 @@ class Card:
             if not isinstance(names, list) or len(names) != spec.num_classes or not all(type(n) is str for n in names):
                 raise UserError(f"model.json must name the {spec.num_classes} classes of its model: restore it.")
             temperature = value.get("temperature", 1.0)  # which older cards lack
-            card = cls(spec, tuple(names), Preprocessing(**plain), temperature)
+            thresholds = tuple(value["thresholds"]) if several else None
+            card = cls(spec, tuple(names), Preprocessing(**plain), temperature, thresholds)
             if card.preprocessing.image_size != spec.image_size:
                 raise UserError(
                     f"model.json prepares images of {card.preprocessing.image_size} pixels for a model of "
@@ -209,9 +239,10 @@ class Deployed:
 
     @torch.inference_mode()
     def probabilities(self, images: Sequence[Image.Image]) -> Tensor:
-        """Classify PIL images; returns (N, K) float32 on the CPU, rows sum to 1.
+        """Classify PIL images; returns (N, K) float32 on the CPU.
 
-        Images are turned upright by their EXIF tag and read as the training images were, see `decode_rgb`.
+        Rows sum to 1, unless the model gives several labels: each class has a probability of its own then. Images are
+        turned upright by their EXIF tag and read as the training images were, see `decode_rgb`.
 
         Raises:
             UserError: the model has no classifier.
@@ -222,7 +253,7 @@ class Deployed:
             raise ValueError("there are no images to classify")
         transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.reading
         batch = torch.stack([transform(upright_rgb(image, reading))[0] for image in images]).to(self.device)
-        return (self.module(batch).float() / self.card.temperature).softmax(1).cpu()
+        return self.card.shares(self.module(batch)).cpu()
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""

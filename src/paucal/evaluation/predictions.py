@@ -20,7 +20,8 @@ class Predictions:
     Attributes:
         ids: (N,) int64, the index of each image in its image set, ascending.
         logits: (N, K) float32.
-        labels: (N,) int64; -1 where the image has no label.
+        labels: (N,) int64, -1 where the image has no label; or (N, K) of 1, 0 and -1 (unknown) where images may have
+            several labels.
     """
 
     ids: Tensor
@@ -30,16 +31,22 @@ class Predictions:
     def __post_init__(self) -> None:
         shapes = (tuple(self.ids.shape), tuple(self.logits.shape), tuple(self.labels.shape))
         n = self.ids.shape[0]
-        if self.logits.ndim != 2 or shapes != ((n,), (n, self.logits.shape[1]), (n,)):
-            raise ValueError(f"expected ids (N,), logits (N, K) and labels (N,), got {shapes}")
+        one = shapes == ((n,), (n, *self.logits.shape[1:]), (n,))
+        if self.logits.ndim != 2 or not (one or (self.several and shapes[0] == (n,) and len(self.logits) == n)):
+            raise ValueError(f"expected ids (N,), logits (N, K) and labels (N,) or (N, K), got {shapes}")
 
     def __len__(self) -> int:
         return self.ids.shape[0]
 
     @property
+    def several(self) -> bool:
+        """Whether images may have several labels."""
+        return self.labels.ndim == 2
+
+    @property
     def probabilities(self) -> Tensor:
-        """(N, K) float32, rows sum to 1."""
-        return self.logits.softmax(dim=1)
+        """(N, K) float32; rows sum to 1 where each image has one label, else each class has a sigmoid of its own."""
+        return self.logits.sigmoid() if self.several else self.logits.softmax(dim=1)
 
     def at_temperature(self, temperature: float) -> "Predictions":
         """Return the answers with all logits divided by a positive number: the classes stay, confidence changes."""
@@ -120,8 +127,11 @@ def _checked_rows(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"expected ({len(batch)}, K) logits from the model, got {got}")
     labels = torch.full((len(batch),), UNLABELLED) if batch.labels is None else batch.labels
+    if labels.ndim == 2 and bool(((labels == 0) | (labels == 1) | labels.isnan()).all()):
+        labels = labels.nan_to_num(UNLABELLED).long()
+        return batch.ids.cpu(), logits.float().cpu(), labels.cpu()
     if labels.ndim != 1 or labels.is_floating_point():
-        raise ValueError(f"expected (B,) integer labels, got {tuple(labels.shape)} {labels.dtype}")
+        raise ValueError(f"expected (B,) integer labels or (B, K) of 1 and 0, got {tuple(labels.shape)} {labels.dtype}")
     return batch.ids.cpu(), logits.float().cpu(), labels.cpu().long()
 
 
@@ -136,10 +146,12 @@ def _gather(ids: Tensor, logits: Tensor, labels: Tensor, device: torch.device) -
     """Join the rows of all processes; parts are padded, as a collective needs equal shapes."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ids, logits, labels
-    shapes = _all_gather(torch.tensor(logits.shape), device)
-    longest, classes = (int(size) for size in torch.stack(shapes).amax(0))
+    own = [*logits.shape, labels.shape[1] if labels.ndim == 2 else 0]
+    shapes = _all_gather(torch.tensor(own), device)
+    longest, classes, several = (int(size) for size in torch.stack(shapes).amax(0))
     if logits.shape[0] == 0:
         logits = logits.new_empty(0, classes)
+        labels = labels.new_empty(0, several) if several else labels
     joined = []
     for column in (ids, logits, labels):
         padded = column.new_zeros(longest, *column.shape[1:])

@@ -10,11 +10,21 @@ from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.evaluation.classification import classification_report
-from paucal.evaluation.mistakes import mistakes_figure, worst_mistakes
+from paucal.evaluation.deployed import Card
+from paucal.evaluation.mistakes import disagreements_figure, mistakes_figure, surest_disagreements, worst_mistakes
+from paucal.evaluation.multi_label import multi_label_report
+from paucal.evaluation.multi_label_plots import class_precision_figure, precision_recall_figure
+from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import confusion_figure, per_class_figure, reliability_figure
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.results import ClassificationReport
-from paucal.evaluation.tables import write_per_class, write_predictions
+from paucal.evaluation.tables import (
+    write_per_class,
+    write_per_class_of_several,
+    write_predictions,
+    write_predictions_of_several,
+)
+from paucal.evaluation.thresholds import USUAL
 from paucal.runs import write_atomically, write_text
 
 MISTAKES_SHOWN = 16
@@ -55,6 +65,40 @@ def record_classification(
     if mistakes:
         pictures = [images.store.read(mistake.id) for mistake in mistakes]
         save_figure(plots / "mistakes.png", mistakes_figure(pictures, mistakes, classes))
+    else:
+        (plots / "mistakes.png").unlink(missing_ok=True)
+    return report
+
+
+def record_multi_label(
+    folder: Path, plots: Path, predictions: Predictions, images: ImageSet, card: Card
+) -> MultiLabelReport:
+    """Score predictions on images with several labels, and write the files that `record_classification` names.
+
+    Args:
+        folder: where the numbers go; made where it is missing.
+        plots: where the pictures go; made where it is missing.
+        predictions: of images of the set, with (N, K) labels; their ids are positions in it.
+        images: the set, for names and for pictures of what the model contradicts.
+        card: of the model, with its classes and thresholds.
+
+    Raises:
+        UserError: the predictions cannot be scored.
+    """
+    classes, thresholds = card.classes, card.thresholds or (USUAL,) * len(card.classes)
+    report = multi_label_report(predictions, classes, thresholds)
+    folder.mkdir(parents=True, exist_ok=True)
+    plots.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
+    write_per_class_of_several(folder / "per_class.csv", report)
+    keys = [images.keys[i] for i in predictions.ids.tolist()]
+    write_predictions_of_several(folder / "predictions.csv", predictions, keys, classes, thresholds)
+    save_figure(plots / "per_class.png", class_precision_figure(report))
+    save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
+    found = surest_disagreements(predictions, MISTAKES_SHOWN)
+    if found:
+        pictures = [images.store.read(one.id) for one in found]
+        save_figure(plots / "mistakes.png", disagreements_figure(pictures, found, classes))
     else:
         (plots / "mistakes.png").unlink(missing_ok=True)
     return report

@@ -99,12 +99,12 @@ class ClassificationReport:
         """
         try:
             report = cls(
-                _count(data["images"]),
-                _number(data["level"]),
-                {str(name): _score(score) for name, score in data["scores"].items()},
+                stored_count(data["images"]),
+                stored_number(data["level"]),
+                {str(name): stored_score(score) for name, score in data["scores"].items()},
                 _majority(data["majority"]),
                 [_class_row(row) for row in data["per_class"]],
-                [[_count(count) for count in row] for row in data["confusion"]],
+                [[stored_count(count) for count in row] for row in data["confusion"]],
             )
             _ = report.scores["top1"], report.scores["balanced_accuracy"]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
@@ -114,39 +114,43 @@ class ClassificationReport:
         return report
 
 
-def _number(value: Any) -> float:
+def stored_number(value: Any) -> float:
+    """Return a finite number read from a file; raises what `float` raises."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, got {number}")
     return number
 
 
-def _count(value: Any) -> int:
+def stored_count(value: Any) -> int:
+    """Return a count read from a file; raises what `int` raises."""
     number = int(value)
     if number < 0:
         raise ValueError(f"expected a count, got {number}")
     return number
 
 
-def _optional(value: Any) -> float | None:
-    return None if value is None else _number(value)
+def stored_optional(value: Any) -> float | None:
+    """Return a number read from a file, or None."""
+    return None if value is None else stored_number(value)
 
 
-def _score(data: Mapping[str, Any]) -> Score:
-    return Score(_number(data["value"]), _optional(data["low"]), _optional(data["high"]))
+def stored_score(data: Mapping[str, Any]) -> Score:
+    """Return a score read from a file."""
+    return Score(stored_number(data["value"]), stored_optional(data["low"]), stored_optional(data["high"]))
 
 
 def _majority(data: Mapping[str, Any]) -> Majority:
     tied = data.get("tied", 1)  # which older reports lack
-    return Majority(str(data["name"]), _number(data["top1"]), bool(data["from_train"]), _count(tied))
+    return Majority(str(data["name"]), stored_number(data["top1"]), bool(data["from_train"]), stored_count(tied))
 
 
 def _class_row(data: Mapping[str, Any]) -> ClassRow:
     return ClassRow(
         str(data["name"]),
-        _count(data["images"]),
-        _count(data["predicted"]),
-        _optional(data["precision"]),
-        None if data["recall"] is None else _score(data["recall"]),
-        _optional(data["f1"]),
+        stored_count(data["images"]),
+        stored_count(data["predicted"]),
+        stored_optional(data["precision"]),
+        None if data["recall"] is None else stored_score(data["recall"]),
+        stored_optional(data["f1"]),
     )

@@ -2,18 +2,22 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
 from paucal.evaluation.intervals import Score
+from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.predictions import UNLABELLED, Predictions
 from paucal.evaluation.protocols.datasets import metric_of
 from paucal.evaluation.protocols.metrics import TITLES as METRIC_TITLES
+from paucal.evaluation.reports import Report
 from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.thresholds import marked
 from paucal.runs import write_text
 from paucal.wording import counted, percent
 
@@ -25,6 +29,11 @@ TITLES = {
     "macro_f1": ("macro-F1", "mean of the classes' F1: false alarms count as well"),
     "calibration_error": ("calibration error", "how far confidence is from accuracy, on average"),
     "loss": ("loss (nats)", "mean negative log-likelihood of the right class"),
+}
+TITLES_OF_SEVERAL = {
+    "map": ("mean average precision (mAP)", "how far images of a class stand above the others, mean over classes"),
+    "macro_f1": ("macro-F1", "mean of the classes' F1 at the thresholds that validation images have chosen"),
+    "loss": ("loss (nats)", "mean binary cross-entropy of an image and a class"),
 }
 UNKNOWN = "-"
 
@@ -39,15 +48,19 @@ class Line:
     meaning: str
 
 
-def score_lines(report: ClassificationReport) -> list[Line]:
-    """Return the majority line and every score of a report as text, accuracy first."""
+def score_lines(report: Report) -> list[Line]:
+    """Return every score of a report as text, the accuracy or mAP first, then what knowing nothing reaches."""
+    if isinstance(report, MultiLabelReport):
+        found = [_line(name, score, TITLES_OF_SEVERAL) for name, score in report.scores.items()]
+        meaning = "mAP of an order of the images by chance: the mean share of images of a class"
+        return [found[0], Line("by chance", percent(report.chance), "", meaning), *found[1:]]
     lines = [_line(name, score) for name, score in report.scores.items()]
     source = "training images" if report.majority.from_train else "test images (training labels unknown)"
     meaning = f"always answering {report.majority.name!r}, {report.majority.rank(len(report.per_class))} {source}"
     return [lines[0], Line("majority class", percent(report.majority.top1), "", meaning), *lines[1:]]
 
 
-def due_line(report: ClassificationReport, data: str) -> str | None:
+def due_line(report: Report, data: str) -> str | None:
     """Return the score that a published data set is reported by, as a sentence; None where that is the accuracy."""
     metric = metric_of(data)
     name = {"mean_per_class": "balanced_accuracy", "roc_auc": "roc_auc"}.get(metric)
@@ -57,7 +70,7 @@ def due_line(report: ClassificationReport, data: str) -> str | None:
     return f"{data} is reported by {METRIC_TITLES[metric]}: {line.value} ({line.interval})"
 
 
-def report_table(report: ClassificationReport) -> Table:
+def report_table(report: Report) -> Table:
     """Return a report's scores as a table for the terminal."""
     size = f"{counted(report.images, 'image')}, {counted(len(report.per_class), 'class', 'classes')}"
     table = Table(title=size, title_justify="left")
@@ -78,6 +91,39 @@ def write_per_class(path: Path, report: ClassificationReport) -> None:
         recall = (row.recall.value, row.recall.low, row.recall.high) if row.recall else (None,) * 3
         rows.append([row.name, row.images, row.predicted, row.precision, *recall, row.f1])
     _write_csv(path, header, rows)
+
+
+def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
+    """Write one CSV row per class of images with several labels; what the images leave undefined stays empty."""
+    header = ["class", "images", "share", "ap", "ap_low", "ap_high", "threshold"]
+    header += ["predicted", "precision", "recall", "f1"]
+    rows = []
+    for row in report.per_class:
+        found = (row.ap.value, row.ap.low, row.ap.high) if row.ap else (None,) * 3
+        known = (row.images, row.share, *found, row.threshold)
+        rows.append([row.name, *known, row.predicted, row.precision, row.recall, row.f1])
+    _write_csv(path, header, rows)
+
+
+def write_predictions_of_several(
+    path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str], thresholds: Sequence[float]
+) -> None:
+    """Write one CSV row per image: key, its labels, the answers, and a probability per class.
+
+    Args:
+        path: of the file.
+        predictions: N rows with (N, K) labels.
+        keys: N names of images, in the order of the rows.
+        classes: K names.
+        thresholds: (K,) probabilities from which on a class is an answer.
+    """
+    shares = predictions.probabilities
+    columns = (predictions.labels == 1, marked(shares, thresholds), shares)
+    rows = [
+        [key, *(";".join(compress(classes, one)) for one in (labels, answers)), *_digits(values)]
+        for key, labels, answers, values in zip(keys, *(column.tolist() for column in columns), strict=True)
+    ]
+    _write_csv(path, ["key", "labels", "predicted", *(f"p_{name}" for name in classes)], rows)
 
 
 def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
@@ -120,9 +166,9 @@ def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     write_text(path, text.getvalue())
 
 
-def _line(name: str, score: Score) -> Line:
+def _line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:
     shown = percent if name != "loss" else "{:.3f}".format
-    title, meaning = TITLES.get(name, (name, ""))
+    title, meaning = titles.get(name, (name, ""))
     if score.low is None or score.high is None:
         return Line(title, shown(score.value), UNKNOWN, meaning)
     return Line(title, shown(score.value), f"{shown(score.low)} to {shown(score.high)}", meaning)

@@ -25,7 +25,7 @@ class Comparison:
     Attributes:
         images: compared.
         largest: difference of a class's probability.
-        agreement: share of the images that both give the same class.
+        agreement: share of the images that both give the same class; the same classes, where a model gives several.
         milliseconds: for one image, of the original and of the exported model; medians, computed in turn.
         top1: accuracy of both, where the labels are known.
     """
@@ -57,7 +57,7 @@ def answers(
     with torch.inference_mode():
         for number, image in enumerate(images, start=1):
             given = classifier(fed(model, image, pixels)).double()
-            found.append(given if pixels else (given / model.card.temperature).softmax(1))
+            found.append(given if pixels else model.card.shares(given))
             progress(number, len(images))
     return torch.cat(found)
 
@@ -69,7 +69,13 @@ def fed(model: Deployed, image: Image.Image, pixels: bool) -> Tensor:
     return model.card.preprocessing.transform()(image)[0][None]
 
 
-def compare(original: Tensor, exported: Tensor, speed: tuple[float, float], labels: Tensor | None) -> Comparison:
+def compare(
+    original: Tensor,
+    exported: Tensor,
+    speed: tuple[float, float],
+    labels: Tensor | None,
+    thresholds: Sequence[float] | None = None,
+) -> Comparison:
     """Return how two models' probabilities differ.
 
     Args:
@@ -77,13 +83,19 @@ def compare(original: Tensor, exported: Tensor, speed: tuple[float, float], labe
         exported: (N, K); numbers that are none count as wrong answers.
         speed: milliseconds for an image, of both.
         labels: (N,) in [0, K), where they are known.
+        thresholds: (K,) of a model that gives several labels.
     """
-    ours, theirs = original.argmax(1), exported.nan_to_num(-1.0).argmax(1)
+    answered = exported.nan_to_num(-1.0)
+    ours, theirs = original.argmax(1), answered.argmax(1)
+    alike = ours == theirs
+    if thresholds is not None:
+        least = torch.tensor(thresholds, dtype=original.dtype)
+        alike = ((original >= least) == (answered >= least)).all(1)
     largest = float((original - exported).abs().max()) if bool(exported.isfinite().all()) else math.inf
     top1 = None
     if labels is not None:
         top1 = float((ours == labels).double().mean()), float((theirs == labels).double().mean())
-    return Comparison(len(original), largest, float((ours == theirs).double().mean()), speed, top1)
+    return Comparison(len(original), largest, float(alike.double().mean()), speed, top1)
 
 
 def timed(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:

@@ -22,11 +22,11 @@ class FromPixels(nn.Module):
     def __init__(self, model: Deployed) -> None:
         super().__init__()
         self.input, self.network = PixelInput(model.card.preprocessing), model.module
-        self.temperature = model.card.temperature
+        self.card = model.card
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the probabilities of each class."""
-        return (self.network(self.input(pixels)) / self.temperature).softmax(1)
+        return self.card.shares(self.network(self.input(pixels)))
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.evaluation.deployed import Card
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.multi_label_results import MultiLabelReport
+from paucal.evaluation.reports import Report
 from paucal.wording import percent, showable
 
 SHOWN = 20  # classes in the table
 
 
-def model_page(
-    card: Card, start: str, licence: str | None, facts: Mapping[str, Any], report: ClassificationReport | None
-) -> str:
+def model_page(card: Card, start: str, licence: str | None, facts: Mapping[str, Any], report: Report | None) -> str:
     """Return the page in Markdown, with the header that the Hugging Face hub reads.
 
     Args:
@@ -44,7 +43,8 @@ def model_page(
         'network = timm.create_model("local-dir:this-folder", pretrained=True)  # the network alone',
         *("```", ""),
         f"Input: mean {list(fed.mean)}, deviation {list(fed.std)}, {fed.interpolation}, {fed.resize} "
-        f"{fed.crop_ratio:g}. Probabilities: softmax of the logits over {card.temperature:.4g}.",
+        f"{fed.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits over "
+        f"{card.temperature:.4g}.",
         "",
     ]
     return "\n".join(lines)
@@ -53,7 +53,7 @@ def model_page(
 _FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "passes"}
 
 
-def _scores(report: ClassificationReport | None, classes: Sequence[str]) -> list[str]:
+def _scores(report: Report | None, classes: Sequence[str]) -> list[str]:
     if report is None:
         return ["It was not judged: the run has no report on test images."]
     lines = [
@@ -65,10 +65,12 @@ def _scores(report: ClassificationReport | None, classes: Sequence[str]) -> list
     for name, score in report.scores.items():
         interval = "" if score.low is None or score.high is None else f" ({score.low:.3f} to {score.high:.3f})"
         lines.append(f"| {name} | {score.value:.3f}{interval} |")
-    lines += ["", "| class | test images | found |", "|---|---|---|"]
+    several = isinstance(report, MultiLabelReport)
+    lines += ["", f"| class | test images | {'average precision' if several else 'found'} |", "|---|---|---|"]
+    shown = {row.name: row.ap for row in report.per_class} if several else {r.name: r.recall for r in report.per_class}
     for row in report.per_class[:SHOWN]:
-        found = "" if row.recall is None else percent(row.recall.value)
-        lines.append(f"| {_plain(row.name)} | {row.images} | {found} |")
+        score = shown[row.name]
+        lines.append(f"| {_plain(row.name)} | {row.images} | {'' if score is None else percent(score.value)} |")
     if len(classes) > SHOWN:
         lines.append(f"| and {len(classes) - SHOWN} more | | |")
     return lines

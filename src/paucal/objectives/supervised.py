@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.backbones.features import FeatureBackbone
+from paucal.losses.multi_label import multi_label_loss
 from paucal.objectives.base import Term
 from paucal.objectives.finetuning import FineTuning
 from paucal.objectives.one_backbone import OneBackbone
@@ -14,6 +15,8 @@ from paucal.types import Batch, DataRequest, FeatureRequest, LossTerms, Progress
 
 class Supervised(OneBackbone):
     """Cross-entropy on labels, plus weighted terms such as DrLoc (`L_tot = L_ce + weight * L_drloc`).
+
+    Of images that may have several labels it is the binary one of each class, see `judge_classes_apart`.
 
     The backbone runs once per batch, whatever the terms read. Smoothing is applied to hard and to mixed labels
     alike, which equals smoothing the labels before they are mixed.
@@ -36,6 +39,7 @@ class Supervised(OneBackbone):
     ) -> None:
         super().__init__(backbone, terms, tuning)
         self.label_smoothing = label_smoothing
+        self.classes_apart = False
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", None, persistent=False)  # a function of the data, not learnt
 
@@ -43,9 +47,14 @@ class Supervised(OneBackbone):
         """Weigh the classes in the loss.
 
         Args:
-            weights: (K,), of mean 1 over the training images.
+            weights: (K,), of mean 1 over the training images; where classes are judged apart, factors on the loss of
+                the images that are of a class.
         """
         self.class_weights = weights.float()
+
+    def judge_classes_apart(self) -> None:
+        """Learn from (B, K) labels of which any number may be 1: one sigmoid per class (`losses.multi_label`)."""
+        self.classes_apart = True
 
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:
         """Return the loss named "class" and one per term.
@@ -67,6 +76,9 @@ class Supervised(OneBackbone):
         return losses
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.classes_apart:
+            weights = None if self.class_weights is None else self.class_weights.to(logits.device)
+            return multi_label_loss(logits, labels, self.label_smoothing, weights)
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         # Divided by the images and not by their weights, so that a label and the same as shares weigh alike.

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from paucal.evaluation.curves import best_epoch
+from paucal.evaluation.curves import best_epoch, validation_score
+from paucal.evaluation.intervals import Score
+from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.results import ClassificationReport
 from paucal.report.inputs import RunFiles
+from paucal.report.several_labels import headline_of_several, warnings_of_several
 from paucal.wording import counted, percent
 
 WIDE = 0.1
@@ -19,6 +22,8 @@ def headline(files: RunFiles) -> list[str]:
     report = files.evaluation
     if report is None:
         return [*_validation_sentence(files), "The model has not been evaluated on test images yet."]
+    if isinstance(report, MultiLabelReport):
+        return [*headline_of_several(report), *_unselected(files)]
     top1 = report.scores["top1"]
     known = "training" if report.majority.from_train else "test"
     rank = report.majority.rank(len(report.per_class))
@@ -39,19 +44,21 @@ def warnings(files: RunFiles) -> list[str]:
     report = files.evaluation
     if report is None:
         return []
+    if isinstance(report, MultiLabelReport):
+        return [*warnings_of_several(report), *_validation_gap(report.scores["map"], files)]
     checks = (_not_above_majority, _wide_interval, _few_images, _never_found)
     found = [sentence for check in checks for sentence in check(report)]
-    return [*found, *_validation_gap(report, files)]
+    return [*found, *_validation_gap(report.scores["top1"], files)]
 
 
-def validation_top1(files: RunFiles) -> float | None:
-    """Return the validation accuracy of the model that was kept, or None where it is unknown."""
-    if files.summary.kept_val_top1 is not None:
-        return files.summary.kept_val_top1
+def kept_validation_score(files: RunFiles) -> float | None:
+    """Return the validation accuracy, or mAP, of the model that was kept, or None where it is unknown."""
+    if files.summary.kept_val_score is not None:
+        return files.summary.kept_val_score
     epoch = kept_epoch(files)
     for number, row in enumerate(files.rows, start=1):
-        if row.get("epoch", number) == epoch and math.isfinite(row.get("val_top1", math.nan)):
-            return row["val_top1"]
+        if row.get("epoch", number) == epoch and math.isfinite(validation_score(row)):
+            return validation_score(row)
     return None
 
 
@@ -69,9 +76,14 @@ def _unselected(files: RunFiles) -> list[str]:
 
 
 def _validation_sentence(files: RunFiles) -> list[str]:
-    value = validation_top1(files)
+    value = kept_validation_score(files)
     if value is None:
         return []
+    if any("val_map" in row for row in files.rows):
+        return [
+            f"The mean average precision on the validation images is {percent(value)}; they also chose the epoch that "
+            "was kept, so the number is a little too good."
+        ]
     return [
         f"The model named the right class for {percent(value)} of the validation images; they also chose the "
         "epoch that was kept, so the number is a little too good."
@@ -117,15 +129,15 @@ def _never_found(report: ClassificationReport) -> list[str]:
     return [f"{_count(missed, 'class was', 'classes were')} never recognised: {_names(missed)}."]
 
 
-def _validation_gap(report: ClassificationReport, files: RunFiles) -> list[str]:
-    validation, top1 = validation_top1(files), report.scores["top1"]
-    if validation is None or top1.high is None:
+def _validation_gap(score: Score, files: RunFiles) -> list[str]:
+    validation = kept_validation_score(files)
+    if validation is None or score.high is None:
         return []
-    if validation - top1.value <= GAP or validation <= top1.high:
+    if validation - score.value <= GAP or validation <= score.high:
         return []
     return [
-        f"The accuracy on validation images ({percent(validation)}) is much higher than on test images "
-        f"({percent(top1.value)}): the test images may be of another kind, or validation images too similar "
+        f"The score on validation images ({percent(validation)}) is much higher than on test images "
+        f"({percent(score.value)}): the test images may be of another kind, or validation images too similar "
         "to those trained on."
     ]
 

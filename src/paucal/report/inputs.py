@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.reports import Report, read_report
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
@@ -95,7 +95,7 @@ class Summary:
         best_epoch: whose weights were kept.
         rungs: the models that it made on its way up from trained weights.
         kept: what the run's model is and why, in words, where it is not the state of one epoch.
-        kept_val_top1: share of the validation images that it gives the right class.
+        kept_val_score: share of the validation images that it gives the right class, or their mean average precision.
         confidence: what a temperature has done to the probabilities.
         next_steps: sentences of advice.
     """
@@ -114,7 +114,7 @@ class Summary:
     best_epoch: float | None = None
     rungs: Sequence[Step] = ()
     kept: str | None = None
-    kept_val_top1: float | None = None
+    kept_val_score: float | None = None
     confidence: Confidence | None = None
     next_steps: Sequence[str] = ()
 
@@ -138,7 +138,7 @@ class RunFiles:
     settings: Sequence[Setting]
     environment: Mapping[str, str]
     rows: Sequence[Mapping[str, float]]
-    evaluation: ClassificationReport | None
+    evaluation: Report | None
     check: Sequence[Complaint] | None = None
 
 
@@ -164,7 +164,7 @@ def _read(run: RunFolder) -> RunFiles:
         _settings(run),
         _environment(run),
         _rows(run),
-        ClassificationReport.from_dict(evaluation) if evaluation else None,
+        read_report(evaluation) if evaluation else None,
         _check(run),
     )
 
@@ -213,7 +213,9 @@ def _rows(run: RunFolder) -> list[dict[str, float]]:
 def _summary(run: RunFolder) -> Summary:
     content = _json(run, "summary.json")
     words = ("title", "model", "method", "data", "split", "grid", "kept")
-    numbers = ("epochs", "seconds", "best_epoch", "kept_val_top1")
+    numbers = ("epochs", "seconds", "best_epoch", "kept_val_score")
+    kept = content.get("kept_val_top1", content.get("kept_val_map"))
+    content = {**content, "kept_val_score": kept}
     try:
         known: dict[str, Any] = {
             name: read(content[name])

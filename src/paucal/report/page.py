@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.tables import UNKNOWN, score_lines
 from paucal.report.explanations import confidence_sentence, headline, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
@@ -42,6 +43,7 @@ def render(files: RunFiles) -> str:
         trained=trained(files),
         confidence=confidence_sentence(files),
         report=report,
+        several=isinstance(report, MultiLabelReport),
         lines=[] if report is None else score_lines(report),
         class_counts=_class_counts(files.summary.parts),
         pictures=pictures(files),

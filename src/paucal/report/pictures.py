@@ -9,6 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from paucal.evaluation.curves import curves_figure, drawn_columns
+from paucal.evaluation.multi_label_plots import class_precision_figure
+from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import confusion_figure, per_class_figure
 from paucal.report.explanations import kept_epoch
 from paucal.report.inputs import RunFiles
@@ -27,11 +29,17 @@ CAPTIONS = {
     "right in 80 % of the cases. Bars below it: the model is too sure of itself.",
     "health": "Do the networks still tell images apart? Entropies at the dotted line, a spread near 0 or a rank near 1 "
     "mean that they do not.",
+    "precision_recall": "Of each class, how many answers are right when so many of its images are to be found. The dot "
+    "is where the threshold lies, the dashed line is chance.",
     "train_batch": "Images as the networks see them in training.",
     "mistakes_attribution": "What the model saw in its surest wrong answers: bright is what spoke for the answer, and "
     "beside it for the label.",
     "eval_batch": "Images exactly as the finished model sees them.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
+}
+CAPTIONS_OF_SEVERAL = {
+    "per_class": "How far the images of each class stand above the others, the weakest class first.",
+    "mistakes": "Where the model contradicts a label most surely: many of these are labels that were forgotten.",
 }
 
 
@@ -61,7 +69,8 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
             f"the pictures in {str(files.run.plots)!r} have {total} bytes, at most {MAX_PAGE_BYTES} fit: remove some."
         )
     ordered = sorted(content, key=lambda name: (name not in CAPTIONS, name))
-    return {name: Picture(name, CAPTIONS.get(name, ""), _uri(content[name])) for name in ordered}
+    captions = CAPTIONS | (CAPTIONS_OF_SEVERAL if isinstance(files.evaluation, MultiLabelReport) else {})
+    return {name: Picture(name, captions.get(name, ""), _uri(content[name])) for name in ordered}
 
 
 def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
@@ -70,7 +79,10 @@ def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
         best = kept_epoch(files) if files.summary.selected else None
         draw["curves"] = lambda: curves_figure(files.rows, best=best)
     report = files.evaluation
-    if report is not None:
+    if isinstance(report, MultiLabelReport):
+        several = report
+        draw["per_class"] = lambda: class_precision_figure(several)
+    elif report is not None:
         draw["confusion"] = lambda: confusion_figure(report.confusion, report.classes)
         draw["per_class"] = lambda: per_class_figure(report)
     return draw

@@ -43,6 +43,7 @@ class Facts:
         devices: how many of them there are.
         launched: (processes per node, nodes) that a launcher has started, or None.
         start: the weights the run starts from; None where it starts from scratch.
+        several_labels: whether an image may have several labels, or none.
     """
 
     n_train: int
@@ -57,6 +58,7 @@ class Facts:
     devices: int = 1
     launched: tuple[int, int] | None = None
     start: StartFacts | None = None
+    several_labels: bool = False
 
 
 def best_device() -> tuple[str, bool]:

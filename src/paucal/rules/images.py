@@ -8,6 +8,7 @@ from paucal.rules.resolve import Choice
 
 Sides = Sequence[int] | None
 LIGHT = "light: the weights have seen many images already"
+SEVERAL = "off: each of an image's several labels is to be learnt whole"
 LIGHT_QUICK = "light: in few passes strong changes leave little to learn"
 
 
@@ -48,14 +49,18 @@ def erase(facts: Facts, img_size: Sides, model: str | None, time: str | None) ->
 
 
 def mixup(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
-    """The paper's alpha; off for tiny images."""
+    """The paper's alpha; off for tiny images and for several labels."""
+    if facts.several_labels:
+        return 0.0, SEVERAL
     if why := _light(facts, model, img_size, time):
         return 0.0, why
     return _mixed(img_size, 0.8)
 
 
 def cutmix(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
-    """The paper's alpha; off for tiny images."""
+    """The paper's alpha; off for tiny images and for several labels."""
+    if facts.several_labels:
+        return 0.0, SEVERAL
     if why := _light(facts, model, img_size, time):
         return 0.0, why
     return _mixed(img_size, 1.0)

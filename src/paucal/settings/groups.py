@@ -43,7 +43,11 @@ class LabelledDataSettings(DataSettings):
     """Where labelled images are, and which of their classes are used."""
 
     label_column: str | None = option("column of a table or of Parquet that holds the class", group="data")
-
+    label_separator: str | None = option(
+        "what stands between several labels in a cell of a table, such as ';' or ' '; 'none' for one label in each; by "
+        "default ';', '|' or ',' where the cells look like it",
+        group="data",
+    )
     classes: str | None = option("use only the classes named in this file, or in 'imagenet100'", group="data")
 
 

@@ -89,9 +89,21 @@ def test_voc__with_one_class_for_each_image(tmp_path):
     assert any("without a class" in note for note in images.notes)
 
 
-def test_voc__with_several_classes_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(UserError, match=r"have several classes .*'1': cat, dog.*keep those with one class"):
-        open_images(voc(tmp_path, {"cat": {"1": 1, "2": 1}, "dog": {"1": 1, "2": -1}}))
+def test_voc__with_several_classes_for_an_image(tmp_path):
+    voc(tmp_path, {"cat": {"1": 1, "2": 1, "3": -1}, "dog": {"1": 1, "2": 0, "3": -1}})
+    images = open_images(tmp_path)
+    assert images.multi_hot is not None
+    assert images.multi_hot.tolist() == [[1, 1], [1, -1], [0, 0]]  # difficult to see: neither for nor against
+    assert any("several labels (such as '1')" in note for note in images.notes)
+
+
+def test_voc__of_boxes_without_lists_of_classes_says_what_to_do(tmp_path):
+    folder(tmp_path, "JPEGImages/1.png")
+    (tmp_path / "Annotations").mkdir()
+    (tmp_path / "Annotations/1.xml").write_text("<annotation/>")
+    with pytest.raises(UserError, match=r"tells boxes \(Annotations\) .* write a table of image_path,label"):
+        open_images(tmp_path)
+    assert len(open_images(tmp_path, labelled=False)) == 1
 
 
 @pytest.mark.parametrize("line", ["1 2", "../x 1", "1"])

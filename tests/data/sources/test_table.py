@@ -132,8 +132,6 @@ def test_table__leads_out_of_nowhere(tmp_path, path):
         ([["image", "label"], ["1.png"]], "line 2 of .* has 1 cells and the first 2"),
         ([["image", "label"], ["", "a"]], "line 2 of .* has no path"),
         ([*ROWS, ["a/1.png", "dog"]], "in lines 2 and 5 of .* with different labels"),
-        ([["image", "label"], ["1.png", "a;b"], ["2.png", "a"], ["3.png", "b"]], "several labels"),
-        ([["image", "label"], ["1.png", "a|b"], ["2.png", "b|a"], ["3.png", "a"]], "several labels"),
     ],
 )
 def test_table__refuses_what_it_cannot_mean(tmp_path, rows, words):

@@ -139,3 +139,16 @@ def test_sheet__captions_mixed_labels_and_odd_names():
     batch = _mixed(Mixing(cutmix=0))
     page = sheet(batch, Normalisation(), ("zażółć", "b" * 300, "c", "d", "e"))
     assert page.size[0] == 5 * 100 + 4
+
+
+@pytest.mark.parametrize("mixing", [Mixing(cutmix=0), Mixing(mixup=0)])
+def test_mix__of_several_labels_mixes_each_of_them_and_keeps_what_is_unknown(mixing):
+    labels = torch.tensor([[1.0, 0, 1], [0, 0, torch.nan], [1, 1, 0], [0, 1, 0]])
+    batch = Batch(torch.arange(4), [torch.arange(4.0).view(-1, 1, 1, 1).expand(4, 3, 8, 8).clone()], labels)
+    with seeded(1):
+        mixed = mixing.mix(batch, 3)
+    assert mixed.labels is not None
+    # Image i is constant i and is mixed with the one before it, so its mean tells the share of each.
+    share = mixed.views[0].mean((1, 2, 3))[2] - 1
+    torch.testing.assert_close(mixed.labels[2][:2], share * labels[2][:2] + (1 - share) * labels[1][:2])
+    assert mixed.labels.isnan().tolist() == [[False] * 3, [False, False, True], [False, False, True], [False] * 3]

@@ -40,7 +40,7 @@ def contact_sheet(images: ImageSet, seed: int = 0) -> Image.Image:
     rows: list[tuple[str, list[int]]] = []
     if images.classes:
         for label, name in enumerate(images.classes[:MOST_ROWS]):
-            members = np.flatnonzero(images.labels == label)
+            members = images.members(label)
             chosen = np.sort(generator.permutation(members)[:COLUMNS])
             rows.append((f"{name} ({len(members)})", chosen.tolist()))
     else:

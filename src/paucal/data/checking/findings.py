@@ -56,9 +56,9 @@ class Checked:
         """Return whether images of a group lie in several parts."""
         return len({self.parts[position] for position in group} - {"unused"}) > 1
 
-    def labels_of(self, group: Sequence[int]) -> set[int]:
-        """Return the labels of a group, without -1."""
-        return {int(self.images.labels[position]) for position in group} - {-1}
+    def labels_of(self, group: Sequence[int]) -> set[tuple[str, ...]]:
+        """Return the classes that the images of a group are of, those without a label left out."""
+        return {tuple(self.images.classes_of(position)) for position in group} - {()}
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:

@@ -112,14 +112,19 @@ def _imbalance(checked: Checked) -> list[Finding]:
     if not counts.any() or counts.min() == 0 or counts.max() < UNBALANCED * counts.min():
         return []
     most, least, ratio = int(counts.argmax()), int(counts.argmin()), counts.max() / counts.min()
+    always = (
+        f"; always answering '{images.classes[most]}' would be right for {percent(counts[most] / counts.sum())}"
+        if images.multi_hot is None else ""
+    )  # fmt: skip
+    better = "balanced accuracy, and try --class-weights auto or --sampling balanced"
+    several = "average precision of each class, and try --class-weights auto"
     return [
         Finding(
             "imbalance",
             "warning" if ratio >= VERY_UNBALANCED else "note",
             f"the classes are unbalanced: '{images.classes[most]}' has {ratio:.0f} times the training images of "
-            f"'{images.classes[least]}' ({counts[most]} and {counts[least]}); always answering "
-            f"'{images.classes[most]}' would be right for {percent(counts[most] / counts.sum())}",
-            "look at the balanced accuracy, and try --class-weights auto or --sampling balanced",
+            f"'{images.classes[least]}' ({counts[most]} and {counts[least]}){always}",
+            f"look at the {better if images.multi_hot is None else several}",
         )
     ]
 

@@ -18,7 +18,7 @@ from paucal.data.sources.parquet import find_parquet, open_parquet
 from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table import TABLE_SUFFIXES, find_table, open_table
-from paucal.data.sources.voc_lists import is_voc, open_voc
+from paucal.data.sources.voc_lists import is_voc, open_voc, refuse_boxes
 from paucal.types import UserError
 
 BUILT_IN = "digits"
@@ -33,6 +33,7 @@ class _Wanted:
     label_column: str | None
     image_column: str | None
     root: Path | None
+    separator: str | None = None
 
 
 def open_images(
@@ -43,6 +44,7 @@ def open_images(
     image_column: str | None = None,
     root: str | Path | None = None,
     download: bool = False,
+    label_separator: str | None = None,
 ) -> ImageSet:
     """Open images by location; the pixels are read later, one by one.
 
@@ -58,6 +60,8 @@ def open_images(
         root: folder of the sets with names (None for `named.data_root`), where the name then wins over a path; or the
             folder that the paths of a table or list file are relative to.
         download: whether a set with a name may be fetched.
+        label_separator: what stands between several labels in a cell of a table, "none" for one label in each; None
+            finds out.
 
     Raises:
         UserError: the location does not exist, holds no images, or is not laid out as described; a set with a name is
@@ -78,7 +82,7 @@ def open_images(
 
         return open_named(str(location), root, download, labelled)
     base = None if root is None else Path(root).expanduser()
-    wanted = _Wanted(labelled, label_column, image_column, base)
+    wanted = _Wanted(labelled, label_column, image_column, base, label_separator)
     pieces = roots_of(location)
     if len(pieces) > 1:
         images = joined_sets([_open_one(piece, wanted, download) for piece in pieces], str(location))
@@ -114,9 +118,10 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
         return open_voc(path, wanted.labelled)
     if not wanted.labelled:  # a folder stands for all images below it then, listed or not
         return open_folder(path, labelled=False)
+    refuse_boxes(path)
     if train_list := find_train_list(path, wanted.root):
         return open_listing(train_list, root=wanted.root)
-    if wanted.label_column is not None:
+    if wanted.label_column is not None or wanted.separator is not None:
         return open_table(_require_table(path), *_of(wanted))
     try:
         images = open_folder(path)
@@ -129,15 +134,18 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
     return images if table is None else open_table(table, *_of(wanted))
 
 
-def _of(wanted: _Wanted) -> tuple[bool, Path | None, str | None, str | None]:
-    return wanted.labelled, wanted.root, wanted.image_column, wanted.label_column
+def _of(wanted: _Wanted) -> tuple[bool, Path | None, str | None, str | None, str | None]:
+    return wanted.labelled, wanted.root, wanted.image_column, wanted.label_column, wanted.separator
 
 
 def _require_table(path: Path) -> Path:
     all_tables = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
     table = all_tables[0] if len(all_tables) == 1 else find_table(path)
     if table is None:
-        raise UserError(f"--image-column and --label-column name columns, and {path} has no table: give a CSV file")
+        raise UserError(
+            f"--image-column, --label-column and --label-separator are about tables, and {path} has none: give a CSV "
+            "file"
+        )
     return table
 
 

@@ -33,7 +33,8 @@ def roots_of(location: str | Path) -> list[str]:
 def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     """Return one set of several: classes are joined by their names, and keys begin with the name of their place.
 
-    Where some places have parts of their own and others have none, the images of the others are training images.
+    Where some places have parts of their own and others have none, the images of the others are training images; where
+    the images of some may have several labels, those of all may.
 
     Args:
         sets: opened alike, all labelled or all unlabelled.
@@ -42,12 +43,15 @@ def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
     Raises:
         UserError: one of them has classes and another has none.
     """
+    if any(one.multi_hot is not None for one in sets) and all(one.classes for one in sets):
+        sets = [one.as_multi_hot() for one in sets]
     labelled = {bool(one.classes) for one in sets}
     if len(labelled) > 1:
         raise UserError(f"{location}: some of these places have classes and others have none; give alike ones")
     names = _names(sets)
     classes = tuple(sorted({name for one in sets for name in one.classes}))
     known = [replace(one, classes=()) if not one.classes else one.with_classes(classes) for one in sets]
+    rows = [one.multi_hot for one in known if one.multi_hot is not None]
     parts = any(part for one in sets for part in one.declared)
     return ImageSet(
         name="+".join(names),
@@ -59,6 +63,7 @@ def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         store=JoinedStore([one.store for one in sets]),
         hints=sets[0].hints,
         notes=tuple(f"{name}: {note}" for name, one in zip(names, sets, strict=True) for note in one.notes),
+        multi_hot=None if not rows else np.concatenate(rows),
     )
 
 

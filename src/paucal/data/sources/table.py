@@ -5,12 +5,14 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
 from paucal.data.images import ImageSet
 from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS
+from paucal.data.sources.several_labels import Labels, class_columns, found_separator, from_cells, from_columns
 from paucal.data.sources.stores import FileStore
 from paucal.reading import is_regular, read_text
 from paucal.types import UserError
@@ -26,36 +28,42 @@ IMAGE_COLUMNS = (
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "classname", "category", "target", "y", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
 OF_A_RUN = ["key", "label", "class", "split"]  # split.csv: its labels are numbers, its classes names
-_SEPARATORS = ";|"  # between several labels in one cell
 _NAME = re.compile(rf"(?:(?P<set>.*)[-_.])?(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
 _SHOWN = 80
+_LOOKED_AT = 21  # rows that tell whether a file is a table with a column for each class
 _DELIMITERS = ",;\t"
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One image: its path as the table has it, its class ("" for none), its part, its line, and the other cells."""
+    """One image: its path as the table has it, its class ("" for none), its part, its line, and the other cells.
+
+    Where each class has a column, `marks` has its cells.
+    """
 
     path: str
     label: str
     part: str
     line: int
     others: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Positions of the columns, None for those that are not there; and the names of all."""
+    """Positions of the columns, None for those that are not there; those of one class each; and the names of all."""
 
     image: int
     label: int | None
     split: int | None
     names: tuple[str, ...] = ()
+    marks: tuple[int, ...] = ()
 
     @property
     def others(self) -> list[int]:
         """Positions of a few columns that are neither path nor part, such as that of a patient."""
-        found = [place for place in range(len(self.names)) if place not in (self.image, self.split)]
+        known = (self.image, self.split, *self.marks)
+        found = [place for place in range(len(self.names)) if place not in known]
         return found[:MOST_COLUMNS]
 
 
@@ -65,13 +73,15 @@ def open_table(
     root: Path | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
+    separator: str | None = None,
 ) -> ImageSet:
     """Open a CSV or TSV file, with those of the other parts beside it.
 
     The first row names the columns; without such a row the first two columns are the path and the class. A table called
     like a train part (`train.csv`, `birds_train.csv`) is opened together with those of val and test of the same name
     beside it, unless it has a column for the parts of its own. Classes are numbered in lexicographic order over all of
-    them. The `split.csv` of a run does as well.
+    them. The `split.csv` of a run does as well. Images may have several labels, or none, where a cell names several
+    (`cat;dog`) or where each class has a column of 1 and 0: `several_labels.py`.
 
     Args:
         file: the table.
@@ -80,40 +90,52 @@ def open_table(
             `images` (or of another name, where it is the only one) beside it, whichever has the first image.
         image_column: the column of the paths; None finds it.
         label_column: the column of the classes; None finds it.
+        separator: what stands between several labels in a cell, "none" for one label in each; None finds out.
 
     Raises:
-        UserError: there are no such columns, a path leads out of the root, an image is in two rows that differ, cells
-            hold several labels, a part has no known name, or the first image is not there.
+        UserError: there are no such columns, a path leads out of the root, an image is in two rows that differ, a part
+            has no known name, or the first image is not there.
     """
     rows, notes = [], []
     names: list[tuple[str, ...]] = []
+    marked: tuple[str, ...] | None = None
     for part, one in _together(file).items():
-        found, others = _read(one, labelled, image_column, label_column, part)
-        rows, names = [*rows, *found], [*names, others]
+        found, columns = _read(one, labelled, image_column, label_column, part)
+        rows, names = [*rows, *found], [*names, tuple(columns.names[place] for place in columns.others)]
+        own = tuple(columns.names[place] for place in columns.marks)
+        if marked not in (None, own):
+            raise UserError(f"{one} has other columns of classes than {file.name}: give both the same")
+        marked = own
     rows, repeated = _without_repetitions(rows, file)
     unused = [row for row in rows if row.part == "unused"]
     rows = [row for row in rows if row.part != "unused"]
-    bare = [row for row in rows if labelled and not row.label]
-    rows = [row for row in rows if not labelled or row.label]
+    separator = found_separator([row.label for row in rows], separator)
+    one_label = labelled and not marked and not separator
+    bare = [row for row in rows if one_label and not row.label]
+    rows = [row for row in rows if not one_label or row.label]
     notes += [f"{counted(repeated, 'row')} of {file.name} repeat an earlier one"] if repeated else []
     notes += [f"{counted(len(unused), 'unused image')} of {file.name} {was(len(unused))} left out"] if unused else []
     notes += [f"{counted(len(bare), 'row')} without a label {was(len(bare))} left out"] if bare else []
     if not rows:
         raise UserError(f"{file} has no row with a path{' and a label' * labelled}; give a table of images")
-    _refuse_several_labels(rows, file)
     folder, keys = _located(file, rows, root)
-    classes = tuple(sorted({row.label for row in rows})) if labelled else ()
-    number = {name: place for place, name in enumerate(classes)}
+    if marked:
+        labels = from_columns(marked, [row.marks for row in rows])
+    elif labelled:
+        labels = from_cells([row.label for row in rows], separator)
+    else:
+        labels = Labels((), np.full(len(rows), -1, dtype=np.int64))
     return ImageSet(
         name=_set_name(file),
         location=str(folder),
-        classes=classes,
+        classes=labels.classes,
         keys=keys,
-        labels=np.asarray([number.get(row.label, -1) for row in rows], dtype=np.int64),
+        labels=labels.numbers,
         declared=[row.part for row in rows],
         store=FileStore(folder, keys),
-        notes=(f"read from {file.name}", *notes),
+        notes=(f"read from {file.name}", *notes, *labels.notes),
         columns=_other_columns(names, rows),
+        multi_hot=labels.multi_hot,
     )
 
 
@@ -167,14 +189,19 @@ def _together(file: Path) -> dict[str, Path]:
 
 
 def _is_table(file: Path) -> bool:
-    """Whether a file has columns for paths and classes, by their names."""
+    """Whether a file has columns for paths and classes by their names, or by its first rows a column for each class."""
     try:
         if not is_regular(file) or file.stat().st_size > MOST_BYTES:
             return False
-        names = [name.strip().lower() for name in next(iter(_cells(file)), [])]
-    except (OSError, UserError, UnicodeDecodeError, csv.Error):
+        first, *rows = islice(_cells(file), _LOOKED_AT)
+    except (OSError, UserError, UnicodeDecodeError, csv.Error, ValueError):
         return False
-    return bool(set(names) & set(IMAGE_COLUMNS)) and bool(set(names) & set(LABEL_COLUMNS))
+    names = [name.strip().lower() for name in first]
+    image = _first(names, IMAGE_COLUMNS)
+    if image is None:
+        return False
+    known = (image, _first(names, SPLIT_COLUMNS))
+    return bool(set(names) & set(LABEL_COLUMNS)) or bool(class_columns([r for r in rows if any(r)], len(names), known))
 
 
 def _cells(file: Path) -> Iterable[list[str]]:
@@ -186,7 +213,7 @@ def _cells(file: Path) -> Iterable[list[str]]:
 
 def _read(
     file: Path, labelled: bool, image_column: str | None, label_column: str | None, own_part: str
-) -> tuple[list[_Row], tuple[str, ...]]:
+) -> tuple[list[_Row], _Columns]:
     try:
         lines = [(number, row) for number, row in enumerate(_cells(file), start=1) if any(cell.strip() for cell in row)]
     except FileNotFoundError:
@@ -195,13 +222,13 @@ def _read(
         raise UserError(f"{file} cannot be read as a table ({problem}); save it as CSV again") from None
     if not lines:
         raise UserError(f"{file} is empty; expected a row of names such as 'image_path,label', then a row per image")
-    names, (columns, header) = lines[0][1], _columns(file, lines[0][1], labelled, image_column, label_column)
-    rows = []
-    for number, cells in lines[header:]:
+    names = lines[0][1]
+    for number, cells in lines:
         if len(cells) < len(names):
             raise UserError(f"line {number} of {file} has {len(cells)} cells and the first {len(names)}: correct it")
-        rows.append(_row(file, number, cells, columns, own_part))
-    return rows, tuple(columns.names[place] for place in columns.others)
+    cells = [row for _, row in lines]
+    columns, header = _columns(file, cells, labelled, image_column, label_column)
+    return [_row(file, number, row, columns, own_part) for number, row in lines[header:]], columns
 
 
 def _row(file: Path, number: int, cells: Sequence[str], columns: _Columns, own_part: str) -> _Row:
@@ -214,14 +241,15 @@ def _row(file: Path, number: int, cells: Sequence[str], columns: _Columns, own_p
         if word not in PARTS and word != "unused":
             raise UserError(f"line {number} of {file} has the part {word[:_SHOWN]!r}; expected train, val or test")
         part = PARTS.get(word, word)
-    others = tuple(cells[place].strip() for place in columns.others)
-    return _Row(re.sub(r"/(\./|/)+", "/", path.removeprefix("./")), label, part, number, others)
+    others, marks = (tuple(cells[place].strip() for place in places) for places in (columns.others, columns.marks))
+    return _Row(re.sub(r"/(\./|/)+", "/", path.removeprefix("./")), label, part, number, others, marks)
 
 
 def _columns(
-    file: Path, first: Sequence[str], labelled: bool, image_column: str | None, label_column: str | None
+    file: Path, cells: Sequence[Sequence[str]], labelled: bool, image_column: str | None, label_column: str | None
 ) -> tuple[_Columns, int]:
     """Return the columns, and how many rows name them: 1 or 0."""
+    first = cells[0]
     names = [name.strip() for name in first]
     small = [name.lower() for name in names]
     if first[0].lower().endswith(IMAGE_SUFFIXES) and not (image_column or label_column):
@@ -235,11 +263,16 @@ def _columns(
         raise UserError(
             f"{file} has no column of paths that is known (its columns: {shown}): name it by --image-column"
         )
-    if label is None and labelled:
+    split = _first(small, SPLIT_COLUMNS)
+    if label is not None or not labelled:
+        return _Columns(image, label if labelled else None, split, tuple(names)), 1
+    marks = class_columns(cells[1:], len(names), (image, split))
+    if not marks:
         raise UserError(
-            f"{file} has no column of classes that is known (its columns: {shown}): name it by --label-column"
+            f"{file} has no column of classes that is known, and no column of 1 and 0 for each class (its columns: "
+            f"{shown}): name it by --label-column"
         )
-    return _Columns(image, label if labelled else None, _first(small, SPLIT_COLUMNS), tuple(names)), 1
+    return _Columns(image, None, split, tuple(names), marks), 1
 
 
 def _position(file: Path, names: Sequence[str], wanted: str, flag: str) -> int:
@@ -257,26 +290,12 @@ def _without_repetitions(rows: Sequence[_Row], file: Path) -> tuple[list[_Row], 
     seen: dict[str, _Row] = {}
     for row in rows:
         other = seen.setdefault(row.path, row)
-        if (other.label, other.part) != (row.label, row.part):
+        if (other.label, other.marks, other.part) != (row.label, row.marks, row.part):
             raise UserError(
                 f"{row.path[:_SHOWN]!r} is in lines {other.line} and {row.line} of {file} with different labels or "
                 "parts; keep one of the lines"
             )
     return list(seen.values()), len(rows) - len(seen)
-
-
-def _refuse_several_labels(rows: Sequence[_Row], file: Path) -> None:
-    """Refuse cells with several labels: where a separator makes fewer names than there are cells, it is one."""
-    cells = {row.label for row in rows}
-    for separator in _SEPARATORS:
-        several = [cell for cell in cells if separator in cell]
-        names = {name.strip() for cell in cells for name in cell.split(separator)}
-        if several and len(names) < len(cells):
-            raise UserError(
-                f"{file} has cells with several labels (such as {min(several)[:_SHOWN]!r}), and paucal trains on one "
-                "label for each image: keep the rows with one label, choose one label of each, or name another column "
-                "by --label-column"
-            )
 
 
 def _located(file: Path, rows: Sequence[_Row], root: Path | None) -> tuple[Path, list[str]]:

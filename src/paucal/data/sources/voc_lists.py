@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.images import ImageSet
+from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.several_labels import several_notes
 from paucal.data.sources.stores import FileStore
 from paucal.reading import read_text
 from paucal.types import UserError
@@ -14,6 +15,7 @@ from paucal.wording import counted, was
 
 LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
 MOST_BYTES = 256 << 20
+_MEANING = {1: 1, 0: UNKNOWN, -1: 0}  # what a list says, as a multi-hot row has it
 _FILE = re.compile(r"(?P<name>.+)_(?P<part>train|val|test)\.txt")
 _LINE = re.compile(r"(?P<image>[^\s/\\]+)\s+(?P<sign>-?[01])")
 
@@ -26,24 +28,23 @@ def is_voc(folder: Path) -> bool:
 def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     """Open images whose classes are told by lists, `<class>_<part>.txt` with 1, 0 (difficult) or -1 for each image.
 
+    Where an image is in several classes, all may have several labels or none, and one in which a class is difficult to
+    see counts neither for nor against it, as in VOC's own evaluation. Else each has one, and one of no class is left
+    out.
+
     Raises:
-        UserError: a line is none, an image is of no class or of several, or has no file.
+        UserError: a line is none, or an image is in two parts or has no file.
     """
-    shown: dict[str, set[str]] = {}
+    signs: dict[str, dict[str, int]] = {}
     parts: dict[str, str] = {}
     for file, name, part in _lists(root):
         for image, sign in _lines(file):
             if parts.setdefault(image, part) != part:
                 raise UserError(f"{image!r} is in the lists of {parts[image]} and {part} of {root}; keep it in one")
-            shown.setdefault(image, set()).update({name} if sign == 1 else set())
-    several = [image for image, names in shown.items() if len(names) > 1]
-    if labelled and several:
-        raise UserError(
-            f"{len(several)} of {len(shown)} images of {root} have several classes (such as {several[0]!r}: "
-            f"{', '.join(sorted(shown[several[0]]))}), and paucal trains on one label for each image: keep those with "
-            "one class; 'paucal eval' judges voc2007 by its several labels"
-        )
-    bare = [image for image, names in shown.items() if labelled and not names]
+            signs.setdefault(image, {})[name] = sign
+    shown = {image: {name for name, sign in row.items() if sign == 1} for image, row in signs.items()}
+    several = labelled and any(len(names) > 1 for names in shown.values())
+    bare = [image for image, names in shown.items() if labelled and not several and not names]
     kept = sorted(set(shown) - set(bare))
     notes = [f"{counted(len(bare), 'image')} without a class {was(len(bare))} left out"] if bare else []
     files = {path.stem: path.name for path in (root / IMAGES).iterdir() if path.name.lower().endswith(IMAGE_SUFFIXES)}
@@ -54,16 +55,36 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
     classes = tuple(sorted({name for image in kept for name in shown[image]})) if labelled else ()
     number = {name: place for place, name in enumerate(classes)}
     keys = [f"{IMAGES}/{files[image]}" for image in kept]
+    rows = np.asarray([[_MEANING[signs[image].get(name, -1)] for name in classes] for image in kept], dtype=np.int8)
+    if several:
+        numbers = [-1] * len(kept)
+        notes += several_notes(rows, f"such as {max(kept, key=lambda image: len(shown[image]))!r}")
+    else:
+        numbers = [number[min(shown[image])] if labelled else -1 for image in kept]
     return ImageSet(
         name=root.resolve().name,
         location=str(root.resolve()),
         classes=classes,
         keys=keys,
-        labels=np.asarray([number[min(shown[image])] if labelled else -1 for image in kept], dtype=np.int64),
+        labels=np.asarray(numbers, dtype=np.int64),
         declared=[parts[image] for image in kept],
         store=FileStore(root.resolve(), keys),
         notes=(f"read from the lists in {LISTS}", *notes),
+        multi_hot=rows if several else None,
     )
+
+
+def refuse_boxes(folder: Path) -> None:
+    """Refuse PASCAL VOC's layout for detection, whose folders are no classes.
+
+    Raises:
+        UserError: there are images and annotations, and no lists of classes.
+    """
+    if (folder / IMAGES).is_dir() and (folder / "Annotations").is_dir() and not _lists(folder):
+        raise UserError(
+            f"{folder} tells boxes (Annotations) and has no list of classes such as {LISTS}/cat_train.txt: write a "
+            "table of image_path,label with the classes that each image shows, such as 'cat;dog'"
+        )
 
 
 def _lists(root: Path) -> list[tuple[Path, str, str]]:

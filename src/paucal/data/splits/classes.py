@@ -53,7 +53,8 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     """Return the images of some classes only.
 
     The classes keep the order they have in the set, whatever the order in the file, and are numbered anew from 0. The
-    parts that the set declares stay as they are.
+    parts that the set declares stay as they are. Where images may have several labels all of them stay: one that is of
+    none of the classes is an image without a label.
 
     Args:
         images: a set with classes.
@@ -76,8 +77,10 @@ def choose_classes(images: ImageSet, source: str | Path) -> ImageSet:
     chosen = set(names)
     kept = tuple(name for name in images.classes if name in chosen)
     numbers = np.asarray([kept.index(name) if name in chosen else -1 for name in images.classes], dtype=np.int64)
-    labels = np.where(images.labels >= 0, numbers[images.labels], -1)
     note = f"{len(kept)} of {len(images.classes)} classes are used ({Path(source).name})"
+    if images.multi_hot is not None:
+        return replace(images, classes=kept, multi_hot=images.multi_hot[:, numbers >= 0], notes=(*images.notes, note))
+    labels = np.where(images.labels >= 0, numbers[images.labels], -1)
     selected = images.select(np.flatnonzero(labels >= 0), note)
     return replace(selected, classes=kept, labels=labels[labels >= 0])
 

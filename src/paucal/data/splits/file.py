@@ -13,25 +13,28 @@ from paucal.types import UserError
 
 MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
 MOST_NAME = 20  # characters shown of a column's name
+_SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
 
 
 def write_split(path: Path, image_set: ImageSet, split: Split) -> None:
     """Write one row per image; an unlabelled image has the label -1 and an empty class.
 
+    Of an image with several labels the row has the numbers and the names of all, with ";" between them ("|" or ","
+    where a name has that).
+
     Raises:
         ValueError: the split was made for another number of images.
     """
     if len(split.parts) != len(image_set):
         raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")
-    names = [*image_set.classes, ""]  # the label -1 picks the empty name
-    rows = zip(image_set.keys, image_set.labels.tolist(), split.parts.tolist(), strict=True)
+    rows = zip(image_set.keys, _numbers(image_set), class_cells(image_set), split.parts.tolist(), strict=True)
     # File names on Linux may be any bytes; surrogateescape brings them back as they were.
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
-        writer.writerows([key, label, names[label], part] for key, label, part in rows)
+        writer.writerows(rows)
     temporary.replace(path)
 
 
@@ -53,15 +56,26 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
             f"{path} does not fit {image_set.location}: {_some(missing)} of the images are not in the file "
             f"and {_some(surplus)} of the file are not among the images; give the data the split was made for"
         )
-    names = [*image_set.classes, ""]
-    for key, label in zip(image_set.keys, image_set.labels.tolist(), strict=True):
-        if table[key]["class"] != names[label]:
+    for key, name in zip(image_set.keys, class_cells(image_set), strict=True):
+        if table[key]["class"] != name:
             raise UserError(
                 f"{path} has {key} in class '{table[key]['class']}', but in {image_set.location} it is in "
-                f"'{names[label]}'; give the data the split was made for"
+                f"'{name}'; give the data the split was made for"
             )
     parts = np.asarray([table[key]["split"] for key in image_set.keys], dtype="<U6")
     return Split(parts, f"the split stored in {path.name}")
+
+
+def class_cells(image_set: ImageSet) -> list[str]:
+    """Return the class of each image as a split file names it: several names in a cell where it has several."""
+    separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
+    return [separator.join(image_set.classes_of(index)) for index in range(len(image_set))]
+
+
+def _numbers(image_set: ImageSet) -> list[object]:
+    if image_set.multi_hot is None:
+        return list(image_set.labels.tolist())
+    return [";".join(map(str, np.flatnonzero(row == 1))) for row in image_set.multi_hot]
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

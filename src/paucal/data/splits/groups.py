@@ -11,6 +11,7 @@ from paucal.data.checking.names import group_name
 from paucal.data.checking.survey import survey_images
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
+from paucal.data.splits.iterative import iterative_parts
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -83,7 +84,6 @@ def cut_groups(
     """
     parts, n_classes = parts.copy(), max(1, len(images.classes))
     pool = np.flatnonzero(parts == "train")
-    labels = np.maximum(images.labels, 0)
     refuse_torn(parts, groups)
     members = {group: pool[groups[pool] == group] for group in np.unique(groups[pool]).tolist()}
     wanted_parts = {part: share for part, share in cut.items() if share > 0}
@@ -94,8 +94,8 @@ def cut_groups(
         )
     order = np.random.default_rng(derive_seed(seed, len(members))).permutation(list(members))
     order = sorted(order.tolist(), key=lambda group: -len(members[group]))
-    counts = {group: np.bincount(labels[found], minlength=n_classes) for group, found in members.items()}
-    total = np.bincount(labels[pool], minlength=n_classes)
+    counts = {group: _class_counts(images, found, n_classes) for group, found in members.items()}
+    total = _class_counts(images, pool, n_classes)
     left = total.copy()
     for part, share in wanted_parts.items():
         moved = _nearest(total.astype(np.float64) * share, left, counts, [group for group in order if group in counts])
@@ -108,6 +108,14 @@ def cut_groups(
                 f"({counted(len(members), 'group')}): give a finer pattern, or more groups"
             )
     return parts
+
+
+def _class_counts(images: ImageSet, found: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
+    """Return the images of each class; those of an unlabelled set are of one, and of several labels one is "none"."""
+    if images.multi_hot is None:
+        return np.bincount(np.maximum(images.labels[found], 0), minlength=n_classes)
+    bare = (images.multi_hot[found] != 1).all(1).sum()
+    return np.append(images.class_counts(found), bare)
 
 
 def _nearest(
@@ -162,6 +170,8 @@ def fold_parts(
 
     if not 1 <= fold <= folds or folds < 2:
         raise UserError(f"--fold is {fold}/{folds}; expected one of two folds or more, such as 2/5")
+    if images.multi_hot is not None and groups is not None:
+        raise UserError("--group-by with folds needs one label for each image: give --folds or --group-by, not both")
     counts = images.class_counts()
     if counts.min() < folds:
         name = images.classes[int(counts.argmin())]
@@ -170,6 +180,11 @@ def fold_parts(
         raise UserError(f"--group-by makes {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds")
     # The order of the keys, not that of the files, decides, as in all splits.
     order = np.asarray(sorted(range(len(images)), key=images.keys.__getitem__), dtype=np.int64)
+    if images.multi_hot is not None:
+        drawn = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
+        parts = np.full(len(images), "train", dtype="<U6")
+        parts[order[drawn == fold - 1]] = "test"
+        return parts
     state = derive_seed(seed, folds) % 2**32
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
     drawn = kind(folds, shuffle=True, random_state=state)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
 from paucal.data.splits.groups import cut_groups, described, fold_parts, group_numbers, parse_fold, refuse_torn
+from paucal.data.splits.iterative import iterative_parts
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -62,7 +63,9 @@ def make_split(
     """Split a set into train, val and test, keeping the parts it came with.
 
     What is cut is cut per class, at least one image of each class for every part, and depends only on the
-    seed and the keys. With train, val and test folders nothing is cut. With train and test, val is cut from
+    seed and the keys; where images may have several labels it is cut by iterative stratification
+    (`iterative.py`), and a rare class may lack in a part, but never in train. With train, val and test folders
+    nothing is cut. With train and test, val is cut from
     train. With train and val, the val folder becomes the test set, since it is the one that people report on
     and selection must not look at it; a new val is cut from train. Without parts, or with train alone, both
     are cut. Without a share for val all images but those of the test train, those of a val folder beside train
@@ -115,7 +118,7 @@ def make_split(
     if groups is not None:
         words = f"{words.replace('cut per class', 'cut by class')}, in {described(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), words)
-    return Split(_cut(image_set, parts, cut, seed), words)
+    return Split(_cut(image_set, parts, cut, seed), _told_as(words, image_set))
 
 
 def _fold(
@@ -128,33 +131,46 @@ def _fold(
     if groups is not None:
         found = cut_groups(image_set, parts, cut, seed, groups) if val_fraction > 0 else parts
         return Split(found, f"{words}, in {described(by or '', groups)}")
-    return Split(_cut(image_set, parts, cut, seed), words)
+    return Split(_cut(image_set, parts, cut, seed), _told_as(words, image_set))
 
 
-def take_fraction(split: Split, labels: NDArray[np.int64], fraction: float, seed: int) -> Split:
+def take_fraction(split: Split, labels: Targets, fraction: float, seed: int) -> Split:
     """Keep a share of every class of the train part, at least one image; the rest becomes "unused".
 
-    With the same seed a smaller share is a subset of a larger one.
+    With the same seed a smaller share is a subset of a larger one, where each image has one label.
+
+    Args:
+        split: of all images.
+        labels: (N,), or (N, K) multi-hot rows of which iterative stratification keeps a share.
+        fraction: in (0, 1].
+        seed: of the draw.
 
     Raises:
         UserError: the fraction is not in (0, 1].
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of training images is {fraction}; expected a number above 0, at most 1")
+    if labels.ndim == 2:
+        words = f"{fraction:.4g} of the training images are used, by iterative stratification (seed {seed})"
+        return _keep_rows(split, labels, fraction, seed, words)
     shares = {label: max(1, round(count * fraction)) for label, count in _counts(split, labels).items()}
     words = f"{fraction:.4g} of the training images of each class are used (seed {seed})"
     return _keep(split, labels, shares, seed, words)
 
 
-def take_few(split: Split, labels: NDArray[np.int64], per_class: int, seed: int) -> Split:
+def take_few(split: Split, labels: Targets, per_class: int, seed: int) -> Split:
     """Keep `per_class` images of every class of the train part; the rest becomes "unused".
 
     A class with fewer keeps all it has, and the description says so. With the same seed fewer are a subset of
     more.
 
     Raises:
-        UserError: `per_class` is below 1.
+        UserError: `per_class` is below 1, or images have several labels.
     """
+    if labels.ndim == 2:
+        raise UserError(
+            "--few-labels takes so many images of every class, and these images may be of several: give --fraction"
+        )
     if per_class < 1:
         raise UserError(f"the number of training images per class is {per_class}; expected 1 or more")
     counts = _counts(split, labels)
@@ -165,7 +181,7 @@ def take_few(split: Split, labels: NDArray[np.int64], per_class: int, seed: int)
     return _keep(split, labels, {label: min(per_class, count) for label, count in counts.items()}, seed, words)
 
 
-def limit_val(split: Split, labels: NDArray[np.int64], seed: int) -> Split:
+def limit_val(split: Split, labels: Targets, seed: int) -> Split:
     """Keep at most as many validation images as there are training images, stratified; the rest becomes "unused".
 
     Whoever has few labelled images to train on does not have many more to choose a model with: results from a
@@ -175,6 +191,8 @@ def limit_val(split: Split, labels: NDArray[np.int64], seed: int) -> Split:
     n_train, n_val = len(split.indices("train")), len(split.indices("val"))
     if n_val <= n_train:
         return split
+    if labels.ndim == 2:
+        return _keep_rows(split, labels, n_train / n_val, seed, "no more images to validate than to train", part="val")
     counts = _counts(split, labels, "val")
     kept = {label: max(1, count * n_train // n_val) for label, count in counts.items()}
     while sum(kept.values()) > n_train and max(kept.values()) > 1:  # rare classes were rounded up to one
@@ -188,6 +206,11 @@ def _check_fractions(val_fraction: float, test_fraction: float) -> None:
             f"the fractions for val ({val_fraction}) and test ({test_fraction}) leave no training images; "
             "expected numbers from 0 with a sum below 1"
         )
+
+
+def _told_as(words: str, image_set: ImageSet) -> str:
+    """Return a description with how images of several labels were divided."""
+    return words if image_set.multi_hot is None else words.replace("cut per class", "cut by iterative stratification")
 
 
 def _in_words(cut: Mapping[str, float], seed: int, source: str) -> str:
@@ -211,6 +234,8 @@ def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float],
     cut = {part: share for part, share in cut.items() if share > 0}
     least = len({"train", *cut})
     pool = parts == "train"
+    if image_set.multi_hot is not None:
+        return _cut_several(image_set, parts, cut, seed)
     if image_set.classes:
         _refuse_small_classes(image_set, pool, least)
     elif pool.sum() < least:
@@ -226,6 +251,22 @@ def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float],
     return parts
 
 
+def _cut_several(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float], seed: int) -> NDArray[np.str_]:
+    assert image_set.multi_hot is not None
+    pool, least = parts == "train", len({"train", *cut})
+    if pool.sum() < least:
+        raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {least}")
+    _refuse_small_classes(image_set, pool, 1)
+    by_key = np.asarray(sorted(range(len(image_set)), key=image_set.keys.__getitem__), dtype=np.int64)
+    by_key = by_key[pool[by_key]]
+    # Train first: it gets the image of a class that has but one.
+    names, shares = ["train", *cut], [1 - sum(cut.values()), *cut.values()]
+    drawn = iterative_parts(image_set.multi_hot[by_key], shares, derive_seed(seed, len(by_key)))
+    parts = parts.copy()
+    parts[by_key] = np.asarray(names)[drawn]
+    return parts
+
+
 def _sizes(count: int, cut: Mapping[str, float]) -> dict[str, int]:
     """Return how many of `count` images go to each part: rounded, at least one, and one is left over."""
     sizes = {part: max(1, round(count * share)) for part, share in cut.items()}
@@ -238,14 +279,20 @@ def _shuffled(members: NDArray[np.int64], seed: int, label: int) -> NDArray[np.i
     return np.random.default_rng(derive_seed(seed, label)).permutation(members)
 
 
-def _counts(split: Split, labels: NDArray[np.int64], part: str = "train") -> dict[int, int]:
+def _keep_rows(split: Split, multi_hot: Targets, share: float, seed: int, words: str, part: str = "train") -> Split:
+    """Keep a share of the images of a part that have several labels."""
+    pool, parts = split.indices(part), split.parts.copy()
+    drawn = iterative_parts(multi_hot[pool], [share, 1 - share], derive_seed(seed, len(pool)))
+    parts[pool[drawn == 1]] = "unused"
+    return replace(split, parts=parts, description=f"{split.description}; {words}")
+
+
+def _counts(split: Split, labels: Targets, part: str = "train") -> dict[int, int]:
     values, counts = np.unique(labels[split.indices(part)], return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _keep(
-    split: Split, labels: NDArray[np.int64], kept: Mapping[int, int], seed: int, words: str, part: str = "train"
-) -> Split:
+def _keep(split: Split, labels: Targets, kept: Mapping[int, int], seed: int, words: str, part: str = "train") -> Split:
     pool = split.indices(part)
     parts = split.parts.copy()
     for label, count in kept.items():

@@ -51,11 +51,15 @@ def _labels(batch: Batch, count: int) -> list[Tensor | None]:
 
 
 def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
-    """Name the class of a label, or the two largest shares of a mixed one, a line each."""
+    """Name the class of a label, or the two largest shares of a mixed one, a line each; several labels in one."""
     if label is None:
         return []
     if label.ndim == 0:
         return [_plain(classes[int(label)])]
+    label = label.nan_to_num()
+    if bool(((label == 0) | (label == 1)).all()):  # several labels, or none, as they are
+        names = [_plain(classes[i]) for i in label.nonzero()[:, 0].tolist()]
+        return [", ".join(names) or "no label"]
     shares, numbers = label.topk(min(2, len(classes)))
     pairs = zip(shares.tolist(), numbers.tolist(), strict=True)
     return [f"{percent(share, '.0f')} {_plain(classes[i])}" for share, i in pairs if share >= _LEAST_SHARE]

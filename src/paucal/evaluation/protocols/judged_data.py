@@ -88,18 +88,33 @@ def judged_data(images: ImageSet, split: Split, metric: MetricName | None = None
         UserError: training images of a single class, no test images, or a metric for other labels.
     """
     parts = {part: split.indices(part) for part in PARTS}
-    labels = torch.from_numpy(images.labels)
+    labels = torch.from_numpy(images.targets).long()
     for part in ("train", "test"):
         if not len(parts[part]):
             raise UserError(f"{images.name} has no {part} images: give a data set that has, or check its folders.")
+    if labels.ndim == 2:
+        return _judged_by_several(images, labels, parts, split, metric)
     require_classes(labels[torch.from_numpy(parts["train"])], f"the training images of {images.name}")
     chosen = metric or metric_of(images.name)
-    if chosen == "map11" or (chosen == "roc_auc" and len(images.classes) != 2):
+    if chosen in ("map", "map11") or (chosen == "roc_auc" and len(images.classes) != 2):
         raise UserError(
             f"--metric {chosen} does not suit {images.name}, whose {len(images.classes)} classes exclude each other; "
             "use accuracy or mean_per_class."
         )
     return JudgedData(images.name, images, labels, parts, len(images.classes), chosen, split.description)
+
+
+def _judged_by_several(
+    images: ImageSet, labels: Tensor, parts: dict[str, NDArray[np.int64]], split: Split, metric: MetricName | None
+) -> JudgedData:
+    if metric not in (None, "map", "map11"):
+        raise UserError(
+            f"--metric {metric} needs one label for each image, and those of {images.name} have several: leave it out "
+            "for the mean average precision."
+        )
+    return JudgedData(
+        images.name, images, labels, parts, len(images.classes), metric or "map", split.description
+    )  # fmt: skip
 
 
 def limit(data: JudgedData, most: int, seed: int) -> JudgedData:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 Weights = NDArray[np.float64]
 Measure = Callable[[Weights], NDArray[np.float64]]
-MetricName = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
+MetricName = Literal["accuracy", "mean_per_class", "map", "map11", "roc_auc"]
 TITLES = {
     "accuracy": "accuracy",
     "mean_per_class": "mean per class",
+    "map": "mAP",
     "map11": "11-point mAP",
     "roc_auc": "ROC-AUC",
 }
@@ -49,17 +50,17 @@ def measure_of(name: MetricName, scores: Tensor, labels: Tensor) -> Measure:
     """Return the measure of a metric.
 
     Args:
-        name: "accuracy" and "mean_per_class" take (N,) labels; "roc_auc" takes (N,) labels of two classes; "map11" the
-            mean over classes of the 11-point interpolated average precision (PASCAL VOC 2007) takes (N, K) labels 1,
-            0 or -1 (to be ignored for that class).
+        name: "accuracy" and "mean_per_class" take (N,) labels; "roc_auc" takes (N,) labels of two classes; "map", the
+            mean over classes of the average precision, and "map11", of the 11-point interpolated one (PASCAL VOC
+            2007), take (N, K) labels 1, 0 or -1 (to be ignored for that class).
         scores: (N, K).
         labels: as above.
 
     Raises:
         ValueError: the labels are not of that kind.
     """
-    if name == "map11":
-        return AveragePrecision(scores, labels)
+    if name in ("map", "map11"):
+        return AveragePrecision(scores, labels, interpolated=name == "map11")
     if labels.ndim != 1:
         raise ValueError(f"{name} needs one label per image, got {tuple(labels.shape)}")
     if name == "roc_auc":
@@ -124,17 +125,24 @@ class RocAuc:
 
 
 class AveragePrecision:
-    """The 11-point interpolated average precision of PASCAL VOC 2007, the mean over classes.
+    """The average precision, the mean over classes; a class without a positive image does not count.
 
-    Precision is read where the score changes, so that ties have no order; the highest precision at a recall of at
-    least 0, 0.1, ..., 1 is averaged. A class without a positive image does not count.
+    Precision is read where the score changes, so that ties have no order. What is averaged is the precision at each
+    recall that is reached, weighted by how much recall it adds (as in scikit-learn and torchmetrics); or, interpolated,
+    the highest precision at a recall of at least 0, 0.1, ..., 1, as in PASCAL VOC 2007.
+
+    Args:
+        scores: (N, K).
+        labels: (N, K) of 1, 0 and -1 (image ignored for that class).
+        interpolated: whether eleven points are read.
     """
 
-    def __init__(self, scores: Tensor, labels: Tensor) -> None:
+    def __init__(self, scores: Tensor, labels: Tensor, interpolated: bool = True) -> None:
         if labels.shape != scores.shape:
             raise ValueError(f"expected labels as many as scores {tuple(scores.shape)}, got {tuple(labels.shape)}")
         columns = zip(scores.double().cpu().numpy().T, labels.cpu().numpy().T, strict=True)
         self._classes = [self._prepared(score, label) for score, label in columns]
+        self._area = _eleven_points if interpolated else _steps
 
     @staticmethod
     def _prepared(
@@ -146,13 +154,29 @@ class AveragePrecision:
 
     def __call__(self, weights: Weights) -> NDArray[np.float64]:
         """Return (D,) scores for (D, N) weights."""
-        found = [_average_precision(weights[:, order], group, positive) for order, group, positive in self._classes]
-        values = np.stack(found)
-        counted = ~np.isnan(values)
-        return np.where(counted, values, 0).sum(0) / np.maximum(counted.sum(0), 1)
+        return mean_over_classes(self.per_class(weights))
+
+    def per_class(self, weights: Weights) -> NDArray[np.float64]:
+        """Return (D, K) scores for (D, N) weights; not a number for a class without a positive image."""
+        found = [
+            _average_precision(weights[:, order], group, positive, self._area)
+            for order, group, positive in self._classes
+        ]
+        return np.stack(found, axis=1)
 
 
-def _average_precision(ordered: Weights, group: NDArray[np.int64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
+def mean_over_classes(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the (D,) means of (D, K) values, over those that are numbers; 0 where none is."""
+    counted = ~np.isnan(values)
+    return np.where(counted, values, 0).sum(1) / np.maximum(counted.sum(1), 1)
+
+
+Area = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+
+
+def _average_precision(
+    ordered: Weights, group: NDArray[np.int64], positive: NDArray[np.bool_], area: Area
+) -> NDArray[np.float64]:
     if not len(group):
         return np.full(len(ordered), np.nan)
     right = np.add.reduceat(ordered * positive, group, axis=1).cumsum(1)
@@ -160,8 +184,15 @@ def _average_precision(ordered: Weights, group: NDArray[np.int64], positive: NDA
     precision = right / np.maximum(shown, 1e-12)
     total = right[:, -1:]
     recall = right / np.maximum(total, 1e-12)
-    best = [np.where(recall >= least - _EPSILON, precision, 0).max(1) for least in _RECALLS]
-    return np.where(total[:, 0] > 0, np.mean(best, axis=0), np.nan)
+    return np.where(total[:, 0] > 0, area(precision, recall), np.nan)
+
+
+def _eleven_points(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.mean([np.where(recall >= least - _EPSILON, precision, 0).max(1) for least in _RECALLS], axis=0)
+
+
+def _steps(precision: NDArray[np.float64], recall: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (np.diff(recall, axis=1, prepend=0.0) * precision).sum(1)
 
 
 def _ranking(scores: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

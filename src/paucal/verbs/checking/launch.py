@@ -107,7 +107,7 @@ def divide(images: ImageSet, seed: int) -> tuple[Checked, list[Finding]]:
     """Return a set with its own parts, or with those that `paucal train` would cut, and what is wrong with them."""
     declared = np.asarray(images.declared, dtype="<U6")
     own = len(set(images.declared)) > 1
-    if not images.labelled:
+    if not images.labelled and images.multi_hot is None:
         return Checked(images, np.where(declared == "", "train", declared), own), []
     try:
         parts, problems = make_split(images, seed=seed).parts, []
@@ -122,6 +122,7 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
         images = open_images(
             settings.data,
             label_column=settings.label_column,
+            label_separator=settings.label_separator,
             image_column=settings.image_column,
             root=settings.data_root,
             download=settings.download,
@@ -178,6 +179,9 @@ def _confirmed(
 def _judge_labels(
     images: ImageSet, survey: Survey, pairs: Sequence[Pair], reader: Reader, settings: CheckSettings, voice: Voice
 ) -> tuple[list[SuspectLabel] | None, str]:
+    if images.multi_hot is not None:
+        voice.say("note: --labels judges one label for each image (confident learning), and these have several")
+        return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:
         voice.say("note: --labels judges labels, and there are none to judge")

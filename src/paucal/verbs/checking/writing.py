@@ -97,8 +97,7 @@ def _suspects(result: CheckResult) -> list[Section]:
 
 def _thumb(result: CheckResult, position: int, told: str | None = None) -> Thumb:
     images = result.checked.images
-    label = int(images.labels[position])
-    name = images.classes[label] if images.classes and label >= 0 else ""
+    name = ", ".join(images.classes_of(position))
     words = told or ", ".join(word for word in (name, str(result.checked.parts[position])) if word)
     picture = thumbnail(images.store, position)
     return Thumb(images.keys[position], words, None if picture is None else as_jpeg(picture))

@@ -73,7 +73,8 @@ def explain_batch(
     """Return the attribution of some images for the given classes, or for each image's likeliest ones."""
     images = stacked(batch, model)
     with explainable(model.module) as module, torch.no_grad():
-        shares = run(module, images.to(next(module.parameters()).dtype)).float().softmax(1).cpu()
+        logits = run(module, images.to(next(module.parameters()).dtype)).float()
+        shares = (logits.sigmoid() if model.card.several else logits.softmax(1)).cpu()
     count = min(top, len(model.classes))
     if classes is None:
         chosen = shares.argsort(dim=1, descending=True, stable=True)[:, :count]

@@ -39,7 +39,8 @@ class TokenViews:
             view = torch.nn.functional.interpolate(view, size, mode="bicubic", antialias=True)
         maps, _ = dense(view.to(model.device))
         order = [model.classes.index(name) for name in self.classes]
-        return maps[0].float().softmax(0)[order].cpu()
+        logits = maps[0].float()
+        return (logits.sigmoid() if model.card.several else logits.softmax(0))[order].cpu()
 
 
 def open_token_views(model: Deployed, teacher: str | None, device: str) -> TokenViews:

@@ -52,7 +52,8 @@ def compared_images(run: RunFolder, data: str | None, most: int, model: Deployed
     part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
     rows = _spread(split.indices(part), most)
     pictures = [images.store.read(row) for row in rows]
-    return Pictures(pictures, torch.from_numpy(images.labels[rows]), f"{part} images")
+    labels = None if model.card.several else torch.from_numpy(images.labels[rows])
+    return Pictures(pictures, labels, f"{part} images")
 
 
 def calibrating_images(run: RunFolder, model: Deployed, voice: Voice) -> Iterator[Image.Image]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paucal.backbones.weights.trained import licence_of
 from paucal.evaluation.deployed import Deployed, load_deployed
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.reports import read_report
 from paucal.export.comparison import Comparison, answers, compare, fed, timed
 from paucal.export.graph import Graph, graph_of
 from paucal.export.onnx_model import OnnxNetwork, to_onnx
@@ -160,7 +160,7 @@ class _Looked:
         first = self.images.pictures[0]
         own, other = fed(self.model, first, False), fed(self.model, first, self.pixels)
         speed = timed(lambda: self.model.module(own), lambda: network(other))
-        return compare(self.original, found, speed, self.images.labels)
+        return compare(self.original, found, speed, self.images.labels, self.model.card.thresholds)
 
 
 def _require_alike(name: str, found: Comparison, most: float, exact: bool) -> None:
@@ -198,6 +198,6 @@ def _page(run: RunFolder, model: Deployed) -> str:
     facts = run.read_json("summary.json") if run.finished else {}
     start = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
     stored = run.evaluation("test") / "metrics.json"
-    report = ClassificationReport.from_dict(json.loads(stored.read_text())) if stored.is_file() else None
+    report = read_report(json.loads(stored.read_text())) if stored.is_file() else None
     licence = "none: nothing was taken over" if start is None else licence_of(model.card.backbone.name)
     return model_page(model.card, str(start or "random weights"), licence, facts, report)

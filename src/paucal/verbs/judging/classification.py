@@ -17,10 +17,11 @@ from paucal.data.splits.split import held_out_part
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
-from paucal.evaluation.record import record_classification
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.record import record_classification, record_multi_label
+from paucal.evaluation.reports import Report
 from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.evaluation.tables import due_line, report_table
+from paucal.evaluation.yardstick import yardstick
 from paucal.runs import RunFolder, open_run, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
@@ -48,7 +49,7 @@ class ClassifiedSet:
     """
 
     data: str
-    report: ClassificationReport
+    report: Report
     folder: Path
     real: RealAccuracy | None = None
 
@@ -63,6 +64,8 @@ def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voic
     model = load_deployed(folder, settings.device).require_classifier()
     if settings.mirror:
         model = model.mirrored()
+    if settings.real_labels is not None and model.card.several:
+        raise UserError(f"--real-labels judges one answer for each image, and {run} gives several: leave it out.")
     real = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     found = []
     for target in data or [None]:
@@ -79,11 +82,15 @@ def _judge(
 ) -> ClassifiedSet:
     images, _, train_labels = judged
     predictions = _predict(model, judged, settings, voice)
-    report = record_classification(output, output, predictions, images, model.classes, train_labels)
-    draw_mistakes(output, predictions, images, model)
+    if model.card.several:
+        report: Report = record_multi_label(output, output, predictions, images, model.card)
+    else:
+        report = record_classification(output, output, predictions, images, model.classes, train_labels)
+        draw_mistakes(output, predictions, images, model)
     voice.show(report_table(report))
-    top1 = report.scores["top1"]
-    voice.say(f"{images.name}: accuracy {percent(top1.value)}; tables and pictures lie in {output}")
+    measure = yardstick(model.card.several)
+    value = report.scores[measure.score].value
+    voice.say(f"{images.name}: {measure.title} {percent(value)}; tables and pictures lie in {output}")
     if due := due_line(report, images.name):
         voice.say(due)
     among = None if real is None else _judge_by_real_labels(predictions, real, images, output, voice)
@@ -128,14 +135,30 @@ def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model
             images = open_again(folder, advance, settings.download, reading)
             split = read_split(folder.split, images)
             train_labels = torch.from_numpy(images.labels[split.indices("train")])
-            return images, split.indices(settings.part), train_labels
+            return _alike(images, model), split.indices(settings.part), train_labels
         given = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
         chosen = LabelledDataSettings(**{**given, "data": target})
-        images = match_classes(load_images(chosen, advance, reading=reading), model.classes)
+        images = _alike(match_classes(load_images(chosen, advance, reading=reading), model.classes), model)
     for note in images.notes:
         voice.say(f"note: {note}")
     part = held_out_part(images.declared)
     return images, np.flatnonzero(np.asarray(images.declared) == part) if part else np.arange(len(images)), None
+
+
+def _alike(images: ImageSet, model: Deployed) -> ImageSet:
+    """Return images with as many labels as the model gives: one of several is a row of them.
+
+    Raises:
+        UserError: images have several labels, and the model gives one.
+    """
+    if model.card.several:
+        return images.as_multi_hot()
+    if images.multi_hot is not None:
+        raise UserError(
+            f"the images of {images.location} have several labels, and the model gives one: train one on such images, "
+            "or give --label-separator none where a cell names one class."
+        )
+    return images
 
 
 def match_classes(images: ImageSet, classes: Sequence[str]) -> ImageSet:

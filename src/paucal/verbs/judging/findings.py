@@ -58,7 +58,8 @@ class Evaluation:
         """Return the model's first printed score by a protocol, with its interval.
 
         Args:
-            protocol: which; the accuracy for "classification", the usual setting of the others.
+            protocol: which; the accuracy (mAP of several labels) for "classification", the usual setting of the
+                others.
             data: name of the data set; the first where it is left out.
 
         Raises:

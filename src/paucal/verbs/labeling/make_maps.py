@@ -164,6 +164,11 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
 def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> Teacher:
     deployed = load_deployed(run, device)
     card, model = deployed.card, deployed.module
+    if card.several:
+        raise UserError(
+            f"--teacher: {run.path} gives several labels for an image, and token labels are shares of one: train a "
+            "teacher on images with one label each."
+        )
     size = height_and_width(image_size or card.preprocessing.image_size)
     if size != card.backbone.image_size:
         weights = StartWeights(dict(model.state_dict()), str(run.path), card.backbone.name, card.classes)

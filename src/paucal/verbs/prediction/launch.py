@@ -77,6 +77,6 @@ def classify_all(
     found: list[Prediction] = []
     with voice.progress("classifying") as advance:
         for place, row in enumerate(loaded.classify(read(), settings.batch_size)):
-            found.append(Prediction(names[place], loaded.classes, row))
+            found.append(Prediction(names[place], loaded.classes, row, loaded.card.thresholds))
             advance(place + 1, total)
     return found

@@ -20,6 +20,7 @@ from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
+from paucal.evaluation.yardstick import Yardstick, yardstick
 from paucal.rules.circumstances import Facts, best_device
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings, LabelledDataSettings
@@ -37,6 +38,11 @@ class Prepared:
     images: ImageSet
     split: Split
     label_maps: MapReader | None = None
+
+    @property
+    def yardstick(self) -> Yardstick:
+        """What models of these images are chosen by."""
+        return yardstick(self.images.multi_hot is not None)
 
     def part(self, name: str) -> NDArray[np.int64]:
         """Return the indices of "train", "val" or "test"."""
@@ -62,6 +68,7 @@ class Prepared:
             bf16=bf16,
             devices=torch.cuda.device_count() if device == "cuda" else 1,
             launched=launched_shape(),
+            several_labels=self.images.multi_hot is not None,
         )
 
 
@@ -138,6 +145,7 @@ def find_images(settings: DataSettings, labelled: bool = True) -> ImageSet:
         settings.data,
         labelled=labelled,
         label_column=settings.label_column if isinstance(settings, LabelledDataSettings) else None,
+        label_separator=settings.label_separator if isinstance(settings, LabelledDataSettings) else None,
         image_column=settings.image_column,
         root=settings.data_root,
         download=settings.download,
@@ -195,5 +203,6 @@ def open_again(
         classes=stored.get("classes"),
         image_column=stored.get("image_column"),
         label_column=stored.get("label_column"),
+        label_separator=stored.get("label_separator"),
     )
     return load_images(opened, advance, reading=reading)

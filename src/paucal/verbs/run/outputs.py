@@ -10,7 +10,7 @@ from paucal.data.named.locations import is_named
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import BUILT_IN
 from paucal.data.sources.several import roots_of
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.reports import read_report
 from paucal.reading import named_path
 from paucal.runs import RunFolder, create_run
 from paucal.runs.folder import is_taken
@@ -129,7 +129,14 @@ def check_table(text: str) -> Path:
 RESULTS = {
     "metrics.json": (
         *("per_class.csv", "predictions.csv", "real_labels.json"),
-        *("confusion.png", "per_class.png", "reliability.png", "mistakes.png", "mistakes_attribution.png"),
+        *(
+            "confusion.png",
+            "per_class.png",
+            "precision_recall.png",
+            "reliability.png",
+            "mistakes.png",
+            "mistakes_attribution.png",
+        ),
     ),
     "results.json": ("table.csv",),
 }
@@ -139,7 +146,7 @@ def _is_result(folder: RunFolder, kind: str) -> bool:
     try:
         content = folder.read_json(kind)
         if kind == "metrics.json":
-            ClassificationReport.from_dict(content)
+            read_report(content)
         return kind == "metrics.json" or {"tallies", "rows"} <= set(content)
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

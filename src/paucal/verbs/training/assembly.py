@@ -11,6 +11,7 @@ from paucal.data.checking.findings import Finding
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import Card
 from paucal.evaluation.seen_images import seen_by_start
+from paucal.evaluation.thresholds import USUAL
 from paucal.methods.contract import Circumstances
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
@@ -40,7 +41,7 @@ from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
-from paucal.verbs.training.balance import balance
+from paucal.verbs.training.balance import balance, suit_labels
 from paucal.verbs.training.batch import fit_batch
 from paucal.verbs.training.ladder.frozen import linear_classifier
 from paucal.verbs.training.ladder.rungs import Rungs, read_rungs
@@ -52,6 +53,7 @@ from paucal.verbs.training.split import split_images
 HEAD = "probe.safetensors"
 TUNING = "supervised"
 NO_CHOICE = Choice((), "")
+SEVERAL = "several labels: trained with one sigmoid per class (binary cross-entropy), judged by mean average precision"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def assemble(
     images = prepared.images
     rungs = _rungs(settings, found, run)
     objective, spec, notes = _build(settings, len(images.classes))
+    suit_labels(settings, prepared, objective)
     if objective.data_request.label_maps:
         with bars("looking at label maps") as advance:
             prepared = with_label_maps(prepared, settings.labels, settings.method, advance)
@@ -114,6 +117,8 @@ def assemble(
     settle_terms(settings, objective, Circumstances(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, prepared, objective)
     card = Card(spec, images.classes, fed)
+    if images.multi_hot is not None:
+        card = card.with_thresholds([USUAL] * len(images.classes))  # until validation images choose others
     if fit_memory:
         settings, reasons["batch_size"] = fit_batch(settings, prepared, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
@@ -124,6 +129,7 @@ def assemble(
     remarks = [
         *([found.remark] if found.remark else ()),
         *images.notes,
+        *([SEVERAL] if images.multi_hot is not None else ()),
         *told(findings),
         *check_plan(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),

@@ -26,6 +26,41 @@ def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(weights).float()
 
 
+def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
+    """Return (K,) factors on the loss of a class's images with which they weigh as much as all others.
+
+    Args:
+        multi_hot: (N, K) of 1, 0 and -1 (unknown).
+
+    Example:
+        >>> positive_weights(np.array([[1, 0], [0, 0], [0, 1], [0, 1]])).tolist()
+        [3.0, 1.0]
+    """
+    positive, negative = (multi_hot == 1).sum(0), (multi_hot == 0).sum(0)
+    return torch.from_numpy(np.where(positive > 0, negative / np.maximum(positive, 1), 1.0)).float()
+
+
+def suit_labels(settings: TrainSettings, prepared: Prepared, objective: Objective) -> None:
+    """Have an objective learn one sigmoid per class, where images may have several labels.
+
+    Raises:
+        UserError: the method learns from one label for each image only, or epochs are to be balanced by it.
+    """
+    if prepared.images.multi_hot is None:
+        return
+    if not isinstance(objective, Supervised):
+        raise UserError(
+            f"--method {settings.method} needs one label for each image, and these have several: give --method "
+            "supervised or drloc, or --label-separator none where a cell names one class."
+        )
+    if settings.sampling == "balanced":
+        raise UserError(
+            "--sampling balanced shows as many images of every class, and these images are of several at once: leave "
+            "it out, or give --class-weights auto."
+        )
+    objective.judge_classes_apart()
+
+
 def balance(settings: TrainSettings, prepared: Prepared, objective: Objective) -> None:
     """Weigh the classes in an objective's loss, where the settings say so.
 
@@ -44,4 +79,6 @@ def balance(settings: TrainSettings, prepared: Prepared, objective: Objective) -
             f"--class-weights: --method {settings.method} learns from label maps, which have no weights of classes: "
             "use --sampling balanced."
         )
-    objective.weigh_classes(balanced_weights(prepared.images.class_counts(prepared.part("train"))))
+    train, rows = prepared.part("train"), prepared.images.multi_hot
+    several = None if rows is None else positive_weights(rows[train])
+    objective.weigh_classes(balanced_weights(prepared.images.class_counts(train)) if several is None else several)

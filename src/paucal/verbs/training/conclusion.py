@@ -12,9 +12,11 @@ from paucal.evaluation.calibration import FEWEST, Calibration, calibration
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.curves import curves_figure
 from paucal.evaluation.deployed import load_deployed
+from paucal.evaluation.multi_label import multi_label_report
+from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.record import record_classification, save_figure
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.record import record_classification, record_multi_label, save_figure
+from paucal.evaluation.reports import Report
 from paucal.evaluation.tables import due_line, report_table, score_lines
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
@@ -40,16 +42,17 @@ class Result(FinishedRun):
 
     Attributes:
         folder: the run folder.
-        report: scores on the test images, with intervals, by class, and the confusion of classes.
+        report: scores on the test images, with intervals, by class, and the confusion of classes where each image has
+            one label.
         seconds: of training.
     """
 
-    report: ClassificationReport
+    report: Report
     seconds: float
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores on the test images as plain numbers: "top1", "balanced_accuracy", "loss" and others."""
+        """The scores on the test images as plain numbers: "top1", "loss" and others; "map" of several labels."""
         return self.report.values
 
 
@@ -63,7 +66,7 @@ class Judgement:
         calibrated: what the temperature has done to its confidence; None where none was fitted.
     """
 
-    report: ClassificationReport
+    report: Report
     finish: Finish
     calibrated: Calibration | None
 
@@ -77,7 +80,7 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
     plain = _predict_test(run, assembled, voice)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
-        report = classification_report(predictions, assembled.card.classes, _train_labels(assembled))
+        report = _scored(assembled, predictions, finish)
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
     best = outcome.best.get("epoch") if _selected(assembled) else None
@@ -107,8 +110,19 @@ def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) ->
         return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
 
 
-def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> ClassificationReport:
+def _scored(assembled: AssembledTraining, predictions: Predictions, finish: Finish) -> Report:
+    """Return the report without writing anything."""
+    classes = assembled.card.classes
+    if assembled.card.several:
+        return multi_label_report(predictions, classes, finish.thresholds or assembled.card.thresholds or ())
+    return classification_report(predictions, classes, _train_labels(assembled))
+
+
+def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> Report:
     images, classes = assembled.prepared.images, assembled.card.classes
+    if assembled.card.several:
+        card = load_deployed(run).card
+        return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
     labels = _train_labels(assembled)
     report = record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
     draw_mistakes(run.plots, predictions, images, load_deployed(run))
@@ -133,6 +147,7 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
         for part in prepared.counts()
     }
     objective, one_epoch = assembled.objective, bool(outcome.best) and not finish.epochs
+    measure = prepared.yardstick
     return {
         "title": f"{card.backbone.name} on {prepared.images.name}",
         "model": card.backbone.name,
@@ -144,16 +159,16 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
         "grid": assembled.grid_text,
         "epochs": assembled.settings.epochs,
-        "rungs": rung_rows(assembled.rungs, outcome, finish),
+        "rungs": rung_rows(assembled.rungs, outcome, finish, measure),
         "kept": None if one_epoch else kept_words(assembled.rungs, outcome, finish, _selected(assembled)),
-        "kept_val_top1": kept_score(assembled.rungs, outcome, finish),
+        f"kept_val_{measure.score}": kept_score(assembled.rungs, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if judged.calibrated is None else asdict(judged.calibrated),
         "selected": _selected(assembled),
         "best_epoch": outcome.best.get("epoch"),
-        "best_val_top1": outcome.best.get("val_top1"),
+        f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(whole_time(assembled.rungs, outcome), 1),
-        "test_top1": judged.report.scores["top1"].value,
+        f"test_{measure.score}": judged.report.scores[measure.score].value,
         "start": None if assembled.start is None else assembled.start.short(),
         "remarks": list(assembled.remarks),
         "next_steps": next_steps(run, assembled),
@@ -164,13 +179,16 @@ def closing_lines(
     run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judged: Judgement, page: Path
 ) -> list[str]:
     """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
-    report, top1 = judged.report, score_lines(judged.report)[0]
+    report, score = judged.report, score_lines(judged.report)[0]
+    several = isinstance(report, MultiLabelReport)
+    usual = percent(report.chance) if several else percent(report.majority.top1)
+    line = "an order by chance" if several else f"always answering {report.majority.name!r}"
     kept = kept_words(assembled.rungs, outcome, judged.finish, _selected(assembled))
     due = due_line(report, assembled.prepared.images.name)
     return [
         "",
-        f"test accuracy: {top1.value} (95 % interval {top1.interval}, {counted(report.images, 'image')}); "
-        f"always answering {report.majority.name!r}: {percent(report.majority.top1)}",
+        f"test {assembled.prepared.yardstick.title}: {score.value} (95 % interval {score.interval}, "
+        f"{counted(report.images, 'image')}); {line}: {usual}",
         *([due] if due else []),
         *([calibration_line(judged.calibrated)] if judged.calibrated else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "

@@ -10,6 +10,7 @@ from paucal.distributed import rank
 from paucal.evaluation.calibration import fit_temperature
 from paucal.evaluation.deployed import Deployed, load_deployed, save_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.thresholds import choose_thresholds
 from paucal.runs import RunFolder
 from paucal.training import Outcome, Watch
 from paucal.training.keeper import kept_epochs
@@ -21,7 +22,7 @@ from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.loaders import validation
 from paucal.wording import counted, percent
 
-SCORE, LOSS = "val_top1", "val_loss"
+LOSS = "val_loss"
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,15 @@ class Finish:
         score: of the average on the validation images; None without one.
         temperature: by which its logits are divided.
         images: validation images that the temperature was fitted to; 0 for none.
+        thresholds: probabilities from which on a class is an answer, chosen on the validation images; None where each
+            image has one label, or where there are no such images.
     """
 
     epochs: tuple[int, ...] = ()
     score: float | None = None
     temperature: float = 1.0
     images: int = 0
+    thresholds: tuple[float, ...] | None = None
 
 
 def watch_of(assembled: AssembledTraining) -> Watch:
@@ -46,11 +50,13 @@ def watch_of(assembled: AssembledTraining) -> Watch:
     rungs, settings = assembled.rungs, assembled.settings
     floor = None if rungs is None or rungs.probe is None else rungs.probe.score
     scores = validation(assembled.prepared, assembled.card.preprocessing, settings)
-    return Watch(scores, SCORE, LOSS, floor, settings.soup or 0)
+    return Watch(scores, assembled.prepared.yardstick.column, LOSS, floor, settings.soup or 0)
 
 
 def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Finish:
-    """Average epochs where the validation images prefer that, fit the temperature, and store the run's model anew.
+    """Average epochs where the validation images prefer that, and store the run's model anew.
+
+    The temperature is fitted to them, or where images may have several labels the threshold of each class is chosen.
 
     All processes share the images and know the result; the first one writes. A run that is killed here does the same
     again when it goes on.
@@ -62,6 +68,8 @@ def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome,
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
         done = _averaged(run, assembled, outcome, kept, watch, voice)
+    if assembled.card.several:
+        return _with_thresholds(run, assembled, done, voice)
     if assembled.settings.calibrate == "none":
         return done
     model = load_deployed(run, assembled.settings.device or "cpu")
@@ -71,6 +79,17 @@ def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome,
     if rank() == 0:
         save_deployed(run, model.module, model.card.at_temperature(temperature))
     return Finish(done.epochs, done.score, temperature, len(found))
+
+
+def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish, voice: Voice) -> Finish:
+    """Choose from which probability on a class is an answer, and store it with the model."""
+    model = load_deployed(run, assembled.settings.device or "cpu")
+    found = _answers(model, assembled, voice)
+    thresholds = choose_thresholds(found.probabilities, found.labels)
+    wait_for_all()  # all have read the model
+    if rank() == 0:
+        save_deployed(run, model.module, model.card.with_thresholds(thresholds))
+    return replace(done, thresholds=thresholds)
 
 
 def clear_epochs(run: RunFolder, assembled: AssembledTraining) -> None:
@@ -86,16 +105,17 @@ def _averaged(
     if len(files) < 2:
         return Finish()
     # A network of its own: the one that was trained may lie in pieces.
+    measure = assembled.prepared.yardstick
     module = replace(assembled.card.backbone, pretrained=False).build().model.eval()
     device = torch.device(assembled.settings.device or "cpu")
 
     def judge(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
         scores = watch.validate(module.to(device), device)
-        return scores[SCORE], -scores[LOSS]
+        return scores[measure.column], -scores[LOSS]
 
     mean, chosen, score = greedy_soup(files, judge)
-    best = (outcome.best[SCORE], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
+    best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
     wait_for_all()
     if len(chosen) < 2 or score <= best:
         return Finish()
@@ -106,7 +126,7 @@ def _averaged(
     epochs = tuple(sorted(round(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
     voice.say(
         f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
-        f"{percent(score[0])} of the validation images, the best alone {percent(best[0])}"
+        f"{measure.told(score[0], 'validation images')}, the best alone {percent(best[0])}"
     )
     return Finish(epochs, score[0])
 

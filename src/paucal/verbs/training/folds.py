@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.reports import read_report
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runs import RunFolder
@@ -105,8 +105,7 @@ def _train_fold(
 
 
 def _scores(run: RunFolder) -> dict[str, float]:
-    report = ClassificationReport.from_dict(run.read_json("evaluation/test/metrics.json"))
-    return dict(report.values)
+    return dict(read_report(run.read_json("evaluation/test/metrics.json")).values)
 
 
 def _folder(settings: TrainSettings) -> Path:

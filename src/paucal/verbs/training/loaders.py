@@ -18,6 +18,7 @@ from paucal.data.views.preview import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_scores
 from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.evaluation.multi_label import quick_multi_label_scores
 from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.model import SMALL
@@ -133,8 +134,10 @@ def validation(
         device=settings.device or "cpu",
     )
 
+    score = quick_scores if prepared.images.multi_hot is None else quick_multi_label_scores
+
     def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        return {f"val_{name}": value for name, value in quick_scores(predict_all(module, batches, device)).items()}
+        return {f"val_{name}": value for name, value in score(predict_all(module, batches, device)).items()}
 
     return validate
 

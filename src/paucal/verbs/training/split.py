@@ -29,9 +29,9 @@ def split_images(settings: TrainSettings, images: ImageSet) -> Prepared:
     if settings.fraction is not None and settings.few_labels is not None:
         raise UserError("--fraction and --few-labels both reduce the training images; give one of them.")
     if settings.fraction is not None:
-        split = take_fraction(split, images.labels, settings.fraction, settings.seed)
+        split = take_fraction(split, images.targets, settings.fraction, settings.seed)
     if settings.few_labels is not None:
-        split = take_few(split, images.labels, settings.few_labels, settings.seed)
+        split = take_few(split, images.targets, settings.few_labels, settings.seed)
     if settings.fraction is not None or settings.few_labels is not None:
-        split = limit_val(split, images.labels, settings.seed)
+        split = limit_val(split, images.targets, settings.seed)
     return Prepared(images, split)

@@ -13,9 +13,8 @@ from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.training.assembly import HEAD, AssembledTraining
 from paucal.verbs.training.ladder.ascent import Ascent
 from paucal.verbs.training.ladder.frozen import frozen_features, linear_classifier
-from paucal.verbs.training.ladder.probe import Head, accuracy, fit_head, stratified
+from paucal.verbs.training.ladder.probe import Head, fit_head, judged, stratified
 from paucal.verbs.training.ladder.rungs import Rung
-from paucal.wording import percent
 
 PROBE_SHARE = 0.35  # of the time, at most, for features of the training images
 RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.05, 60.0, 300  # people wait for the first model, and tuning wants time
@@ -26,7 +25,7 @@ def race(ascent: Ascent) -> None:
     """Compare the candidates on a part of the training images, by cross-validation."""
     made, found = ascent.made, []
     train = torch.from_numpy(made.prepared.part("train"))
-    labels = torch.from_numpy(made.prepared.images.labels)[train]
+    labels = torch.from_numpy(made.prepared.images.targets).long()[train]
     rows = stratified(labels, RACE_IMAGES, made.settings.seed)
     limit = min(RACE_SECONDS, RACE_SHARE * ascent.rungs.budget) if ascent.rungs.budget else RACE_SECONDS
     expected = ascent.image_seconds * len(rows)
@@ -48,7 +47,8 @@ def race(ascent: Ascent) -> None:
             ascent.made = runner
         if sum(rung.seconds for rung in found) + LARGER * expected > limit:
             break
-    told = ", ".join(f"{rung.name} {percent(rung.score)} in {rung.seconds:.0f} s" for rung in found)
+    words = made.prepared.yardstick.told
+    told = ", ".join(f"{rung.name} {words(rung.score)} in {rung.seconds:.0f} s" for rung in found)
     ascent.voice.say(f"candidates on {len(rows)} training images, cross-validated: {told}")
     winner = winner_of(found)
     if ascent.made.settings.model != winner.name:
@@ -127,7 +127,7 @@ def probe(ascent: Ascent) -> None:
     ascent.keep(probe=Rung("probe", score, time.monotonic() - begin, details))
     judged = "validation images" if len(made.prepared.part("val")) else "training images left out in turn"
     ascent.voice.say(
-        f"first model after {duration(ascent.spent)}: {percent(score)} of the {judged} "
+        f"first model after {duration(ascent.spent)}: {made.prepared.yardstick.told(score, judged)} "
         f"(a linear head on frozen features of {images} images); it lies in {ascent.run.path} and can be used"
     )
 
@@ -136,7 +136,7 @@ def fitted_head(ascent: Ascent, made: AssembledTraining, title: str) -> Fitted:
     """Return a head for the network of a run at its image size."""
     prepared, settings = made.prepared, made.settings
     train, val = (torch.from_numpy(prepared.part(name)) for name in ("train", "val"))
-    all_labels = torch.from_numpy(prepared.images.labels)
+    all_labels = torch.from_numpy(prepared.images.targets).long()
     rows = torch.arange(len(train))
     affordable = PROBE_SHARE * ascent.rungs.budget / max(ascent.image_seconds, 1e-9)
     if ascent.rungs.budget and len(train) > affordable:
@@ -151,7 +151,7 @@ def fitted_head(ascent: Ascent, made: AssembledTraining, title: str) -> Fitted:
     seconds = (time.perf_counter() - begin) / max(len(together), 1)
     labels, count = all_labels[together], len(rows)
     head = fit_head(features[:count], labels[:count], len(made.card.classes), settings.seed)
-    score = accuracy(head, features[count:], labels[count:]) if len(val) else head.cross_validated
+    score = judged(head, features[count:], labels[count:]) if len(val) else head.cross_validated
     return Fitted(head, 0.0 if score is None else score, count, seconds)
 
 

@@ -7,8 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paucal.data.splits.iterative import iterative_parts
+from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.evaluation.protocols.cross_validation import draw_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_logistic
+from paucal.evaluation.protocols.logistic_torch import fit_independent
+from paucal.evaluation.protocols.metrics import measure_of, value_of
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # of the L2 penalty on standardised features; few, since the peak is flat
 USUAL = 100.0  # where nothing can be compared
@@ -25,8 +29,8 @@ class Head:
         weight: (K, D) float32.
         bias: (K,) float32.
         strength: of the L2 penalty.
-        cross_validated: share of the training images given the right class when they were left out; None where they
-            are too few to leave some out.
+        cross_validated: share of the training images given the right class when they were left out, or the mean
+            average precision of several labels; None where they are too few to leave some out.
     """
 
     weight: Tensor
@@ -50,11 +54,12 @@ def fit_head(
 ) -> Head:
     """Fit logistic regression to standardised features, and fold the standardisation into its weights.
 
-    The penalty is chosen by cross-validation within the training images; of equal scores the stronger one wins.
+    Where images may have several labels there is one for each class. The penalty is chosen by cross-validation within
+    the training images; of equal scores the stronger one wins.
 
     Args:
         features: (N, D) of the training images.
-        labels: (N,) in [0, K).
+        labels: (N,) in [0, K), or (N, K) of 1, 0 and -1 (image ignored for that class).
         n_classes: K.
         seed: of the folds.
         strengths: the penalties to choose from, ascending.
@@ -66,7 +71,7 @@ def fit_head(
     deviation = torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation))
     standard = (features - mean) / deviation
     strength, score = _choose(standard, labels, n_classes, seed, strengths)
-    fitted = fit_logistic(standard, labels, n_classes, strength, SOLVER)
+    fitted = _fit(standard, labels, n_classes, strength)
     weight, bias = fitted.weight / deviation, fitted.bias.clamp(min=ABSENT)
     bias = bias - weight @ mean.to(weight.dtype)
     return Head(weight.float(), bias.float(), strength, score)
@@ -76,26 +81,49 @@ def _choose(
     standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float]
 ) -> tuple[float, float | None]:
     """Return the best strength and its score, on a part of many images: the peak is flat, and the fits take long."""
-    if int((labels.unique(return_counts=True)[1] > 1).sum()) < 2:
+    if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
         return USUAL, None
     some = stratified(labels, MOST_COMPARED, seed)
     features, truth = standard[some], labels[some]
-    folds = draw_folds(truth, seed, FOLDS)
+    folds = _folds(truth, seed)
 
     def score(strength: float) -> float:
-        right = 0
+        scores = torch.empty(len(truth), n_classes, dtype=torch.float64)
         for rows, others in folds:
-            fitted = fit_logistic(features[rows], truth[rows], n_classes, strength, SOLVER)
-            right += int((fitted.scores(features[others]).argmax(1) == truth[others]).sum())
-        return right / len(truth)
+            fitted = _fit(features[rows], truth[rows], n_classes, strength)
+            scores[others] = fitted.scores(features[others]).double()
+        return _score(scores, truth)
 
     scores = [score(strength) for strength in strengths]
     best = max(range(len(strengths)), key=lambda number: (scores[number], number))
     return strengths[best], scores[best]
 
 
+def _fit(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
+    if labels.ndim == 1:
+        return fit_logistic(features, labels, n_classes, strength, SOLVER)
+    # All classes at once: one fit for each would take as many times as long. A class that no image is of gets a bias
+    # that says so, where `fit_logistic` would refuse it.
+    return LinearClassifier(*fit_independent(features, labels, strength, SOLVER.max_iterations, SOLVER.tolerance))
+
+
+def _folds(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the rows to fit on and those left out, each class spread evenly over the folds."""
+    if labels.ndim == 1:
+        return draw_folds(labels, seed, FOLDS)
+    turn = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))
+    return [((turn != fold).nonzero()[:, 0], (turn == fold).nonzero()[:, 0]) for fold in range(FOLDS)]
+
+
 def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Return positions of about so many images, ascending, each class in its share and with two images at least."""
+    """Return positions of about so many images, ascending, each class in its share and with two images at least.
+
+    Of images with several labels each class has its share alone.
+    """
+    if labels.ndim == 2:
+        kept = min(1.0, count / max(len(labels), 1))
+        drawn = iterative_parts(labels.numpy().astype(np.int8), [kept, 1 - kept], seed)
+        return torch.from_numpy(np.flatnonzero(drawn == 0))
     generator = np.random.default_rng(seed)
     share, found = min(1.0, count / max(len(labels), 1)), []
     for label in labels.unique().tolist():
@@ -104,6 +132,12 @@ def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.sort(np.concatenate(found)))
 
 
-def accuracy(head: Head, features: Tensor, labels: Tensor) -> float:
-    """Return the share of images given the right class."""
-    return float((head.scores(features).argmax(1) == labels).float().mean())
+def judged(head: Head, features: Tensor, labels: Tensor) -> float:
+    """Return the share of images given the right class, or the mean average precision of several labels."""
+    return _score(head.scores(features), labels)
+
+
+def _score(scores: Tensor, labels: Tensor) -> float:
+    if labels.ndim == 1:
+        return float((scores.argmax(1) == labels).double().mean())
+    return value_of(measure_of("map", scores, labels), len(labels))

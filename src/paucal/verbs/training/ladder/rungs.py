@@ -16,7 +16,8 @@ class Rung:
 
     Attributes:
         name: "probe", or what was tried.
-        score: share of the validation images that it gives the right class; of cross-validation where these are few.
+        score: share of the validation images that it gives the right class, or mean average precision of several
+            labels; of cross-validation where these are few.
         seconds: it took.
         details: what it was made with, as plain values.
     """

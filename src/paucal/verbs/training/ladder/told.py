@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from paucal.evaluation.yardstick import Yardstick
 from paucal.training import Outcome
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.training.finishing import Finish
 from paucal.verbs.training.ladder.rungs import Rungs
 
 
-def rung_rows(rungs: Rungs | None, outcome: Outcome, finish: Finish) -> list[dict[str, Any]]:
-    """Return a row per rung: name, share of the validation images, time, and whether it is the run's model."""
+def rung_rows(rungs: Rungs | None, outcome: Outcome, finish: Finish, measure: Yardstick) -> list[dict[str, Any]]:
+    """Return a row per rung: name, score on the validation images, time, and whether it is the run's model."""
     if rungs is None or rungs.probe is None:
         return []
     probe, images = rungs.probe, rungs.probe.details.get("images", 0)
@@ -22,7 +23,7 @@ def rung_rows(rungs: Rungs | None, outcome: Outcome, finish: Finish) -> list[dic
     rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best and not finish.epochs))
     rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in rungs.trials]
     if outcome.rows:
-        scores = [row["val_top1"] for row in outcome.rows if "val_top1" in row]
+        scores = [row[measure.column] for row in outcome.rows if measure.column in row]
         name = "tuned: the best epoch" if scores else "tuned: the last epoch"
         kept = bool(outcome.best) and not finish.epochs
         rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=kept))
@@ -48,13 +49,13 @@ def kept_words(rungs: Rungs | None, outcome: Outcome, finish: Finish, selected: 
     return f"epoch {outcome.best.get('epoch', 0):g}, {why}"
 
 
-def kept_score(rungs: Rungs | None, outcome: Outcome, finish: Finish) -> float | None:
-    """Return the share of the validation images that the run's model gives the right class; None where unknown."""
+def kept_score(rungs: Rungs | None, outcome: Outcome, finish: Finish, measure: Yardstick) -> float | None:
+    """Return the score of the run's model on the validation images; None where unknown."""
     if finish.epochs:
         return finish.score
     if not outcome.best and rungs is not None and rungs.probe is not None:
         return rungs.probe.score
-    return outcome.best.get("val_top1")
+    return outcome.best.get(measure.column)
 
 
 def whole_time(rungs: Rungs | None, outcome: Outcome) -> float:

@@ -100,7 +100,7 @@ def attempt(
         return None
     row = outcome.rows[-1]
     details = {"loss": row["val_loss"], "steps": steps, TRAINED: row["seconds"], **way.settings}
-    return Rung(way.name, row["val_top1"], time.monotonic() - begin, details)
+    return Rung(way.name, row[assembled.prepared.yardstick.column], time.monotonic() - begin, details)
 
 
 def _fit(

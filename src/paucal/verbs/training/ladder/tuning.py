@@ -11,9 +11,9 @@ from paucal.verbs.training.ladder.first_rung import fitted_head, save_head
 from paucal.verbs.training.ladder.rungs import Rung
 from paucal.verbs.training.ladder.timing import seconds_per_image, sides
 from paucal.verbs.training.ladder.trials import LEAST_STEPS, TRAINED, Way, attempt, best_of, clear, ways
-from paucal.wording import percent
 
 LEAST_PASSES = 2
+JUDGED = "validation images"
 TRIAL_SHARE = 0.08  # of the time left, for each way
 
 
@@ -93,7 +93,8 @@ def _tried(ascent: Ascent, way: Way, cost: Prospect) -> Rung:
     if trial is None:
         raise KeyboardInterrupt
     ascent.keep(trials=(*ascent.rungs.trials, trial))
-    ascent.voice.say(f"trial: {way.name}: {percent(trial.score)} after {cost.steps} steps, {duration(trial.seconds)}")
+    told = ascent.made.prepared.yardstick.told(trial.score)
+    ascent.voice.say(f"trial: {way.name}: {told} after {cost.steps} steps, {duration(trial.seconds)}")
     return trial
 
 
@@ -173,5 +174,6 @@ def _prepare_head(ascent: Ascent, side: list[int]) -> None:
     fitted = fitted_head(ascent, ascent.settle(img_size=side), f"head for images of {side[0]} pixels")
     save_head(ascent.run, fitted.head, name)
     ascent.voice.say(
-        f"at {side[0]} pixels, where a pass is quicker, the probe has {percent(fitted.score)} of the validation images"
+        f"at {side[0]} pixels, where a pass is quicker, the probe has "
+        f"{made.prepared.yardstick.told(fitted.score, JUDGED)}"
     )

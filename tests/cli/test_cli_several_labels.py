@@ -1,0 +1,111 @@
+"""Images with several labels, from a table to a model, its page, its answers and its refusals."""
+
+import csv
+import json
+
+import pytest
+
+import paucal
+from cli.calls import QUICK, call, failure, table
+from paucal.evaluation.deployed import load_deployed
+from several_labels import COLOURS, make_set
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run on 60 small images of coloured squares, beside them."""
+    base = tmp_path_factory.mktemp("several")
+    make_set(base / "squares", 60)
+    words = [*QUICK, "--init", "none", "--method", "supervised"]
+    assert call("train", base / "squares", *words, "--output", base / "run") == 0
+    return base / "run"
+
+
+def test_train__is_judged_by_mean_average_precision(run):
+    told = json.loads((run / "summary.json").read_text())
+    report = json.loads((run / "evaluation/test/metrics.json").read_text())
+    assert report["kind"] == "multi-label"
+    assert told["test_map"] == report["scores"]["map"]["value"]
+    assert told["kept_val_map"] == max(float(row["val_map"]) for row in table(run / "metrics.csv"))
+    assert any("one sigmoid per class" in remark for remark in told["remarks"])
+    assert "iterative stratification" in told["split"]
+    page = (run / "report.html").read_text()
+    assert "mean average precision" in page
+    assert "majority" not in page
+    assert not (run / "plots/confusion.png").exists()
+    assert (run / "plots/precision_recall.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train__stores_thresholds_that_validation_images_have_chosen(run):
+    card = json.loads((run / "model.json").read_text())
+    assert card["format"] == 2
+    assert len(card["thresholds"]) == 3
+    report = json.loads((run / "evaluation/test/metrics.json").read_text())
+    assert [row["threshold"] for row in report["per_class"]] == card["thresholds"]
+    assert card["thresholds"] != [0.5] * 3
+
+
+def test_eval__repeats_the_score_of_training(run, tmp_path):
+    before = json.loads((run / "evaluation/test/metrics.json").read_text())
+    assert call("eval", run, "--output", tmp_path / "again") == 0
+    after = json.loads((tmp_path / "again/metrics.json").read_text())
+    assert after["scores"]["map"]["value"] == pytest.approx(before["scores"]["map"]["value"], abs=1e-9)
+    found = paucal.evaluate(run, run.parent / "squares", output=tmp_path / "whole")
+    assert found.classification[0].report.images == 60
+    assert found.score("classification").value == found.metrics["map"]
+
+
+def test_eval__judges_images_with_one_label_too(run, tmp_path):
+    (tmp_path / "one.csv").write_text("image,label\n001.png,blue\n002.png,green\n004.png,red\n")
+    words = ["--data-root", run.parent / "squares", "--output", tmp_path / "one"]
+    assert call("eval", run, tmp_path / "one.csv", *words) == 0
+    report = json.loads((tmp_path / "one/metrics.json").read_text())
+    assert [row["images"] for row in report["per_class"]] == [1, 1, 1]
+
+
+def test_predict__gives_every_probability_and_the_labels_above_the_thresholds(run, capsys, tmp_path):
+    output = tmp_path / "answers.csv"
+    assert call("predict", run, run.parent / "squares", "--output", output) == 0
+    with output.open() as file:
+        rows = list(csv.DictReader(file))
+    thresholds = load_deployed(run).card.thresholds
+    assert thresholds is not None
+    assert len(rows) == 60
+    for row in rows:
+        shares = [float(row[f"p_{name}"]) for name in COLOURS]
+        expected = [n for n, share, least in zip(COLOURS, shares, thresholds, strict=True) if share >= least]
+        assert row["labels"] == ";".join(expected)
+    assert {round(sum(float(row[f"p_{name}"]) for name in COLOURS), 2) for row in rows} != {1.0}
+    capsys.readouterr()
+    assert call("predict", run, run.parent / "squares/007.png", "--format", "json") == 0
+    answer = json.loads(capsys.readouterr().out)[0]
+    assert answer["labels"] == rows[7]["labels"].split(";") * bool(rows[7]["labels"])
+    assert set(answer) == {"path", "labels", "probabilities"}
+
+
+def test_check__knows_several_labels(run, capsys):
+    found = paucal.check(run.parent / "squares", labels=False)
+    assert not found.misleads
+    assert found.facts["per_class"]["train"].keys() == COLOURS.keys()
+    assert any("several labels" in one.text for one in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--method", "relabel", "--labels", "maps"], "needs one label for each image"),
+        (["--sampling", "balanced"], "--sampling balanced shows as many images of every class"),
+        (["--few-labels", "3"], "--few-labels takes so many images of every class"),
+    ],
+)
+def test_train__refuses_what_needs_one_label(run, capsys, tmp_path, words, sentence):
+    told = failure(
+        capsys, "train", run.parent / "squares", *QUICK, "--init", "none", *words, "--output", tmp_path / "run"
+    )
+    assert sentence in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_label__refuses_a_teacher_of_several_labels(run, capsys, tmp_path):
+    told = failure(capsys, "label", run.parent / "squares", "--teacher", run, "--output", tmp_path / "maps")
+    assert "gives several labels for an image" in told
