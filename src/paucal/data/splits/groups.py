@@ -11,6 +11,7 @@ from paucal.data.checking.names import group_name
 from paucal.data.checking.survey import survey_images
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
+from paucal.data.shards.texts import sorted_positions
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -169,7 +170,7 @@ def fold_parts(
     if groups is not None and len(np.unique(groups)) < folds:
         raise UserError(f"--group-by makes {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds")
     # The order of the keys, not that of the files, decides, as in all splits.
-    order = np.asarray(sorted(range(len(images)), key=images.keys.__getitem__), dtype=np.int64)
+    order = sorted_positions(images.keys)
     state = derive_seed(seed, folds) % 2**32
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
     drawn = kind(folds, shuffle=True, random_state=state)
