@@ -27,6 +27,7 @@ VERBS = {
     "predict": "classify images with a trained model",
     "explain": "draw what a trained model sees in images",
     "label": "make label maps for token labeling",
+    "shard": "write images into shards, for sets of millions",
     "cache": "show what is kept between runs, or remove it",
     "models": "list backbones",
     "recipes": "list named settings",

@@ -1,6 +1,7 @@
 """Tar shards opened as a set of images, by the index that lies beside them or is made once and kept in the cache."""
 
 import hashlib
+import io
 import itertools
 import os
 import re
@@ -13,7 +14,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.folder import usable_folder
 from paucal.data.images import ImageSet
 from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, read_index
-from paucal.data.shards.place import FOLDER, LocalPlace, Place, RemotePlace, is_remote, opened
+from paucal.data.shards.place import FOLDER, LocalPlace, Place, RemotePlace, is_remote
 from paucal.data.shards.stream import Stream, blocks_of, is_streamed, read_as_they_come, window_for
 from paucal.data.shards.tar_index import JSON_FIELD, LABEL_SUFFIXES, Rows, index_of, index_tar, sample_key
 from paucal.data.shards.tar_store import TarStore, size_in_header
@@ -118,7 +119,7 @@ def _shipped(place: Place, only: str | None) -> ShardIndex | None:
     if content is None:
         return None
     shown = f"{place.location}/{NAME}"
-    index = read_index(opened(content), shown)
+    index = read_index(io.BytesIO(content), shown)
     listed = place.listing()
     if listed is None:  # each shard is compared when it is fetched
         return index

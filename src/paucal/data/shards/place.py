@@ -1,7 +1,6 @@
 """Where shards lie: in a folder of this machine, or on object storage, from where each is fetched once and kept."""
 
 import hashlib
-import io
 import os
 import shutil
 import time
@@ -264,11 +263,6 @@ def clear_fetched(folder: Path) -> int:
     total = fetched_bytes(folder)
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return total - fetched_bytes(folder)
-
-
-def opened(content: bytes) -> io.BytesIO:
-    """Return bytes as an open file."""
-    return io.BytesIO(content)
 
 
 def _is_there(target: Path, size: int) -> bool:
