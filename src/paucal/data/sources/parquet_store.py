@@ -24,8 +24,8 @@ class ParquetStore(EncodedStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
     A row group is the smallest piece of a Parquet file that can be read. Those read last are kept, encoded,
-    up to 1 GiB in each process (512 MiB of a set that is read as it comes); forked loader workers share what the parent
-    has read.
+    up to 1 GiB in each process (512 MiB of a set of 200,000 images or more); forked loader workers share what the
+    parent has read.
 
     Args:
         files: paths of the Parquet files.
