@@ -66,3 +66,19 @@ def test_shard__refuses_what_would_lose_or_mix_something(photos, capsys, monkeyp
     assert main(["shard", str(photos), str(photos.parent / "other")]) == 2
     assert "GiB are free there" in capsys.readouterr().err
     assert sorted(entry.name for entry in photos.parent.iterdir()) == ["full", "out", "photos"]
+
+
+def test_cache__shows_fetched_shards_and_removes_them(photos, monkeypatch, capsys):
+    monkeypatch.setenv("PAUCAL_IMAGE_CACHE", str(photos.parent / "kept"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "user"))
+    files = fsspec.filesystem("memory")
+    paucal.shard(photos, output="memory://kept/set")
+    images = open_images("memory://kept/set")
+    assert [images.store.size(n) for n in range(4)] == [(8, 8)] * 4
+    assert len(list((photos.parent / "kept").rglob("*.tar"))) == 2
+    assert main(["cache"]) == 0
+    assert "shards: 0 MiB of fetched ones and of indices" in capsys.readouterr().out
+    assert main(["cache", "--clear"]) == 0
+    assert "MiB of shards" in capsys.readouterr().out
+    assert list((photos.parent / "kept").rglob("*.tar")) == []
+    files.rm("/kept", recursive=True)
