@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
+    from paucal.verbs.sharding.launch import shard as shard
     from paucal.verbs.training.launch import cross_validate as cross_validate
     from paucal.verbs.training.launch import train as train
 
@@ -66,6 +67,7 @@ _WHERE = {
     "load_published": "paucal.verbs.run.start_weights",
     "predict": "paucal.verbs.prediction.launch",
     "pretrain": "paucal.verbs.pretraining.launch",
+    "shard": "paucal.verbs.sharding.launch",
     "token_label_loss": "paucal.losses",
     "train": "paucal.verbs.training.launch",
 }
@@ -109,6 +111,7 @@ __all__ = [
     "load_published",
     "predict",
     "pretrain",
+    "shard",
     "token_label_loss",
     "train",
 ]

@@ -17,6 +17,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--clear", action="store_true", help="remove it")
     values, _ = parse(parser, argv)
     from paucal.data.decoded.folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear, kept
+    from paucal.data.shards.place import clear_fetched, fetched_bytes
     from paucal.evaluation.protocols.feature_cache import default_folder
     from paucal.verbs.run.console import PlainConsole
     from paucal.wording import counted
@@ -31,6 +32,11 @@ def run(argv: Sequence[str]) -> int:
         console.print(f"decoded images: {words}, in {folder}", markup=False)
         if values.clear:
             console.print(f"removed {clear(folder) / MIB:.0f} MiB of decoded images", markup=False)
+        fetched = fetched_bytes(folder)
+        if fetched:
+            console.print(f"shards: {fetched / MIB:.0f} MiB of fetched ones and of indices, in {folder}", markup=False)
+            if values.clear:
+                console.print(f"removed {clear_fetched(folder) / MIB:.0f} MiB of shards", markup=False)
     features = sorted(default_folder().glob("*.safetensors"))
     size = sum(file.stat().st_size for file in features)
     words = f"{counted(len(features), 'file')}, {size / MIB:.0f} MiB"

@@ -28,6 +28,7 @@ VERBS = {
     "explain": "draw what a trained model sees in images",
     "export": "write a trained model for other programs",
     "label": "make label maps for token labeling",
+    "shard": "write images into shards, for sets of millions",
     "cache": "show what is kept between runs, or remove it",
     "models": "list backbones",
     "recipes": "list named settings",
@@ -37,7 +38,7 @@ PURPOSES = {  # the verbs by what people want to do
     "is it good, and why": ("eval", "explain"),
     "use it elsewhere": ("export",),
     "images without labels, labels for each patch": ("pretrain", "label"),
-    "look things up": ("models", "recipes", "cache"),
+    "look things up, keep order": ("models", "recipes", "cache", "shard"),
 }
 _CHECK = "free some space or check the permissions"
 _ADVICE = {

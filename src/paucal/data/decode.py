@@ -77,6 +77,10 @@ WHOLE = Reading()
 class UnreadableImage(UserError):
     """An image that cannot be decoded; the message names it and says why."""
 
+    def __init__(self, message: str) -> None:
+        # torch makes it anew with the traceback of its loader process, which ends in the sentence itself.
+        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2])
+
 
 class _Silence:
     """`warnings.catch_warnings` for several threads: the first one in silences, the last one out restores."""

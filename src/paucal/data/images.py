@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.decode import WHOLE, Reading, UnreadableImage
+from paucal.data.shards.stream import Stream
+from paucal.data.shards.texts import taken
 
 Targets = NDArray[np.integer]  # (N,) labels, or (N, K) multi-hot rows
 UNKNOWN = -1  # in a multi-hot row: nobody says whether the image is of the class
@@ -93,26 +95,30 @@ class ImageSet:
         reading: how the store hands its images over, reduced and brought to 8 bits.
         multi_hot: (N, K) int8 where an image may be of several classes, or of none: 1 it is of the class, 0 it is not,
             `UNKNOWN` (-1) nobody says. None where each image has one label.
+        stream: where the images lie that are read as they come, millions of them in shards; None for a set that is
+            decoded before a run begins.
     """
 
     name: str
     location: str
     classes: tuple[str, ...]
-    keys: list[str]
+    keys: Sequence[str]
     labels: NDArray[np.int64]
-    declared: list[str]
+    declared: Sequence[str]
     store: Store
     hints: Hints = Hints()
     notes: tuple[str, ...] = ()
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reading: Reading = WHOLE
     multi_hot: NDArray[np.int8] | None = None
+    stream: Stream | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.keys), len(self.labels), len(self.declared), len(self.store)}
         lengths |= {len(column) for column in self.columns.values()}
+        lengths |= set() if self.stream is None else {len(self.stream)}
         if len(lengths) != 1:
-            raise ValueError(f"keys, labels, declared, store and columns differ in length: {sorted(lengths)}")
+            raise ValueError(f"keys, labels, declared, store, columns and stream differ in length: {sorted(lengths)}")
         if len(self.labels) and not -1 <= self.labels.min() <= self.labels.max() < max(len(self.classes), 1):
             raise ValueError(f"labels are outside of [-1, {len(self.classes)})")
         if self.multi_hot is not None:
@@ -167,13 +173,22 @@ class ImageSet:
         labels = self.labels if indices is None else self.labels[np.asarray(indices, dtype=np.int64)]
         return np.bincount(labels[labels >= 0], minlength=len(self.classes))
 
+    def sample(self, count: int, indices: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Return up to `count` positions spread over the set, or over `indices`; in shards they lie in a few runs."""
+        total = len(self) if indices is None else len(indices)
+        if self.stream is None:
+            places = spread(total, count)
+        else:
+            places = (self.stream if indices is None else self.stream.take(indices)).sample(count)
+        return places if indices is None else np.asarray(indices, dtype=np.int64)[places]
+
     def sample_sizes(self, count: int = 256) -> NDArray[np.int64]:
         """Return the (n, 2) heights and widths of up to `count` images spread over the set.
 
         They come from the headers; images whose header cannot be read are left out, so n may be smaller.
         """
         sizes = []
-        for index in spread(len(self), count):
+        for index in self.sample(count):
             try:
                 sizes.append(self.store.size(int(index)))
             except UnreadableImage:
@@ -199,13 +214,14 @@ class ImageSet:
         """Return the set reduced to `indices`, in their order; classes stay as they are."""
         return replace(
             self,
-            keys=[self.keys[i] for i in indices],
+            keys=taken(self.keys, indices),
             labels=self.labels[indices],
-            declared=[self.declared[i] for i in indices],
+            declared=taken(self.declared, indices),
             store=Selection(self.store, indices),
             notes=(*self.notes, note) if note else self.notes,
             columns={name: [column[i] for i in indices] for name, column in self.columns.items()},
             multi_hot=None if self.multi_hot is None else self.multi_hot[indices],
+            stream=self.stream and self.stream.take(np.asarray(indices, dtype=np.int64)),
         )
 
 

@@ -3,12 +3,13 @@
 import errno
 import signal
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
@@ -83,13 +84,25 @@ def make_eval_loader(
     `Batch.labels` is None if one of the images has no label. Put results of several processes in order by
     `Batch.ids`.
     """
-    mine = np.asarray(indices, dtype=np.int64)[rank::world].tolist()
+    mine = np.asarray(indices, dtype=np.int64)[rank::world]
     labelled = bool(image_set.classes) and bool((image_set.labels[indices] >= 0).all())
     labelled = labelled or image_set.multi_hot is not None
     dataset = ViewDataset(image_set, [(transform, 1)], seed=0, labels=labelled)
-    keys = [SampleKey(0, index) for index in mine]
-    batches = [keys[first : first + batch_size] for first in range(0, len(keys), batch_size)]
-    return WorkerLoader(dataset, batch_sampler=batches, **_settings(workers, pin_memory))
+    return WorkerLoader(dataset, batch_sampler=_InOrder(mine, batch_size), **_settings(workers, pin_memory))
+
+
+class _InOrder(Sampler[list[SampleKey]]):
+    """Batches of positions in their order; keys are made when they are needed, since there may be millions."""
+
+    def __init__(self, positions: NDArray[np.int64], batch_size: int) -> None:
+        self._positions, self._size = positions, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self._positions) // self._size)
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        for first in range(0, len(self._positions), self._size):
+            yield [SampleKey(0, position) for position in self._positions[first : first + self._size].tolist()]
 
 
 def _lacks_room(problem: BaseException) -> bool:

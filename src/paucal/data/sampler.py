@@ -9,6 +9,7 @@ from torch.utils.data import Sampler
 
 from paucal.data.dataset import SampleKey
 from paucal.data.randomness import derive_seed
+from paucal.data.shards.stream import Stream
 
 
 def steps_per_epoch(images: int, global_batch: int) -> int:
@@ -25,7 +26,8 @@ def steps_per_epoch(images: int, global_batch: int) -> int:
 class StepSampler(Sampler[list[SampleKey]]):
     """Yields the samples of every forward pass of a run, from any of them on.
 
-    An epoch is a permutation of the images that depends on (seed, epoch). A step takes the next `world` x
+    An epoch is a permutation of the images that depends on (seed, epoch); of images in shards, one that reads
+    neighbours near each other (`shards.stream`). A step takes the next `world` x
     `batch_size` of it, and each process its own part of those, so two processes see together what one with
     twice the batch size sees. Fewer images than that are repeated, with other augmentation, to fill the
     batch.
@@ -45,6 +47,7 @@ class StepSampler(Sampler[list[SampleKey]]):
         labels: (n,) int64 classes of the images, for epochs that show as many of every class; None for all images once.
             Small classes are shown several times then, each time augmented anew, and of large ones other images in
             every epoch.
+        stream: where the images of `indices` lie, where they are read as they come from shards.
     """
 
     indices: NDArray[np.int64]
@@ -58,6 +61,7 @@ class StepSampler(Sampler[list[SampleKey]]):
     repeats: int = 1
     accumulate: int = 1
     labels: NDArray[np.int64] | None = None
+    stream: Stream | None = None
 
     def __post_init__(self) -> None:
         if len(self.indices) == 0 or min(self.batch_size, self.world, self.repeats, self.accumulate) < 1:
@@ -74,21 +78,28 @@ class StepSampler(Sampler[list[SampleKey]]):
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         per_epoch = self.accumulate * steps_per_epoch(len(self.indices), self._global_batch * self.accumulate)
-        epoch, keys = -1, []
+        epoch, images, repeats = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
         for step in range(self.start, self.steps):
             if step // per_epoch != epoch:
                 epoch = step // per_epoch
-                keys = self.epoch_keys(epoch)
+                images, repeats = self.epoch_draws(epoch)
             first = step % per_epoch * self._global_batch + self.rank * self.batch_size
-            yield keys[first : first + self.batch_size]
+            mine = slice(first, first + self.batch_size)
+            pairs = zip(images[mine].tolist(), repeats[mine].tolist(), strict=True)
+            yield [SampleKey(epoch, image, repeat) for image, repeat in pairs]
 
-    def epoch_keys(self, epoch: int) -> list[SampleKey]:
-        """Return the samples of an epoch over all processes, in order, at least one global batch of them."""
+    def epoch_draws(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the images of an epoch over all processes, in order, and the repeat number of each draw.
+
+        There is at least one global batch of them.
+        """
         count = len(self.indices)
         order, again = np.arange(count), np.zeros(count, dtype=np.int64)
         generator = np.random.default_rng(derive_seed(self.seed, epoch))
         if self.labels is not None:
             order, again = balanced_order(self.labels, generator)
+        elif self.shuffle and self.stream is not None:
+            order = self.stream.order(generator)
         elif self.shuffle:
             order = generator.permutation(count)
         # Draw number d shows image d // repeats; past the last image it begins again with higher repeat
@@ -97,8 +108,7 @@ class StepSampler(Sampler[list[SampleKey]]):
         rounds, positions = np.divmod(draws // self.repeats, count)
         repeats = rounds * self.repeats + draws % self.repeats
         repeats = repeats + again[positions] * (int(repeats.max()) + 1)
-        images = self.indices[order[positions]]
-        return [SampleKey(epoch, i, r) for i, r in zip(images.tolist(), repeats.tolist(), strict=True)]
+        return self.indices[order[positions]], repeats
 
     @property
     def _global_batch(self) -> int:

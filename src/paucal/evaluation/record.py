@@ -56,7 +56,7 @@ def record_classification(
     plots.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
     write_per_class(folder / "per_class.csv", report)
-    keys = [images.keys[i] for i in predictions.ids.tolist()]
+    keys = [images.keys[int(i)] for i in predictions.ids]
     write_predictions(folder / "predictions.csv", predictions, keys, classes)
     save_figure(plots / "confusion.png", confusion_figure(report.confusion, classes))
     save_figure(plots / "per_class.png", per_class_figure(report))
@@ -91,7 +91,7 @@ def record_multi_label(
     plots.mkdir(parents=True, exist_ok=True)
     write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
     write_per_class_of_several(folder / "per_class.csv", report)
-    keys = [images.keys[i] for i in predictions.ids.tolist()]
+    keys = [images.keys[int(i)] for i in predictions.ids]
     write_predictions_of_several(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))

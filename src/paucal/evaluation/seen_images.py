@@ -83,7 +83,7 @@ def keys_told(run: RunFolder, images: ImageSet) -> frozenset[str]:
             _require_readable(one)
         if one.labelled:
             known |= one.among(images, by_key=place == 0)
-    return frozenset(images.keys[index] for index in np.flatnonzero(known))
+    return frozenset(images.keys[int(index)] for index in np.flatnonzero(known))
 
 
 def require_unseen(name: str, run: RunFolder | None, images: ImageSet, test: NDArray[np.int64]) -> None:

@@ -13,8 +13,8 @@ Strategy = Literal["auto", "ddp", "fsdp"]
 
 
 LABELLED = (
-    "folder, zip or tar, CSV, list file, Parquet file or folder, hf:OWNER/NAME, a published set such as 'cifar10', or "
-    "'digits'"
+    "folder, zip or tar, CSV, list file, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a published "
+    "set such as 'cifar10', or 'digits'"
 )
 
 
@@ -23,8 +23,8 @@ class DataSettings:
     """Where the images are."""
 
     data: str = option(
-        "folder of images, zip or tar, CSV, Parquet file or folder, hf:OWNER/NAME, a published set, or 'digits'; "
-        "several places joined by ':' (';' on Windows)",
+        "folder of images, zip or tar, CSV, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a "
+        "published set, or 'digits'; several places joined by ':' (';' on Windows)",
         "digits",
         group="data",
     )

@@ -130,7 +130,8 @@ def _imbalance(checked: Checked) -> list[Finding]:
 
 
 def _names(checked: Checked) -> list[Finding]:
-    groups = suggested_groups(checked.images)
+    # The names of shards, and the numbers of images in them, say nothing about what belongs together.
+    groups = None if checked.images.stream is not None else suggested_groups(checked.images)
     if groups is None:
         return []
     split: dict[str, set[str]] = {}

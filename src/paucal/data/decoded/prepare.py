@@ -19,6 +19,7 @@ from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore
 from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
 from paucal.data.decoded.known import KnownImages, content_of, digest_of
 from paucal.data.decoded.read_as import ReadAs
+from paucal.data.decoded.streamed import stream_images
 from paucal.data.decoded.value_range import measure_range
 from paucal.data.images import ImageSet, locate
 from paucal.data.sources.stores import EncodedStore
@@ -53,7 +54,7 @@ def prepare_images(
     """Verify every image once, and keep all of them decoded in a file that runs share.
 
     Where the disk has no room for them they are kept in memory, and where that does not do either they are verified
-    and read anew each time.
+    and read anew each time. Images of shards are read as they come (`stream_images`).
 
     Args:
         image_set: the images, of files or in memory.
@@ -70,6 +71,8 @@ def prepare_images(
     """
     if reading.value_range is None:
         reading = replace(reading, value_range=measure_range(image_set))
+    if image_set.stream is not None:
+        return stream_images(image_set, reading, on_bad, workers, progress)
     # Every image is looked at through the reading, also where nothing is reduced: then it changes nothing.
     seen = replace(image_set, store=ReadAs(image_set.store, reading), reading=reading)
     encoded = all(isinstance(locate(image_set.store, index)[0], EncodedStore) for index in range(len(image_set)))

@@ -38,7 +38,7 @@ def measure_range(images: ImageSet) -> tuple[float, float] | None:
 
 def _deep(images: ImageSet) -> Iterator[NDArray[np.float64]]:
     """Yield finite values of up to 32 deep images."""
-    looked = [int(index) for index in spread(len(images), _LOOKED_AT) if _may_be_deep(images, int(index))]
+    looked = [int(index) for index in images.sample(_LOOKED_AT) if _may_be_deep(images, int(index))]
     count = 0
     for index in [looked[place] for place in spread(len(looked), _LOOKED_AT)]:
         store, place = locate(images.store, index)

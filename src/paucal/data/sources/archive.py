@@ -145,7 +145,7 @@ def _zip_entries(file: Path) -> list[_Entry]:
             raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password")
         # A link in a zip is a file that holds a path; nothing but its few bytes would be read.
         files = [one for one in found if not one.is_dir() and not stat.S_ISLNK(one.external_attr >> 16)]
-        return [_Entry(_checked(file, one.filename), one.header_offset, one.file_size) for one in files]
+        return [_Entry(checked_name(file, one.filename), one.header_offset, one.file_size) for one in files]
 
 
 def _tar_entries(file: Path) -> list[_Entry]:
@@ -155,13 +155,13 @@ def _tar_entries(file: Path) -> list[_Entry]:
             _refuse_many(file, number)
             archive.members.clear()  # type: ignore[attr-defined]  # which would keep every header in memory
             if one.isreg() and not one.issparse():
-                name = _checked(file, one.name)
+                name = checked_name(file, one.name)
                 found[name] = _Entry(name, one.offset_data, one.size)  # of several of one name the last counts
     return list(found.values())
 
 
-def _checked(file: Path, name: str) -> str:
-    """Return the name of an entry in one spelling; refuse one that leads out of the archive."""
+def checked_name(file: Path | str, name: str) -> str:
+    """Return the name of an entry; raises a UserError where it leads out of the archive."""
     plain = name.replace("\\", "/")
     if plain.startswith("/") or PureWindowsPath(plain).drive or ".." in plain.split("/") or "\0" in plain:
         raise UserError(f"{file} holds the name {name[:80]!r}, which leads out of it: do not trust this archive")

@@ -1,6 +1,7 @@
 """Random access to the encoded images of Arrow files, as Hugging Face's `save_to_disk` writes them."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class ArrowStore(EncodedStore):
         keys: N names for messages.
     """
 
-    def __init__(self, files: list[str], column: str, rows: NDArray[np.int64], keys: list[str]) -> None:
+    def __init__(self, files: list[str], column: str, rows: NDArray[np.int64], keys: Sequence[str]) -> None:
         self._files, self._column, self._rows, self._keys = files, column, rows, keys
         self._forget()
 

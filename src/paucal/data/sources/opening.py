@@ -9,6 +9,8 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.data.named.locations import is_named
 from paucal.data.named.table import NAMED
+from paucal.data.shards.opening import find_shards, is_shard, open_shards
+from paucal.data.shards.place import LocalPlace, RemotePlace, is_remote
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
 from paucal.data.sources.digits import open_digits
 from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
@@ -19,6 +21,7 @@ from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table import TABLE_SUFFIXES, find_table, open_table
 from paucal.data.sources.voc_lists import is_voc, open_voc, refuse_boxes
+from paucal.data.verify import ReportProgress
 from paucal.types import UserError
 
 BUILT_IN = "digits"
@@ -34,6 +37,7 @@ class _Wanted:
     image_column: str | None
     root: Path | None
     separator: str | None = None
+    progress: ReportProgress | None = None
 
 
 def open_images(
@@ -45,15 +49,17 @@ def open_images(
     root: str | Path | None = None,
     download: bool = False,
     label_separator: str | None = None,
+    progress: ReportProgress | None = None,
 ) -> ImageSet:
     """Open images by location; the pixels are read later, one by one.
 
     Args:
         location: "digits" for the built-in data (`./digits` for a folder of that name); a folder of images, or a zip or
-            tar of one; a Parquet file in the Hugging Face layout or a folder of such files; a table (`table.py`) or a
-            list file (`listing.py`), or a folder with one; PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub;
-            the name of a published set (`named.py`), where no file or folder is called so; one image file when not
-            `labelled`; or several of these, joined by ":" (";" on Windows).
+            tar of one; a Parquet file in the Hugging Face layout or a folder of such files; a folder of tar shards in
+            WebDataset's layout (`shards/`), or its URL; a table (`table.py`) or a list file (`listing.py`), or a folder
+            with one; PASCAL VOC's lists; "hf:OWNER/NAME" on the Hugging Face hub; the name of a published set
+            (`named.py`), where no file or folder is called so; one image file when not `labelled`; or several of
+            these, joined by ":" (";" on Windows).
         labelled: False takes the images alone, from any nesting of folders, for pre-training and prediction.
         label_column: the column of a table or Parquet file that holds the class; None finds it.
         image_column: the column that holds the path or the image; None finds it.
@@ -62,6 +68,7 @@ def open_images(
         download: whether a set with a name may be fetched.
         label_separator: what stands between several labels in a cell of a table, "none" for one label in each; None
             finds out.
+        progress: called with (shards, shards in all) where shards without an index are looked through.
 
     Raises:
         UserError: the location does not exist, holds no images, or is not laid out as described; a set with a name is
@@ -82,13 +89,13 @@ def open_images(
 
         return open_named(str(location), root, download, labelled)
     base = None if root is None else Path(root).expanduser()
-    wanted = _Wanted(labelled, label_column, image_column, base, label_separator)
+    wanted = _Wanted(labelled, label_column, image_column, base, label_separator, progress)
     pieces = roots_of(location)
     if len(pieces) > 1:
         images = joined_sets([_open_one(piece, wanted, download) for piece in pieces], str(location))
     else:
         images = _open_one(location, wanted, download)
-    path = Path(location).expanduser()
+    path = Path(images.location if is_remote(location) else location).expanduser()
     if labelled and len(images.classes) < 2:
         only = "".join(images.classes)
         raise UserError(
@@ -103,6 +110,8 @@ def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet
         folder, files = hub_files(str(location), download)
         found = open_parquet(folder, files, wanted.labelled, wanted.label_column, wanted.image_column)
         return replace(found, name=str(location).rsplit("/", 1)[-1], location=str(location))
+    if is_remote(location):
+        return open_shards(RemotePlace(str(location)), wanted.labelled, wanted.label_column, progress=wanted.progress)
     path = Path(location).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist{_near_names(path)}")
@@ -116,6 +125,8 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
         return open_parquet(path, files, wanted.labelled, wanted.label_column, wanted.image_column)
     if is_voc(path):
         return open_voc(path, wanted.labelled)
+    if find_shards(path):
+        return open_shards(LocalPlace(path), wanted.labelled, wanted.label_column, progress=wanted.progress)
     if not wanted.labelled:  # a folder stands for all images below it then, listed or not
         return open_folder(path, labelled=False)
     refuse_boxes(path)
@@ -157,6 +168,9 @@ def _open_file(path: Path, wanted: _Wanted) -> ImageSet:
         return open_listing(path, labelled, wanted.root)
     if path.suffix.lower() in TABLE_SUFFIXES:
         return open_table(path, *_of(wanted))
+    if path.suffix.lower() == ".tar" and is_shard(path):
+        place = LocalPlace(path.parent)
+        return open_shards(place, wanted.labelled, wanted.label_column, path.name, wanted.progress)
     if path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)):
         return open_archive(path, labelled)
     if path.suffix.lower() not in IMAGE_SUFFIXES:

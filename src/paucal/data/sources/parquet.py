@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
+from paucal.data.shards.stream import Stream, is_streamed, read_as_they_come, window_for
+from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.arrow_store import ArrowStore, read_arrow
 from paucal.data.sources.folder import PARTS
 from paucal.data.sources.parquet_store import ParquetStore
@@ -75,7 +77,8 @@ def open_parquet(
     """
     files, notes = _with_parts([require_regular(file) for file in files])
     columns = _columns(files[0], labelled, label_column, image_column)
-    rows, raw = [], []
+    rows: list[NDArray[np.int64]] = []
+    raw: list[NDArray[Any]] = []
     for number, file in enumerate(files):
         values = _labels(file, columns)
         rows.append(np.stack([np.full(len(values), number), np.arange(len(values))], axis=1))
@@ -99,17 +102,39 @@ def open_parquet(
         parts = [part.replace("val", "test") for part in parts]
         notes.append("the labels of the test files are hidden, so the validation files are test images too")
     table = table[kept]
-    keys = [f"{names[number]}#{row}" for number, row in table]
+    keys = Texts.rows(names, [len(values) for values in raw])
+    keys = keys if len(kept) == len(labels) else keys.take(kept)
+    declared = Repeated(parts, table[:, 0])
+    stream = _stream(files, table)
+    if stream is not None:
+        notes.append(read_as_they_come(len(kept), len(files)))
+    store = _store(files)([str(file) for file in files], columns.image, table, keys)
     return ImageSet(
         name=files[0].stem if len(files) == 1 else root.resolve().name,
         location=str((files[0] if len(files) == 1 else root).resolve()),
         classes=classes,
-        keys=keys,
+        keys=list(keys) if stream is None else keys,
         labels=labels[kept],
-        declared=[parts[number] for number in table[:, 0]],
-        store=_store(files)([str(file) for file in files], columns.image, table, keys),
+        declared=list(declared) if stream is None else declared,
+        store=store,
         notes=tuple(notes),
+        stream=stream,
     )
+
+
+def _stream(files: list[Path], table: NDArray[np.int64]) -> Stream | None:
+    """Return where the rows lie, by their row groups, where there are too many to be decoded before a run."""
+    n_bytes = sum(file.stat().st_size for file in files)
+    if files[0].suffix == ARROW_SUFFIX or not is_streamed(len(table), n_bytes):
+        return None
+    blocks, first = np.zeros(len(table), dtype=np.int32), 0
+    for number, file in enumerate(files):
+        about = pq.read_metadata(file, memory_map=True)
+        ends = np.cumsum([about.row_group(group).num_rows for group in range(about.num_row_groups)])
+        rows = table[:, 0] == number
+        blocks[rows] = first + np.searchsorted(ends, table[rows, 1], side="right")
+        first += about.num_row_groups
+    return Stream(table[:, 0].astype(np.int32), blocks, window_for(n_bytes / max(1, len(table))))
 
 
 def _hidden(files: list[Path], parts: list[str]) -> bool:

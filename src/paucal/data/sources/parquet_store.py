@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from paucal.data.decode import UnreadableImage
+from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
 from paucal.data.sources.stores import EncodedStore, Stamp, stamp_of
 
 _KEPT_BYTES = 1 << 30
+_STREAMED_BYTES = 2 * WINDOW_BYTES  # of which all but the window is on its way out
 _PICKLED = ("_files", "_column", "_rows", "_keys")  # all but what a new process reads for itself
 
 
@@ -21,7 +24,8 @@ class ParquetStore(EncodedStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
     A row group is the smallest piece of a Parquet file that can be read. Those read last are kept, encoded,
-    up to 1 GiB in each process; forked loader workers share what the parent has read.
+    up to 1 GiB in each process (512 MiB of a set of 200,000 images or more); forked loader workers share what the
+    parent has read.
 
     Args:
         files: paths of the Parquet files.
@@ -30,7 +34,7 @@ class ParquetStore(EncodedStore):
         keys: N names for messages.
     """
 
-    def __init__(self, files: list[str], column: str, rows: NDArray[np.int64], keys: list[str]) -> None:
+    def __init__(self, files: list[str], column: str, rows: NDArray[np.int64], keys: Sequence[str]) -> None:
         self._files, self._column, self._rows, self._keys = files, column, rows, keys
         self._forget()
 
@@ -106,6 +110,7 @@ class ParquetStore(EncodedStore):
 
     def _evict(self) -> None:
         total = sum(images.nbytes for images in self._groups.values())
-        while total > _KEPT_BYTES and len(self._groups) > 1:
+        most = _STREAMED_BYTES if is_streamed(len(self._rows), 0) else _KEPT_BYTES
+        while total > most and len(self._groups) > 1:
             _, oldest = self._groups.popitem(last=False)
             total -= oldest.nbytes

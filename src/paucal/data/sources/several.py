@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet
+from paucal.data.shards.stream import joined_stream
 from paucal.data.sources.joined import JoinedStore
 from paucal.types import UserError
 
@@ -24,6 +25,8 @@ def roots_of(location: str | Path) -> list[str]:
         ['digits']
     """
     text = str(location)
+    if "://" in text:  # a URL; several of them are not told apart from one
+        return [text]
     pieces = text.split(SEPARATOR)
     if len(pieces) < 2 or _exists(text) or not any(_exists(piece) for piece in pieces):
         return [text]
@@ -61,6 +64,7 @@ def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         labels=np.concatenate([one.labels for one in known]),
         declared=[part or ("train" if parts else "") for one in sets for part in one.declared],
         store=JoinedStore([one.store for one in sets]),
+        stream=joined_stream([one.stream for one in sets], [len(one) for one in sets]),
         hints=sets[0].hints,
         notes=tuple(f"{name}: {note}" for name, one in zip(names, sets, strict=True) for note in one.notes),
         multi_hot=None if not rows else np.concatenate(rows),

@@ -5,10 +5,11 @@ import io
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import PARTS, Split
-from paucal.reading import read_text
+from paucal.reading import is_regular, read_text
 from paucal.types import UserError
 
 MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
@@ -45,6 +46,8 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
         UserError: the file is missing or not as `write_split` writes it, or it names other images or classes
             than the set has.
     """
+    if (parts := _in_order(path, image_set)) is not None:
+        return Split(parts, f"the split stored in {path.name}")
     rows = read_rows(path)
     table = {row["key"]: row for row in rows}
     if len(table) != len(rows):
@@ -97,6 +100,30 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         if row["split"] not in PARTS:
             raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")
     return rows
+
+
+def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
+    """Return the parts of a file that lists the images in the order of the set, as a run has written it.
+
+    Nothing is kept but the parts: the rows of a million images as text would take a gigabyte. None where anything is
+    otherwise; `read_split` then says what.
+    """
+    if not is_regular(path) or path.stat().st_size > MOST_BYTES:
+        return None
+    names, parts = [*image_set.classes, ""], np.full(len(image_set), "", dtype="<U6")
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = csv.reader(file)
+            if next(rows, None) != _COLUMNS:
+                return None
+            wanted = zip(image_set.keys, image_set.labels.tolist(), strict=True)
+            for position, (row, (key, label)) in enumerate(zip(rows, wanted, strict=True)):
+                if len(row) != len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
+                    return None
+                parts[position] = row[3]
+    except (OSError, csv.Error, ValueError):  # the last where there are more or fewer rows than images
+        return None
+    return parts
 
 
 def _some(keys: list[str]) -> str:

@@ -11,6 +11,7 @@ from paucal.data.checking.names import group_name
 from paucal.data.checking.survey import survey_images
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
+from paucal.data.shards.texts import sorted_positions
 from paucal.data.splits.iterative import iterative_parts
 from paucal.types import UserError
 from paucal.wording import counted
@@ -179,7 +180,7 @@ def fold_parts(
     if groups is not None and len(np.unique(groups)) < folds:
         raise UserError(f"--group-by makes {counted(len(np.unique(groups)), 'group')}, too few for {folds} folds")
     # The order of the keys, not that of the files, decides, as in all splits.
-    order = np.asarray(sorted(range(len(images)), key=images.keys.__getitem__), dtype=np.int64)
+    order = sorted_positions(images.keys)
     if images.multi_hot is not None:
         drawn = iterative_parts(images.multi_hot[order], [1 / folds] * folds, derive_seed(seed, folds))
         parts = np.full(len(images), "train", dtype="<U6")

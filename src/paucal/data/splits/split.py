@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
+from paucal.data.shards.texts import sorted_positions
 from paucal.data.splits.groups import cut_groups, described, fold_parts, group_numbers, parse_fold, refuse_torn
 from paucal.data.splits.iterative import iterative_parts
 from paucal.types import UserError
@@ -241,7 +242,7 @@ def _cut(image_set: ImageSet, parts: NDArray[np.str_], cut: Mapping[str, float],
     elif pool.sum() < least:
         raise UserError(f"{image_set.location} has {counted(int(pool.sum()), 'image')}; expected at least {least}")
     parts = parts.copy()
-    by_key = np.asarray(sorted(range(len(image_set)), key=image_set.keys.__getitem__), dtype=np.int64)
+    by_key = sorted_positions(image_set.keys)
     by_key = by_key[pool[by_key]]
     for label in np.unique(image_set.labels[by_key]):
         members = _shuffled(by_key[image_set.labels[by_key] == label], seed, int(label))

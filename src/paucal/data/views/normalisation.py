@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paucal.data.decoded.entry import MappedStore
 from paucal.data.decoded.moments import image_moments
-from paucal.data.images import ImageSet, locate, spread
+from paucal.data.images import ImageSet, locate
 
 # A channel that never varies would be divided by zero; this is about two and a half of 255 grey levels.
 _SMALLEST_STD = 0.01
@@ -53,7 +53,7 @@ class Normalisation:
 
 
 def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_images: int = 1000) -> Normalisation:
-    """Measure the moments over images spread evenly over `indices`; every image counts the same.
+    """Measure the moments over images spread evenly over `indices` (in shards: in runs); every image counts the same.
 
     The standard deviation is that of all pixels about the common mean (not the mean of the images' own), and
     is at least 0.01.
@@ -64,7 +64,7 @@ def compute_normalisation(image_set: ImageSet, indices: NDArray[np.int64], max_i
     """
     if len(indices) == 0:
         raise ValueError("no images to measure the normalisation on")
-    chosen = np.asarray(indices)[spread(len(indices), max_images)]
+    chosen = image_set.sample(max_images, indices)
     moments = np.zeros((2, 3))
     for index in chosen:
         moments += _moments(image_set, int(index))

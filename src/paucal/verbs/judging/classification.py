@@ -113,7 +113,7 @@ def _predict(model: Deployed, judged: Judged, settings: EvalSettings, voice: Voi
 def _judge_by_real_labels(
     predictions: Predictions, real: Answers, images: ImageSet, output: Path, voice: Voice
 ) -> RealAccuracy:
-    answers = answers_of(real, [images.keys[position] for position in predictions.ids.tolist()])
+    answers = answers_of(real, [images.keys[int(position)] for position in predictions.ids])
     found = real_accuracy(predictions, answers)
     write_text(output / "real_labels.json", json.dumps(asdict(found), indent=2) + "\n")
     voice.say(

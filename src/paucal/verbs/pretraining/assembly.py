@@ -31,7 +31,7 @@ from paucal.verbs.pretraining.monitor import Monitor, knn_monitor
 from paucal.verbs.pretraining.published_order import timm_name, with_published_order
 from paucal.verbs.pretraining.stages import epochs_done
 from paucal.verbs.run.assembled import Assembled
-from paucal.verbs.run.images import Prepared, decoded, reading_for
+from paucal.verbs.run.images import Advance, Prepared, decoded, reading_for
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation, stored_preprocessing, stored_range
 from paucal.verbs.run.resuming import stored_split
@@ -102,7 +102,8 @@ def _open(
 
     What depends on the number of images is chosen again where some could not be read.
     """
-    found, value_range = load_unlabelled(settings), stored_range(run)
+    with bars("looking through shards") as advance:
+        found, value_range = load_unlabelled(settings, advance), stored_range(run)
     size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size or [USUAL_SIDE]
     with bars("reading images") as advance:
         images = decoded(found, settings, reading_for(size, value_range), advance)
@@ -143,8 +144,12 @@ def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, 
     return Preprocessing(size, ratio, ImageInput().interpolation, statistics.mean, statistics.std, value_range)
 
 
-def load_unlabelled(settings: PretrainSettings) -> ImageSet:
+def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
     """Open the images of any nesting of folders without their labels, and without a look at their pixels.
+
+    Args:
+        settings: where they are.
+        advance: called with (shards, shards in all) where shards are looked through.
 
     Raises:
         UserError: there are none, or a list of test images in the folder is damaged.
@@ -155,6 +160,7 @@ def load_unlabelled(settings: PretrainSettings) -> ImageSet:
         image_column=settings.image_column,
         root=settings.data_root,
         download=settings.download,
+        progress=advance,
     )
     folder = Path(settings.data).expanduser()
     if images.location == str(folder.resolve()) and folder.is_dir():

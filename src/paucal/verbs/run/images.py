@@ -16,6 +16,7 @@ from paucal.data.decoded.read_as import as_opened
 from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps, MapReader
 from paucal.data.named.locations import data_root, is_named
+from paucal.data.shards.place import is_remote
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
@@ -83,7 +84,11 @@ def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
     if is_named(settings.data, settings.data_root):
         # With a root the name stays a name, also where a folder is called so.
         changes["data_root"] = str(data_root(settings.data_root))
-    elif settings.data != BUILT_IN and all(Path(one).expanduser().exists() for one in roots_of(settings.data)):
+    elif (
+        settings.data != BUILT_IN
+        and not is_remote(settings.data)
+        and all(Path(one).expanduser().exists() for one in roots_of(settings.data))
+    ):
         changes["data"] = SEPARATOR.join(_absolute(one) for one in roots_of(settings.data))
     if settings.data_root is not None:
         changes["data_root"] = _absolute(settings.data_root)
@@ -123,7 +128,7 @@ def load_images(
     Raises:
         UserError: there are none, they are not laid out as expected, or some cannot be read.
     """
-    return decoded(find_images(settings, labelled), settings, reading, advance)
+    return decoded(find_images(settings, labelled, advance), settings, reading, advance)
 
 
 def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None) -> ImageSet:
@@ -135,8 +140,13 @@ def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance:
     return prepare_images(as_opened(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
-def find_images(settings: DataSettings, labelled: bool = True) -> ImageSet:
+def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
     """Open the images without a look at their pixels.
+
+    Args:
+        settings: where they are, and which of their classes are used.
+        labelled: whether they must have labels.
+        advance: called with (shards, shards in all) where shards are looked through.
 
     Raises:
         UserError: there are none, or they are not laid out as expected.
@@ -149,6 +159,7 @@ def find_images(settings: DataSettings, labelled: bool = True) -> ImageSet:
         image_column=settings.image_column,
         root=settings.data_root,
         download=settings.download,
+        progress=advance,
     )
     if isinstance(settings, LabelledDataSettings) and settings.classes is not None:
         images = choose_classes(images, settings.classes)

@@ -56,8 +56,9 @@ def step_loader(
     balanced: bool = False,
 ) -> TrainLoader:
     """Return the loader of this process over the training images, from a forward pass on."""
+    train, stream = prepared.part("train"), prepared.images.stream
     sampler = StepSampler(
-        prepared.part("train"),
+        train,
         settings.images_per_pass,
         plan.total_steps * plan.accumulate,
         settings.seed,
@@ -66,7 +67,8 @@ def step_loader(
         world=world_size(),
         accumulate=plan.accumulate,
         repeats=repeats,
-        labels=prepared.images.labels[prepared.part("train")] if balanced else None,
+        labels=prepared.images.labels[train] if balanced else None,
+        stream=stream and stream.take(train),
     )
     return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
 

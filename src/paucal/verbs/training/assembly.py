@@ -8,6 +8,7 @@ import torch
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.checking.findings import Finding
+from paucal.data.shards.texts import taken
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import Card
 from paucal.evaluation.seen_images import seen_by_start
@@ -106,14 +107,14 @@ def assemble(
     if fewer:  # unreadable ones were left out, so what follows from the number of images is chosen anew
         return assemble(*asked, bars, run, split_images(asked[0], prepared.images))
     images = prepared.images
-    rungs = _rungs(settings, found, run)
+    rungs = _rungs(settings, found, run, whole=images.stream is None)
     objective, spec, notes = _build(settings, len(images.classes))
     suit_labels(settings, prepared, objective)
     if objective.data_request.label_maps:
         with bars("looking at label maps") as advance:
             prepared = with_label_maps(prepared, settings.labels, settings.method, advance)
     fed = feeding(settings, prepared, start.input and start.input(settings.model or ""), run)
-    held_out = frozenset(images.keys[i] for part in ("val", "test") for i in prepared.part(part))
+    held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, prepared.part(part)))
     settle_terms(settings, objective, Circumstances(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, prepared, objective)
     card = Card(spec, images.classes, fed)
@@ -151,8 +152,14 @@ def _plan(settings: TrainSettings, facts: Facts, rungs: Rungs | None) -> Plan:
     return replace(plan, total_steps=0) if rungs is not None and not rungs.tune else plan
 
 
-def _rungs(settings: TrainSettings, found: Choice, run: RunFolder | None) -> Rungs | None:
+def _rungs(settings: TrainSettings, found: Choice, run: RunFolder | None, whole: bool) -> Rungs | None:
     """Return what is known on the way up: as it is stored, or nothing yet; None where there is no way up.
+
+    Args:
+        settings: of the run, complete.
+        found: the weights to start from.
+        run: the run that goes on.
+        whole: whether features of all images fit in memory, as a probe needs them; not of millions in shards.
 
     Raises:
         UserError: the length or the rates of a new run do not do.
@@ -161,8 +168,8 @@ def _rungs(settings: TrainSettings, found: Choice, run: RunFolder | None) -> Run
         return read_rungs(run)
     rungs = None
     if found.candidates or settings.time is not None:
-        # The ladder is climbed by one process; several start from the weights at once.
-        candidates = found.candidates if settings.processes == 1 else ()
+        # The ladder is climbed by one process; several start from the weights at once, and so do images in shards.
+        candidates = found.candidates if settings.processes == 1 and whole else ()
         rungs = Rungs(candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
     _check_new(settings, rungs)
     return rungs
@@ -221,7 +228,8 @@ def _facts_of(start: Start, init: str | None) -> StartFacts | None:
 def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepared:
     """Open and split the images; they are decoded where it is known already how large they will be needed."""
     if settings.img_size is None:
-        images = find_images(settings)
+        with bars("looking through shards") as advance:
+            images = find_images(settings, advance=advance)
     else:
         with bars("reading images") as advance:
             images = load_images(settings, advance, reading=reading_for(settings.img_size, stored_range(run)))

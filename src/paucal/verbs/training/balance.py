@@ -65,8 +65,14 @@ def balance(settings: TrainSettings, prepared: Prepared, objective: Objective) -
     """Weigh the classes in an objective's loss, where the settings say so.
 
     Raises:
-        UserError: the method has no loss of labels that could be weighed, or both ways are asked for at once.
+        UserError: the method has no loss of labels that could be weighed, both ways are asked for at once, or as many
+            images of every class are asked for from shards.
     """
+    if settings.sampling == "balanced" and prepared.images.stream is not None:
+        raise UserError(
+            "--sampling balanced jumps between all shards for every batch, which is too slow to train with: use "
+            "--class-weights auto."
+        )
     if settings.class_weights == "none":
         return
     if settings.sampling == "balanced":

@@ -1,0 +1,27 @@
+"""`paucal shard`: images written as shards."""
+
+from collections.abc import Sequence
+
+from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.settings.groups import LABELLED
+from paucal.verbs.sharding.settings import ShardSettings
+
+DESCRIPTION = """Write the images of a set into shards: a few large files instead of millions of small ones.
+Each part of the set gets its own shards, in random order; images keep their bytes, and what cannot be read is named.
+With an index beside them a run on a million images begins in seconds, here or from object storage. Below some hundred
+thousand images on a disk there is no need for it: paucal decodes such a set once and keeps it."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("shard", DESCRIPTION)
+    parser.add_argument("data", type=str, help=f"images: {LABELLED}")
+    parser.add_argument("output", type=str, help="new or empty folder for the shards, or a URL such as s3://bucket/set")
+    add_settings(parser, ShardSettings, skip=["data", "output"])
+    values, _ = parse(parser, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.sharding.launch import shard_set
+
+    shard_set(settings_among(values, ShardSettings), Voice())
+    return 0

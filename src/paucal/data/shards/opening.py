@@ -1,0 +1,264 @@
+"""Tar shards opened as a set of images, by the index that lies beside them or is made once and kept in the cache."""
+
+import hashlib
+import io
+import itertools
+import os
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+from paucal.data.decode import UnreadableImage
+from paucal.data.decoded.folder import usable_folder
+from paucal.data.images import ImageSet
+from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, read_index
+from paucal.data.shards.place import FOLDER, LocalPlace, Place, RemotePlace, is_remote
+from paucal.data.shards.stream import Stream, blocks_of, is_streamed, read_as_they_come, window_for
+from paucal.data.shards.tar_index import JSON_FIELD, LABEL_SUFFIXES, Rows, index_of, index_tar, sample_key
+from paucal.data.shards.tar_store import TarStore, size_in_header
+from paucal.data.shards.texts import Repeated, Texts
+from paucal.data.sources.archive import COMPRESSED
+from paucal.data.sources.folder import PARTS, ignored
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.data.verify import ReportProgress
+from paucal.types import UserError
+from paucal.wording import counted, was
+
+SUFFIX = ".tar"
+CLASSES = "classes.txt"
+_MOST_NAMES = 64 << 20  # bytes of the list of classes
+_LOOKED_AT = 64  # members of a tar that tell whether it is a shard
+
+
+def find_shards(folder: Path) -> bool:
+    """Return whether a folder holds tar shards: an index, or tar files in it or in its folders of parts, and no images.
+
+    Raises:
+        UserError: they are compressed.
+    """
+    if (folder / NAME).is_file():
+        return True
+    folders, files = _entries(folder)
+    if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
+        return False
+    parts = {name: _entries(folder / name, _LOOKED_AT)[1] for name in folders if name.lower() in PARTS}
+    files += [f"{name}/{file}" for name, below in parts.items() for file in below]
+    packed = [file for file in files if file.lower().endswith(COMPRESSED)]
+    tars = [file for file in files if file.lower().endswith(SUFFIX)]
+    if packed and len(packed) == len(files) and set(folders) == set(parts):
+        raise UserError(
+            f"{folder / packed[0]} is compressed as a whole, so that single images cannot be read from it: unpack it "
+            "to a plain .tar (gunzip, unxz, zstd -d), which is hardly larger, since images are compressed already"
+        )
+    return bool(tars) and all(any(file.lower().endswith(SUFFIX) for file in parts.get(name, ())) for name in folders)
+
+
+def _entries(folder: Path, most: int | None = None) -> tuple[list[str], list[str]]:
+    """Return the names of the folders and of the files in a folder, sorted; of some of them where it has many."""
+    folders, files = [], []
+    with os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, most):
+            if not ignored(entry.name):
+                (folders if entry.is_dir() else files).append(entry.name)
+    return sorted(folders), sorted(files)
+
+
+def is_shard(file: Path) -> bool:
+    """Return whether a tar file is WebDataset's: one of its first members holds the label of an image beside it."""
+    try:
+        with tarfile.open(file, "r:") as archive:
+            names = [one.name for _, one in zip(range(_LOOKED_AT), archive, strict=False)]
+    except (tarfile.TarError, OSError, EOFError, ValueError):
+        return False
+    return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
+
+
+def open_shards(
+    place: Place,
+    labelled: bool = True,
+    label_field: str | None = None,
+    only: str | None = None,
+    progress: ReportProgress | None = None,
+) -> ImageSet:
+    """Open tar shards as one set; the parts come from names such as `train-000000.tar`, or those of folders.
+
+    Args:
+        place: where they lie.
+        labelled: False leaves the labels unread; else images without one are left out with a note.
+        label_field: of the shards' JSON files, which holds the label; None for "label".
+        only: the name of the one shard to open; None for all.
+        progress: called with (shards looked through, shards in all) where there is no index yet.
+
+    Raises:
+        UserError: there are none, one is missing, damaged or compressed, the index does not match them, or no image
+            has a label.
+    """
+    index = _shipped(place, only) or _made(place, label_field or JSON_FIELD, only, progress)
+    images = _image_set(place, index, labelled, only)
+    if not labelled:
+        return images
+    kept = np.flatnonzero(images.labels >= 0)
+    bare = len(images) - len(kept)
+    if not len(kept):
+        raise UserError(
+            f"no image of {place.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or a "
+            f"field {label_field or JSON_FIELD!r} in 000001.json (--label-column names another); images without labels "
+            "do for 'paucal pretrain'"
+        )
+    if not bare:
+        return images
+    first = images.keys[int(np.flatnonzero(images.labels < 0)[0])]
+    return images.select(kept, f"{counted(bare, 'image')} without a label {was(bare)} left out ({first}, ...)")
+
+
+def _shipped(place: Place, only: str | None) -> ShardIndex | None:
+    """Return the index that lies beside the shards, once it is known to match them; None where there is none."""
+    content = None if only is not None else place.content(NAME, MOST_BYTES)
+    if content is None:
+        return None
+    shown = f"{place.location}/{NAME}"
+    index = read_index(io.BytesIO(content), shown)
+    listed = place.listing()
+    if listed is None:  # each shard is compared when it is fetched
+        return index
+    found = {shard.name: shard for shard in listed if shard.name.lower().endswith(SUFFIX)}
+    for number, shard in enumerate(index.files):
+        there = found.pop(shard.name, None)
+        if there is None:
+            raise UserError(
+                f"the shard {shard.name} is missing in {place.location}, and {NAME} names it; put it there, or {REMAKE}"
+            )
+        if there.size != shard.size or (there.changed != shard.changed and not _same(place, index, number)):
+            raise UserError(
+                f"the shard {shard.name} of {place.location} was changed after it was indexed ({there.size} bytes, "
+                f"{shard.size} in {NAME}); {REMAKE}"
+            )
+    if found:
+        raise UserError(f"{NAME} of {place.location} does not name the shard {min(found)}; {REMAKE}")
+    return index
+
+
+def _same(place: Place, index: ShardIndex, number: int) -> bool:
+    """Return whether the first and the last image of a shard on this machine are where the index says.
+
+    A copy has another time of change than its original, so the time alone says little.
+    """
+    if not isinstance(place, LocalPlace):
+        return True
+    rows = np.flatnonzero(index.shards == number)
+    with place.path(index.files[number]).open("rb") as file:
+        for row in rows[[0, -1]] if len(rows) else ():
+            file.seek(int(index.offsets[row]) - HEADER)
+            if size_in_header(file.read(HEADER)) != index.lengths[row]:
+                return False
+    return True
+
+
+def _made(place: Place, label_field: str, only: str | None, progress: ReportProgress | None) -> ShardIndex:
+    """Return the index of shards that have none, from the cache where they are as they were."""
+    listed = place.listing()
+    if listed is None:
+        raise UserError(
+            f"{place.location} lists no files: check the address, or put the index {NAME} there, which 'paucal shard' "
+            "writes with the shards"
+        )
+    files = [
+        Shard(shard.name, shard.size, part_of(shard.name), shard.changed)
+        for shard in listed
+        if shard.name.lower().endswith(SUFFIX) and not any(map(ignored, shard.name.split("/")))
+        if only in (None, shard.name)
+    ]
+    if not files:
+        parquet = any(shard.name.endswith(".parquet") for shard in listed)
+        advice = (
+            "copy Parquet files to this machine, or write tars with 'paucal shard'" if parquet else "check the address"
+        )
+        raise UserError(f"there are no shards (.tar) in {place.location}; {advice}")
+    names = _class_names(place)
+    kept = _kept_at(place, label_field, names, only)
+    if kept is not None and kept.is_file():
+        try:
+            with kept.open("rb") as file:
+                index = read_index(file, str(kept))
+        except (UserError, OSError):
+            index = None
+        if index is not None and index.files == tuple(files):
+            return index
+    rows: list[Rows] = []
+    for number, file in enumerate(files):
+        rows.append(index_tar(_path(place, file), f"{place.location}/{file.name}", label_field))
+        if progress is not None:
+            progress(number + 1, len(files))
+    index = index_of(files, rows, names)
+    if kept is not None:
+        try:
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            index.write(kept)
+        except OSError:  # a full disk costs the next run some time, nothing else
+            kept.unlink(missing_ok=True)
+    return index
+
+
+def _path(place: Place, shard: Shard) -> Path:
+    try:
+        return place.path(shard)
+    except UnreadableImage as problem:
+        raise UserError(str(problem)) from None
+
+
+def _kept_at(place: Place, label_field: str, names: list[str], only: str | None) -> Path | None:
+    folder = usable_folder()
+    told = "\n".join([place.location, label_field, only or "", *names])
+    digest = hashlib.blake2b(told.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return None if folder is None else folder / FOLDER / f"{digest}.npz"
+
+
+def _class_names(place: Place) -> list[str]:
+    content = place.content(CLASSES, _MOST_NAMES)
+    if content is None:
+        return []
+    names = [line.strip() for line in content.decode(errors="surrogateescape").splitlines() if line.strip()]
+    if len(set(names)) != len(names):
+        raise UserError(f"{place.location}/{CLASSES} names a class twice; give each its own line, in label order")
+    return names
+
+
+def part_of(name: str) -> str:
+    """Return the part that a shard's name tells, else that of its folder; "" for none.
+
+    Example:
+        >>> part_of("imagenet1k-train-0000.tar"), part_of("validation/0000.tar"), part_of("0000.tar")
+        ('train', 'val', '')
+    """
+    folder, _, file = name.lower().rpartition("/")
+    words = {PARTS[word] for word in re.split(r"[-_.]", file) if word in PARTS}
+    if len(words) == 1:
+        return words.pop()
+    return PARTS.get(folder.rpartition("/")[2], "")
+
+
+def _image_set(place: Place, index: ShardIndex, labelled: bool, only: str | None) -> ImageSet:
+    counts = np.bincount(index.shards, minlength=len(index.files)).tolist()
+    keys = Texts.below([shard.name for shard in index.files], index.shards, index.keys)
+    parts = ("", "train", "val", "test")
+    codes = np.asarray([parts.index(shard.part) for shard in index.files])[index.shards]
+    labels = index.labels.astype(np.int64) if labelled else np.full(len(index), -1, dtype=np.int64)
+    streamed = isinstance(place, RemotePlace) or is_streamed(len(index), sum(shard.size for shard in index.files))
+    return ImageSet(
+        name=place.name if only is None else Path(only).stem,
+        location=place.location if only is None else f"{place.location}/{only}",
+        classes=index.classes if labelled else (),
+        keys=keys,
+        labels=labels,
+        declared=Repeated(parts, codes if only is None else np.zeros_like(codes)),
+        store=TarStore(place, index, keys),
+        notes=(*([read_as_they_come(len(index), len(index.files))] if streamed else []), *index.notes),
+        stream=Stream(index.shards, blocks_of(counts), window_for(float(index.lengths.mean()))) if streamed else None,
+    )
+
+
+def open_place(location: str) -> Place:
+    """Return the place that a URL or a folder names."""
+    return RemotePlace(location) if is_remote(location) else LocalPlace(Path(location).expanduser())

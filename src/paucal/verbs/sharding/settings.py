@@ -1,0 +1,25 @@
+"""The settings of `paucal shard`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.groups import LabelledDataSettings
+from paucal.settings.options import option
+
+_GROUP = "shards"
+
+
+@dataclass(frozen=True)
+class ShardSettings(LabelledDataSettings):
+    """Every setting of `paucal shard`; the command line and `paucal.shard` share it."""
+
+    output: str | None = option("new or empty folder for the shards, or a URL such as s3://bucket/set", group=_GROUP)
+    format: Literal["tar", "parquet"] = option(
+        "tar files in WebDataset's layout, or Parquet in Hugging Face's, which is smaller for tiny images",
+        "tar",
+        group=_GROUP,
+    )
+    shard_size: int = option("MiB after which a shard is full", 256, group=_GROUP, low=1, high=1 << 16)
+    shard_images: int = option("images after which a shard is full", 10_000, group=_GROUP, low=1, high=1 << 24)
+    unlabelled: bool = option("take the images of any nesting of folders, without labels", False, group=_GROUP)
+    seed: int = option("of the order in which images are written", 0, group=_GROUP, low=0, high=2**62)

@@ -1,0 +1,156 @@
+"""Shards on object storage: fsspec's own memory stands for it."""
+
+import pickle
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from data.shards.made_sets import number_of, numbered
+from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.prepare import prepare_images
+from paucal.data.shards import place as place_module
+from paucal.data.shards.index import NAME
+from paucal.data.shards.place import RemotePlace, clear_fetched, fetched_bytes, upload
+from paucal.data.shards.writing import write_shards
+from paucal.data.sources.opening import open_images
+from paucal.types import UserError
+
+URL = "memory://bucket/set"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(place_module, "_PAUSE", 0.0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def storage(tmp_path, cache):
+    """Four shards of 25 images on storage, with their index."""
+    (tmp_path / "made").mkdir()
+    write_shards(numbered(100), tmp_path / "made", most_images=25)
+    upload(tmp_path / "made", URL)
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def fetched(monkeypatch) -> list[str]:
+    """Names of the shards that were fetched."""
+    found: list[str] = []
+    get = RemotePlace._get
+    monkeypatch.setattr(RemotePlace, "_get", lambda self, name, target: (found.append(name), get(self, name, target)))
+    return found
+
+
+def shards_in(cache: Path) -> list[str]:
+    return sorted(file.name for file in cache.rglob("*.tar"))
+
+
+def test_remote__is_opened_by_its_index_and_fetched_when_needed(storage, cache, fetched):
+    images = open_images(URL)
+    assert (len(images), images.name, images.location, images.classes) == (100, "set", URL, ("even", "odd", "third"))
+    assert images.stream is not None  # also where it is small: it is not all there
+    assert fetched == []
+    assert number_of(images.store.read(0)) % 3 == images.labels[0]
+    assert fetched == ["shard-000000.tar"]
+    store = pickle.loads(pickle.dumps(images.store))
+    assert sorted(number_of(store.read(n)) for n in range(100)) == list(range(100))
+    assert fetched == [f"shard-00000{n}.tar" for n in range(4)]
+    again = open_images(URL)
+    assert number_of(again.store.read(99)) % 3 == again.labels[99]
+    assert len(fetched) == 4
+    assert fetched_bytes(cache) > 4 * 25 * 512
+    assert clear_fetched(cache) > 0
+    assert shards_in(cache) == []
+
+
+def test_remote__shards_make_room_for_each_other(storage, cache, fetched, monkeypatch):
+    images = open_images(URL)
+    size = images.store._index.files[0].size  # type: ignore[attr-defined]
+    monkeypatch.setattr(place_module, "MOST_FETCHED", 2 * size + 100)
+    for n in range(100):
+        images.store.read(n)
+        assert len(shards_in(cache)) <= 2
+    assert shards_in(cache) == ["shard-000002.tar", "shard-000003.tar"]
+    assert fetched == [f"shard-00000{n}.tar" for n in range(4)]
+
+
+def test_remote__without_an_index_is_looked_through_once(storage, cache, fetched):
+    whole = open_images(URL)
+    storage.rm(f"/bucket/set/{NAME}")
+    images = open_images(URL)
+    assert list(images.keys) == list(whole.keys)
+    assert images.labels.tolist() == whole.labels.tolist()
+    assert len(fetched) == 4
+    clear = [file.unlink() for file in cache.rglob("*.tar")]
+    assert len(clear) == 4
+    assert len(open_images(URL)) == 100
+    assert len(fetched) == 4
+
+
+def test_remote__storage_that_lists_nothing_needs_the_index(storage, cache, monkeypatch):
+    monkeypatch.setattr(RemotePlace, "listing", lambda _: None)
+    assert len(open_images(URL)) == 100
+    storage.rm(f"/bucket/set/{NAME}")
+    with pytest.raises(UserError, match="lists no files: check the address, or put the index"):
+        open_images(URL)
+
+
+def test_remote__missing_changed_and_unreachable_shards_are_named(storage, cache, monkeypatch):
+    images = open_images(URL)
+    storage.pipe_file("/bucket/set/shard-000001.tar", b"short")
+    with pytest.raises(UnreadableImage, match=r"shard-000001\.tar of memory.* has 5 bytes, and the index says"):
+        images.store.read(30)
+    with pytest.raises(UserError, match=r"shard-000001\.tar of memory.* was changed after it was indexed"):
+        open_images(URL)
+    storage.rm("/bucket/set/shard-000001.tar")
+    with pytest.raises(UnreadableImage, match=r"shard-000001\.tar is missing in memory"):
+        images.store.read(30)
+    with pytest.raises(UserError, match=r"shard-000001\.tar is missing in memory"):
+        open_images(URL)
+    tries = []
+
+    def fail(*_):
+        tries.append(1)
+        raise ConnectionError("the network is down")
+
+    monkeypatch.setattr(RemotePlace, "_get", fail)
+    with pytest.raises(UnreadableImage, match=r"cannot be fetched from memory.*the network is down"):
+        images.store.read(60)
+    assert len(tries) == 3
+    assert list(cache.rglob("*.tmp")) == []
+
+
+def test_remote__sentences_for_what_cannot_be_opened(cache, monkeypatch):
+    with pytest.raises(UserError, match="memory://nothing lists no files: check the address"):
+        open_images("memory://nothing")
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/rows/train.parquet", b"x")
+    with pytest.raises(UserError, match=r"no shards \(\.tar\) in memory://rows; copy Parquet files to this machine"):
+        open_images("memory://rows")
+    files.rm("/rows", recursive=True)
+    with pytest.raises(UserError, match="cannot be opened"):
+        open_images("nosuch://bucket/set")
+    monkeypatch.setenv(VARIABLE, "off")
+    with pytest.raises(UserError, match="which is off or cannot be written"):
+        open_images(URL)
+
+
+def test_remote__chained_caches_of_fsspec_do(storage, cache):
+    images = open_images("simplecache::memory://bucket/set")
+    assert number_of(images.store.read(99)) % 3 == images.labels[99]
+
+
+def test_remote__is_prepared_by_a_sample(storage, cache):
+    images, left = prepare_images(open_images(URL), Reading(side=64))
+    assert (len(images), left) == (100, [])
+
+
+def test_upload__leaves_what_is_there(storage, tmp_path):
+    with pytest.raises(UserError, match="holds something already"):
+        upload(tmp_path / "made", URL)
