@@ -80,7 +80,7 @@ def _judge(
     images, _, train_labels = judged
     predictions = _predict(model, judged, settings, voice)
     report = record_classification(output, output, predictions, images, model.classes, train_labels)
-    draw_mistakes(output, predictions, images, model)
+    draw_mistakes(output, predictions, images, model, voice.say)
     voice.show(report_table(report))
     top1 = report.scores["top1"]
     voice.say(f"{images.name}: accuracy {percent(top1.value)}; tables and pictures lie in {output}")

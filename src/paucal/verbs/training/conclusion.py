@@ -83,11 +83,15 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
     best = outcome.best.get("epoch") if _selected(assembled) else None
     if outcome.rows:
         save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance, best=best))
-    report = _judge(run, assembled, predictions)
+    images, classes = assembled.prepared.images, assembled.card.classes
+    report = record_classification(
+        run.evaluation("test"), run.plots, predictions, images, classes, _train_labels(assembled)
+    )
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
     judged = Judgement(report, finish, calibrated)
     run.write_json("summary.json", summary(run, assembled, outcome, judged))
     clear_epochs(run, assembled)
+    draw_mistakes(run.plots, predictions, images, load_deployed(run), voice.say)
     page = write_report(run.path)
     voice.show(report_table(report))
     for line in closing_lines(run, assembled, outcome, judged, page):
@@ -105,14 +109,6 @@ def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) ->
     loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
     with voice.progress("testing") as advance:
         return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
-
-
-def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> ClassificationReport:
-    images, classes = assembled.prepared.images, assembled.card.classes
-    labels = _train_labels(assembled)
-    report = record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
-    draw_mistakes(run.plots, predictions, images, load_deployed(run))
-    return report
 
 
 def _selected(assembled: AssembledTraining) -> bool:
