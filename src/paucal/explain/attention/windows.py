@@ -92,7 +92,7 @@ def _maxvit(call: Call) -> Windows:
     shape = call.block_inputs[0].shape
     grid = (shape[2], shape[3]) if isinstance(block, PartitionAttention2d) else (shape[1], shape[2])
     cut = maxvit_partition if block.partition_block else grid_partition
-    return _windows(grid, cut(_indices(grid, call.block_inputs[0]), list(block.partition_size)))
+    return _windows(grid, cut(_indices(grid, call.block_inputs[0]), [int(side) for side in block.partition_size]))
 
 
 def _windows(grid: Size, cut: Tensor) -> Windows:
