@@ -1,13 +1,19 @@
 """`paucal explain` on a finished run."""
 
+import csv
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import paucal
 from cli.calls import failure
+from paucal import explain
 from paucal.cli.main import main
+from paucal.verbs.explaining.images import view_of
 
 PNG, SVG = b"\x89PNG", b"<?xml"
 
@@ -30,7 +36,8 @@ def test_explain__draws_what_is_asked_for(trained: Path, tmp_path: Path, capsys:
     assert {path.stem for path in (tmp_path / "out").iterdir()} == expected
     for path in (tmp_path / "out").iterdir():
         content = path.read_bytes()
-        assert content.startswith(PNG if path.suffix == ".png" else SVG)
+        assert content.startswith({".png": PNG, ".svg": SVG, ".csv": b"model,layer,head,bits,even_bits"}[path.suffix])
+    assert (tmp_path / "out" / "entropy.csv").is_file()
     assert "holds files already" in failure(capsys, *call, "--output", str(tmp_path / "out"))
 
 
@@ -45,6 +52,58 @@ def test_explain__in_python_numbers_folders_and_takes_any_mode(trained: Path) ->
         "image_2_attribution.png",
         "sheet.png",
     ]
+
+
+def test_explain__draws_several_queries_and_the_heads_of_several_models(trained: Path, tmp_path: Path) -> None:
+    photo, run, out = trained / "photos" / "class0" / "0.png", str(trained / "run"), tmp_path / "out"
+    call = ["explain", run, str(photo), "--show", "attention", "entropy", "--token", "0,0", "1,0"]
+    assert main([*call, "--against", run, "--output", str(out)]) == 0
+    drawn = {path.name for path in out.iterdir()}
+    assert {"0_attention.png", "entropy_ranked.png", "entropy_vit_mini.png", "entropy.csv"} <= drawn
+    rows = list(csv.DictReader((out / "entropy.csv").read_text().splitlines()))
+    model = paucal.load(run)
+    view, _ = model.card.preprocessing.transform()(Image.open(photo).convert("RGB"))
+    expected = explain.entropy_over(model.module, [view[None]])
+    for name in ("vit_mini", run):
+        own = [row for row in rows if row["model"] == name]
+        assert [row["layer"] for row in own] == ["blocks.0.attn"] * len(expected["blocks.0.attn"])
+        assert [float(row["bits"]) for row in own] == pytest.approx(expected["blocks.0.attn"].tolist(), abs=1e-4)
+        tokens = explain.read_attention(model.module, view[None])[0].keys.shape[1]
+        assert float(own[0]["even_bits"]) == pytest.approx(math.log2(tokens), abs=1e-4)
+
+
+def test_explain__shows_the_teachers_cells_beside_the_students(trained: Path, labelled: Path, tmp_path: Path) -> None:
+    photo = str(trained / "photos" / "class0" / "0.png")
+    call = ["explain", str(trained / "run"), photo, "--show", "tokens", "--teacher", str(labelled / "teacher")]
+    assert main([*call, "--output", str(tmp_path / "out")]) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["0_tokens.png"]
+
+
+@pytest.mark.parametrize("kind", ["half", "compiled"])
+def test_explain__takes_half_and_compiled_models_and_leaves_them_so(trained: Path, tmp_path: Path, kind: str) -> None:
+    usual = paucal.load(trained / "run")
+    module = usual.module.half() if kind == "half" else torch.compile(usual.module, backend="eager")
+    model = replace(usual, module=module)  # type: ignore[arg-type]
+    photo = str(trained / "photos" / "class0" / "0.png")
+    shown = ["attribution", "attention", "rollout", "features", "tokens", "entropy", "matches"]
+    found = paucal.explain_images(model, photo, show=shown, output=tmp_path / "out")
+    assert len(found.pictures) == 7
+    assert next(module.parameters()).dtype == (torch.float16 if kind == "half" else torch.float32)  # type: ignore[union-attr]
+
+
+def test_views__of_another_model_are_normalised_and_sized_as_it_expects(trained: Path) -> None:
+    model = paucal.load(trained / "run")
+    fed = replace(model.card.preprocessing, image_size=(24, 24), mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
+    other = replace(model, card=replace(model.card, preprocessing=fed))
+    mean, std = (
+        torch.tensor(values).view(3, 1, 1) for values in (model.card.preprocessing.mean, model.card.preprocessing.std)
+    )
+    grey = (torch.full((3, 16, 16), 0.6) - mean) / std  # an even image of 0.6
+    found = view_of(grey[None], model, other)
+    assert found.shape == (1, 3, 24, 24)
+    for channel, value in enumerate(((0.6 - 0.1) / 0.5, 0.6 - 0.2, (0.6 - 0.3) / 2)):
+        torch.testing.assert_close(found[0, channel], torch.full((24, 24), value), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(view_of(grey[None], model, model), grey[None])
 
 
 def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None:
@@ -64,6 +123,8 @@ def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None
         (["--show", "attention", "--token", "class"], "there is no token 'class' here"),
         (["--show", "head-tokens"], "has no head tokens"),
         (["--top", "0"], "--top"),
+        (["--against", "runs/9"], "--against compares the entropy of heads: add --show entropy"),
+        (["--show", "entropy", "--against", "runs/9"], "neither a run folder nor a timm model"),
     ],
 )
 def test_mistakes__are_one_sentence(
@@ -71,6 +132,18 @@ def test_mistakes__are_one_sentence(
 ) -> None:
     photo = str(trained / "photos" / "class0" / "0.png")
     assert message in failure(capsys, "explain", trained / "run", photo, *words)
+
+
+def test_mistakes__attention_of_a_network_without_any(
+    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo = str(next((labelled / "photos").rglob("*.png")))
+    for view in ("attention", "rollout", "entropy", "head-tokens"):
+        message = failure(capsys, "explain", labelled / "teacher", photo, "--show", view, "--output", tmp_path / "out")
+        assert "resnet10t has no attention that can be read" in message
+    message = failure(capsys, "explain", labelled / "teacher", photo, "--method", "rollout")
+    assert "--method rollout needs attention, which resnet10t lacks" in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_mistakes__about_the_model_and_the_images(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

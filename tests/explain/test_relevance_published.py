@@ -19,10 +19,12 @@ CASES = [
     for rule in ("mix", "sine")
     for size, depth in ((64, 2), (64, 4), (224, 2))
 ]
-# Of the largest value of a map. The recorded program itself differs by 2.7e-3 between float32 and double; in double,
-# where it divides and multiplies shared values by themselves plus 1e-9, it loses another 1e-6.
-RELATIVE, RELATIVE_DOUBLE = 5e-3, 2e-6
-SUMS = 2e-2  # divisions by sums near zero, in float32
+# Of the largest value of a map, as the sheet has them. At 224 pixels the recorded program itself differs by 2.7e-3
+# between float32 and double, more than the 2e-3 that are recommended; in double, where it divides and multiplies shared
+# values by themselves plus 1e-9, it loses another 1e-6 there. At 64 pixels all hold with room to spare.
+RELATIVE = {64: 2e-3, 224: 5e-3}
+RELATIVE_DOUBLE = {64: 1e-6, 224: 2e-6}
+SUMS = {64: 1e-2, 224: 2e-2}  # divisions by sums near zero, in float32
 
 
 def build(rule: str, size: int, depth: int) -> nn.Module:
@@ -46,7 +48,7 @@ def expected(rule: str, size: int, depth: int) -> dict[str, Any]:
     return RECORD["runs"][rule]["expected"][f"size {size} depth {depth}"]
 
 
-def require_map(actual: Tensor, record: dict[str, Any], relative: float = RELATIVE) -> None:
+def require_map(actual: Tensor, record: dict[str, Any], relative: float) -> None:
     assert list(actual.shape) == [1, *record["shape"]]
     flat = actual.flatten().double()
     values = torch.tensor(record["values"], dtype=torch.float64)
@@ -61,6 +63,7 @@ def test_relevance__is_that_of_the_published_program(rule: str, size: int, depth
     require_map(
         relevance(build(rule, size, depth), image(rule, size), CLASS),
         expected(rule, size, depth)["transformer_attribution"],
+        RELATIVE[size],
     )
 
 
@@ -68,7 +71,7 @@ def test_relevance__is_that_of_the_published_program(rule: str, size: int, depth
 def test_relevance__in_double_is_that_of_the_published_program(rule: str, size: int, depth: int) -> None:
     record = RECORD["runs"][rule]["float64_maps"][f"size {size} depth {depth}"]
     found = relevance(build(rule, size, depth).double(), image(rule, size).double(), CLASS)
-    require_map(found, record, RELATIVE_DOUBLE)
+    require_map(found, record, RELATIVE_DOUBLE[size])
 
 
 @pytest.mark.parametrize(("rule", "size", "depth"), CASES)
@@ -80,10 +83,10 @@ def test_layers__have_the_published_gradients_and_relevances(rule: str, size: in
     gradients = [float(one.gradient.double().norm()) for one in layers]
     assert gradients == pytest.approx(record["attention_gradient_l2"], rel=1e-4)
     sums = [float(one.relevance.double().sum()) for one in layers]
-    assert sums == pytest.approx(record["attention_relevance_sum"], rel=SUMS, abs=1e-4)
+    assert sums == pytest.approx(record["attention_relevance_sum"], rel=SUMS[size], abs=1e-4)
     raw = layers[-1].attention.cell_map("class").mean(1)
     require_map(raw, record["last_layer_attn"], 1e-4)
     last = layers[-1].attention.with_weights(layers[-1].relevance.clamp(min=0))
-    require_map(last.cell_map("class").mean(1), record["last_layer"])
+    require_map(last.cell_map("class").mean(1), record["last_layer"], RELATIVE[size])
     positive = [one.attention.with_weights(one.relevance.clamp(min=0).mean(2, keepdim=True)) for one in layers]
-    require_map(rolled_out(positive, found.start), record["rollout"])
+    require_map(rolled_out(positive, found.start), record["rollout"], RELATIVE[size])

@@ -1,13 +1,14 @@
 """Read the attention weights of a model, timm's or ours.
 
 timm's attention layers share a convention that ours follow: `fused_attn` tells whether a fused kernel may be used,
-which never shows its weights, and without it they pass through the submodule `attn_drop`.
+which never shows its weights, and without it they pass through the submodule `attn_drop`. Swin v2 has no fused path.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from timm.models.swin_transformer_v2 import WindowAttention
 from torch import Tensor, nn
 
 
@@ -32,7 +33,8 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if hasattr(module, "fused_attn") and isinstance(getattr(module, "attn_drop", None), nn.Module)
+        if (hasattr(module, "fused_attn") or isinstance(module, WindowAttention))
+        and isinstance(getattr(module, "attn_drop", None), nn.Module)
     }
 
 
@@ -59,17 +61,17 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     maps: dict[str, Tensor] = {}
     layers = attention_layers(model)
-    fused = {name: layer.fused_attn for name, layer in layers.items()}
+    fused = {name: layer.fused_attn for name, layer in layers.items() if hasattr(layer, "fused_attn")}
     handles = [
         layer.attn_drop.register_forward_pre_hook(_Recorder(maps, name))  # type: ignore[union-attr]
         for name, layer in layers.items()
     ]
     try:
-        for layer in layers.values():
-            layer.fused_attn = False  # type: ignore[assignment]
+        for name in fused:
+            layers[name].fused_attn = False  # type: ignore[assignment]
         yield maps
     finally:
         for handle in handles:
             handle.remove()
-        for name, layer in layers.items():
-            layer.fused_attn = fused[name]
+        for name, usual in fused.items():
+            layers[name].fused_attn = usual

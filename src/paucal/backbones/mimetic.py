@@ -53,7 +53,8 @@ def _layers(model: nn.Module) -> Iterator[nn.Module]:
         joint, output = getattr(layer, "qkv", None), getattr(layer, "proj", None)
         if not (isinstance(joint, nn.Linear) and isinstance(output, nn.Linear)):
             continue
-        if joint.out_features == 3 * joint.in_features and output.in_features == output.out_features:
+        cosine = hasattr(layer, "logit_scale")  # Swin v2, whose products do not grow with its weights
+        if joint.out_features == 3 * joint.in_features and output.in_features == output.out_features and not cosine:
             yield layer
 
 

@@ -11,6 +11,20 @@ from paucal.backbones.probe import model_name
 from paucal.types import UserError
 
 
+def plain(model: nn.Module) -> nn.Module:
+    """Return a model as it was written, before `torch.compile`, and in float32: a copy, where it is in half precision.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit").half()
+        >>> next(plain(model).parameters()).dtype, next(model.parameters()).dtype
+        (torch.float32, torch.float16)
+    """
+    module = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps
+    floats = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    return module if floats <= {torch.float32, torch.float64} else copy.deepcopy(module).float()
+
+
 @contextmanager
 def explainable(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the module whose inner tensors can be read: in evaluation mode, float32, uncompiled, without checkpoints.
@@ -28,11 +42,7 @@ def explainable(model: nn.Module) -> Iterator[nn.Module]:
         >>> next(model.parameters()).dtype, model.training
         (torch.float16, True)
     """
-    module = getattr(model, "_orig_mod", model)  # what `torch.compile` wraps
-    if any(
-        p.is_floating_point() and p.dtype != torch.float32 and p.dtype != torch.float64 for p in module.parameters()
-    ):
-        module = copy.deepcopy(module).float()
+    module = plain(model)
     training = [part for part in module.modules() if part.training]
     learning = [p for p in module.parameters() if p.requires_grad]
     checkpointed = bool(getattr(module, "grad_checkpointing", False))

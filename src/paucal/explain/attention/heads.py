@@ -5,6 +5,7 @@ with the mask of the largest weights that hold 60 % of its attention, for a quer
 query with row and column exchanged, and gives no number for the entropy where a weight underflows; neither here.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -89,6 +90,11 @@ def mean_entropy(attention: AttentionMap) -> Tensor:
     bits = entropy(attention.weights)  # (B, groups, heads, Q)
     real = (attention.queries >= 0).to(bits)[None, :, None]
     return (bits * real).sum((0, 1, 3)) / (real.sum() * bits.shape[0])
+
+
+def most_entropy(attention: AttentionMap) -> float:
+    """Return the bits of attention that is even over all keys that a query can see."""
+    return math.log2(max(1, int((attention.keys >= 0).sum(1).max())))
 
 
 def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:

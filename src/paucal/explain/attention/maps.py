@@ -100,6 +100,12 @@ class AttentionMap:
         """Return the same places with other weights (B, groups, heads, Q, K)."""
         return replace(self, weights=weights)
 
+    def asks(self) -> Tensor:
+        """Return which tokens ask in this layer, bool (tokens,): all, or only a class token (CaiT), or only cells."""
+        asked = torch.zeros(len(self.tokens), dtype=torch.bool, device=self.queries.device)
+        asked[self.queries[self.queries >= 0]] = True
+        return asked
+
     def row(self, token: Token) -> Tensor:
         """Return how much a token attends to every key, (B, heads, keys); padding it attends to is left out.
 

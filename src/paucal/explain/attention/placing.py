@@ -1,41 +1,28 @@
 """Find out where in the image the queries and keys of an attention layer lie.
 
 A layer shows only (batch, heads, queries, keys). What its module and the block around it were given tells the rest: a
-full attention has as many queries as its input has tokens; windows are cut as the family cuts them, from a map of
-indices instead of features.
+full attention has as many queries as its input has tokens; windows are cut as the family cuts them (`windows`).
 """
 
-from typing import Any, NamedTuple
-
 import torch
-from timm.models.swin_transformer import SwinTransformerBlock, window_partition
+from timm.models.nest import Attention as NestAttention
+from timm.models.pvt_v2 import Attention as PvtAttention
+from timm.models.twins import GlobalSubSampleAttn
+from timm.models.xcit import XCA
 from torch import Tensor, nn
-from torch.nn import functional
 
-from paucal.backbones.families.common.windows import lay_out
-from paucal.backbones.families.cvt.windows import WindowAttention, partition, window_of
+from paucal.backbones.families.cvt.cvt import ConvAttention
+from paucal.backbones.families.cvt.cvt_drloc import SharedConvAttention
 from paucal.backbones.families.dhvt.layers import HeadInteractedAttention
-from paucal.backbones.families.swin.layers import PaddedSwinBlock
+from paucal.backbones.families.vil.sparse import GlobalAttention, SparseAttention
 from paucal.backbones.layout import grid_sides
+from paucal.explain.attention.calls import Call
 from paucal.explain.attention.maps import AttentionMap, Size, Tokens
+from paucal.explain.attention.sparse import place_global, place_sparse
+from paucal.explain.attention.windows import windows_of
 
 MOST_PREFIX = 9  # 8 registers and a class token
-
-
-class Call(NamedTuple):
-    """What a layer and the block around it were called with.
-
-    Attributes:
-        layer: the attention layer.
-        block: the module that holds it.
-        inputs: positional arguments of the layer.
-        block_inputs: positional arguments of the block.
-    """
-
-    layer: nn.Module
-    block: nn.Module
-    inputs: tuple[Any, ...]
-    block_inputs: tuple[Any, ...]
+POOLS_CELLS = (PvtAttention, GlobalSubSampleAttn, ConvAttention, SharedConvAttention)  # squares of them, to a grid
 
 
 def place(name: str, weights: Tensor, call: Call, model: nn.Module, images: Tensor) -> AttentionMap | None:
@@ -48,11 +35,28 @@ def place(name: str, weights: Tensor, call: Call, model: nn.Module, images: Tens
         model: the whole.
         images: (B, C, H, W).
     """
-    if isinstance(call.block, SwinTransformerBlock):
-        return _place_swin(name, weights, call, len(images))
-    if isinstance(call.layer, WindowAttention):
-        return _place_cvt(name, weights, call, len(images))
+    if isinstance(call.layer, SparseAttention):
+        return place_sparse(name, weights, call, prefix_names(model, call.layer.global_tokens))
+    if isinstance(call.layer, GlobalAttention):
+        return place_global(name, weights, call, prefix_names(model, weights.shape[2]))
+    found = windows_of(call)
+    if found is not None:
+        grouped = as_groups(weights, call.layer, len(images))
+        return AttentionMap(name, grouped, Tokens(found.grid), Tokens(found.grid), found.places, found.places)
     return _place_full(name, weights, call, model, images)
+
+
+def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
+    """Return weights (or their gradients) as a layer computes them as (B, groups, heads, queries, keys).
+
+    Args:
+        weights: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a dimension of their own.
+        layer: that computed them.
+        batch: B.
+    """
+    if weights.ndim == 5:
+        return weights.transpose(1, 2) if isinstance(layer, NestAttention) else weights
+    return weights.unflatten(0, (batch, -1))
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
@@ -76,14 +80,16 @@ def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
 
 def _place_full(name: str, weights: Tensor, call: Call, model: nn.Module, images: Tensor) -> AttentionMap | None:
     inputs = call.inputs[0]
-    if weights.ndim != 4 or len(weights) != len(images):
-        return None
+    if weights.ndim != 4 or len(weights) != len(images) or isinstance(call.layer, XCA):
+        return None  # windows that are not known, or channels that attend to each other
     heads = _head_tokens(call.layer)
-    shown = inputs.shape[1] if inputs.ndim == 3 else inputs[0, ..., 0].numel()
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
-    if shown + heads != queries and not (queries == 1 and shown == keys):
-        return None  # channels attend to each other (XCiT), or single windows
+    shown = _counts(inputs)
+    if queries - heads not in shown and not (queries == 1 and keys in shown):
+        return None
+    if queries not in (1, keys) and not isinstance(call.layer, POOLS_CELLS):
+        return None  # keys that may be pooled along rows (NextViT)
     tokens = tokens_of(keys if queries == 1 else queries, model, size, heads)
     if tokens is None:
         return None
@@ -91,7 +97,14 @@ def _place_full(name: str, weights: Tensor, call: Call, model: nn.Module, images
     if key_tokens is None:
         return None
     places = [torch.arange(count, device=weights.device)[None] for count in (queries, keys)]
-    return AttentionMap(name, weights[:, None], tokens, key_tokens, places[0], places[1])
+    return AttentionMap(name, as_groups(weights, call.layer, len(images)), tokens, key_tokens, places[0], places[1])
+
+
+def _counts(inputs: Tensor) -> tuple[int, ...]:
+    """Return how many tokens an input may hold: (B, N, C), or a map of cells with channels last or first."""
+    if inputs.ndim == 3:
+        return (inputs.shape[1],)
+    return (inputs.shape[1] * inputs.shape[2], inputs.shape[2] * inputs.shape[3]) if inputs.ndim == 4 else ()
 
 
 def tokens_of(
@@ -117,37 +130,3 @@ def tokens_of(
 
 def _head_tokens(layer: nn.Module) -> int:
     return layer.num_heads if isinstance(layer, HeadInteractedAttention) and layer.head_tokens else 0
-
-
-def _place_swin(name: str, weights: Tensor, call: Call, batch: int) -> AttentionMap:
-    block: Any = call.block
-    size = (call.block_inputs[0].shape[1], call.block_inputs[0].shape[2])
-    index = _indices(size, weights.device)
-    if isinstance(block, PaddedSwinBlock):
-        windows = block.windows(size)
-        laid, window = lay_out(index + 1, windows) - 1, windows.window
-    else:
-        (rows, columns), (down, right) = block.window_size, block.shift_size
-        shifted = index.roll((-down, -right), (1, 2))  # timm shifts before it pads
-        fill = (0, 0, 0, -size[1] % columns, 0, -size[0] % rows)
-        laid, window = functional.pad(shifted, fill, value=-1), (rows, columns)
-    return _windowed(name, weights, batch, Tokens(size), window_partition(laid, window))
-
-
-def _place_cvt(name: str, weights: Tensor, call: Call, batch: int) -> AttentionMap:
-    layer: Any = call.layer
-    size = call.inputs[1]
-    window = window_of(size, layer.window_size[0], layer.padding)
-    fill = (0, 0, 0, -size[1] % window[1], 0, -size[0] % window[0])
-    laid = functional.pad(_indices(size, weights.device), fill, value=-1)
-    return _windowed(name, weights, batch, Tokens(size), partition(laid, window))
-
-
-def _windowed(name: str, weights: Tensor, batch: int, tokens: Tokens, windows: Tensor) -> AttentionMap:
-    places = windows.reshape(-1, weights.shape[-1])
-    return AttentionMap(name, weights.unflatten(0, (batch, len(places))), tokens, tokens, places, places)
-
-
-def _indices(size: Size, device: torch.device) -> Tensor:
-    """Return the index of every cell as a map (1, H, W, 1)."""
-    return torch.arange(size[0] * size[1], device=device).view(1, *size, 1)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from paucal.backbones.attention_maps import attention_layers, recorded_attention
 from paucal.backbones.probe import model_name
+from paucal.explain.attention.calls import Call
 from paucal.explain.attention.maps import AttentionMap
-from paucal.explain.attention.placing import Call, place
+from paucal.explain.attention.placing import as_groups, place
 from paucal.explain.prepared import explainable, run
 from paucal.types import UserError
 
@@ -54,18 +55,20 @@ class Recorded(NamedTuple):
         logits: (B, K).
         maps: the layers whose places are known, shallow to deep.
         raw: their weights as the model computed with them, to be differentiated by; `maps` hold views.
+        layers: that computed them.
     """
 
     logits: Tensor
     maps: list[AttentionMap]
     raw: list[Tensor]
+    layers: list[nn.Module]
 
     def gradients(self, output_gradient: Tensor) -> list[Tensor]:
         """Return the gradients of the logits' product with (B, K) numbers by the weights, shaped as in `maps`."""
         found = torch.autograd.grad(self.logits, self.raw, output_gradient, allow_unused=True, retain_graph=True)
         return [
-            torch.zeros_like(one.weights) if gradient is None else gradient.view(one.weights.shape)
-            for one, gradient in zip(self.maps, found, strict=True)
+            torch.zeros_like(one.weights) if gradient is None else as_groups(gradient, layer, len(one.weights))
+            for one, layer, gradient in zip(self.maps, self.layers, found, strict=True)
         ]
 
 
@@ -102,7 +105,8 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
             f"the attention of {model_name(module)} is none between places of the image: use integrated-gradients or "
             "grad-cam."
         )
-    return Recorded(logits, maps, [weights[one.layer] for one in maps])
+    read = [one.layer for one in maps]
+    return Recorded(logits, maps, [weights[name] for name in read], [layers[name] for name in read])
 
 
 def require_attention(module: nn.Module) -> None:

@@ -6,7 +6,7 @@ is asked for, from the last layer to the first, which needs no matrix between al
 and merged cells are followed as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,6 @@ from torch.nn import functional
 from paucal.explain.attention.head_tokens import fold_head_tokens
 from paucal.explain.attention.maps import AttentionMap, Tokens
 from paucal.explain.attention.reading import read_attention
-
-Mixing = Callable[[Tensor, AttentionMap], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,19 +53,37 @@ class Flow:
         return Flow(torch.cat((prefix, cells.flatten(1), suffix), 1), tokens)
 
 
-def follow_back(start: Flow, layers: Sequence[AttentionMap], mix: Mixing) -> Flow:
+def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, move: float = 1.0) -> Flow:
     """Follow shares from the end of a network to its first layer.
+
+    Through a layer a token's share stays with the factor `keep`, by the shortcut, and goes where the token looks with
+    the factor `move`; what asks nothing in a layer (cells, where a class token alone attends) stays as it is.
 
     Args:
         start: on the last tokens.
         layers: shallow to deep, without head tokens.
-        mix: what one layer does to (B, tokens) shares of its queries.
+        keep: of what stays.
+        move: of what goes.
     """
     flow = start
-    for layer in reversed(layers):
-        flow = flow.on(layer.tokens)
-        flow = Flow(mix(flow.values, layer), layer.tokens)
+    for parts in reversed(_steps(layers)):
+        flow = flow.on(parts[0].tokens)
+        asked = torch.stack([one.asks() for one in parts]).any(0)
+        kept = torch.where(asked, keep, 1.0) * flow.values
+        moved = [keys_to_tokens(one.flow(flow.values), one) for one in parts]
+        flow = Flow(kept + move * torch.stack(moved).sum(0), flow.tokens)
     return flow
+
+
+def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
+    """Return the layers that stand one behind the other, each with its parts: ViL's global tokens ask beside cells."""
+    steps: list[list[AttentionMap]] = []
+    for layer in layers:
+        if steps and layer.layer.startswith(f"{steps[-1][0].layer}."):
+            steps[-1].append(layer)
+        else:
+            steps.append([layer])
+    return steps
 
 
 def keys_to_tokens(values: Tensor, layer: AttentionMap) -> Tensor:
@@ -110,11 +126,7 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
     """
     layers = [fold_normalised(one) for one in read_attention(model, images)]
     start = last_row(model, layers[-1].tokens, len(images), layers[-1].weights)
-
-    def mix(values: Tensor, layer: AttentionMap) -> Tensor:
-        return residual * values + (1 - residual) * keys_to_tokens(layer.flow(values), layer)
-
-    flow = follow_back(start, layers, mix)
+    flow = follow_back(start, layers, keep=residual, move=1 - residual)
     return flow.tokens.to_grid(flow.values)
 
 

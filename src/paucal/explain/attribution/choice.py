@@ -59,6 +59,13 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
     return found, f"it scored best on {_SAID[family]}"
 
 
+def ranked_methods(model: nn.Module) -> list[str]:
+    """Return the methods that a model has what they need for, the ones that scored best for its family first."""
+    possible = [name for name in methods_of(model) if METHODS[name].asks_class]
+    best = [name for name in BEST[family_of(model)] if name in possible]
+    return [*best, *(name for name in possible if name not in best)]
+
+
 def has_captum() -> bool:
     """Tell whether captum is installed."""
     return importlib.util.find_spec("captum") is not None

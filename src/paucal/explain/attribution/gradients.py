@@ -13,7 +13,7 @@ from paucal.backbones.layout import Hints, last_tensor, to_grid
 from paucal.backbones.probe import model_name
 from paucal.explain.attention.head_tokens import fold_head_tokens
 from paucal.explain.attention.reading import require_attention
-from paucal.explain.attention.rollout import follow_back, keys_to_tokens
+from paucal.explain.attention.rollout import follow_back
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.attribution.start import keep_output, run_with_blocks, start_of
 from paucal.explain.prepared import explainable, require_classes, run
@@ -49,7 +49,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
         fold_head_tokens(one.with_weights((one.weights.detach() * g).clamp(min=0).mean(2, keepdim=True)), False)
         for one, g in zip(recorded.maps, gradients, strict=True)
     ]
-    flow = follow_back(start, layers, lambda values, layer: values + keys_to_tokens(layer.flow(values), layer))
+    flow = follow_back(start, layers)
     return flow.tokens.to_grid(flow.values)
 
 

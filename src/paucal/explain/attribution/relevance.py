@@ -116,7 +116,7 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
 def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
     """Return (1 + A_L) ... (1 + A_1) in the row that `start` gives, on the cells."""
     folded = [fold_head_tokens(one, average=False) for one in layers]
-    flow = follow_back(start, folded, lambda values, layer: values + layer.flow(values))
+    flow = follow_back(start, folded)
     return flow.tokens.to_grid(flow.values)
 
 

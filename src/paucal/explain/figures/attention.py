@@ -1,16 +1,14 @@
-"""Pictures of attention: heads by entropy, DHVT's views, entropies over data, rollout and features."""
+"""Pictures of attention: maps side by side, DHVT's averaged attention, features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from paucal.explain.attention.heads import HeadView
-from paucal.explain.attention.maps import Token, Tokens
+from paucal.explain.attention.maps import Tokens
 from paucal.explain.figures.pictures import (
     Picture,
-    cell_centre,
     cell_heat,
     colour_bar,
     columns_for,
@@ -18,38 +16,6 @@ from paucal.explain.figures.pictures import (
     panels,
     title,
 )
-
-
-def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
-    """Draw all heads of a layer for one query, by falling entropy, with the outline of what holds most of the mass.
-
-    Args:
-        picture: (H, W, 3).
-        view: of the heads.
-        token: the query; a cell is marked at its centre.
-        layer: name.
-        mass: what the outline holds.
-    """
-    count = len(view.heads)
-    columns = columns_for(count + 1)
-    figure, axes = panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
-    flat = [one for row in axes for one in row]
-    flat[0].imshow(picture)
-    title(flat[0], f"query: {_said(token)}")
-    top = float(view.maps.max())
-    for panel, head, bits, values, mask in zip(
-        flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False
-    ):
-        cell_heat(panel, picture, values, 0.0, top)
-        _outline(panel, mask, picture.shape[:2])
-        title(panel, f"head {head + 1}, {bits:.1f} bits")
-    if not isinstance(token, str):
-        for panel in flat[: count + 1]:
-            x, y = cell_centre(token, (view.maps.shape[1], view.maps.shape[2]), picture.shape)
-            panel.plot(x, y, "o", color="#00b4d8", markeredgecolor="white", markersize=6)
-    colour_bar(figure, flat, 0.0, top, "attention", 0.6)
-    figure.supxlabel(f"{layer}; outlined: the cells that hold {mass:.0%} of a head", fontsize=8, x=0.02, ha="left")
-    return figure
 
 
 def maps_figure(
@@ -96,30 +62,6 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 HEAT_OF_MATRICES = "viridis"
 
 
-def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], images: int) -> Figure:
-    """Draw the entropy of every head of every layer over a set of images, beside the most it could be.
-
-    Args:
-        entropies: layer -> (heads,) bits.
-        most: layer -> bits of attention that is even.
-        images: how many they are of.
-    """
-    figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
-    axes = figure.subplots()
-    low = min(float(bits.min()) for bits in entropies.values())
-    for place, (_, bits) in enumerate(entropies.items()):
-        axes.plot([place] * len(bits), bits.tolist(), "o", color="#0072b2", alpha=0.6, ms=5)
-    axes.plot(range(len(most)), list(most.values()), "_", color="#d55e00", ms=16, label="even attention")
-    axes.plot([], [], "o", color="#0072b2", label="a head")
-    axes.set_xticks(range(len(entropies)), [str(place + 1) for place in range(len(entropies))], fontsize=8)
-    axes.set(
-        xlabel="attention layer, first to last", ylabel="entropy in bits", ylim=(0.9 * low, 1.05 * max(most.values()))
-    )
-    axes.set_title(f"how widely heads look, mean over {images} images", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False)
-    return figure
-
-
 def features_figure(picture: Picture, colours: Tensor) -> Figure:
     """Draw a picture beside its cells' features as colours (h, w, 3)."""
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.3)
@@ -131,22 +73,3 @@ def features_figure(picture: Picture, colours: Tensor) -> Figure:
     title(axes[0][1], "features as colours")
     figure.supxlabel("alike colours: alike features (three main components)", fontsize=8, x=0.02, ha="left")
     return figure
-
-
-def _outline(panel, mask: Tensor, shape: tuple[int, int]) -> None:
-    high, wide = shape[0] / mask.shape[0], shape[1] / mask.shape[1]
-    filled = np.pad(mask.numpy(), 1)
-    for row, column in zip(*np.nonzero(filled), strict=True):
-        top, left = (row - 1) * high - 0.5, (column - 1) * wide - 0.5
-        for empty, xs, ys in (
-            (not filled[row - 1, column], (left, left + wide), (top, top)),
-            (not filled[row + 1, column], (left, left + wide), (top + high, top + high)),
-            (not filled[row, column - 1], (left, left), (top, top + high)),
-            (not filled[row, column + 1], (left + wide, left + wide), (top, top + high)),
-        ):
-            if empty:
-                panel.plot(xs, ys, color="white", lw=1)
-
-
-def _said(token: Token) -> str:
-    return f"{token} token" if isinstance(token, str) else f"row {token[0]}, column {token[1]}"

@@ -43,7 +43,9 @@ def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture
     return view[0].permute(1, 2, 0).clamp(0, 1).numpy()
 
 
-def panels(rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0) -> tuple[Figure, list[list[Axes]]]:
+def panels(
+    rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0, scale: float = 1.0
+) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure of rows x columns panels for pictures of a (height, width), with room for titles.
 
     Args:
@@ -51,10 +53,13 @@ def panels(rows: int, columns: int, shape: tuple[int, int], extra: float = 0.0) 
         columns: of panels.
         shape: of the pictures, of which the proportion counts.
         extra: inches added to the height.
+        scale: of the panels, over their usual size.
     """
     longest = max(shape)
-    wide, high = PANEL * shape[1] / longest, PANEL * shape[0] / longest
-    figure = Figure(figsize=(columns * max(wide, 1.5) + 0.5, rows * (high + 0.45) + extra), layout="constrained")
+    wide, high = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
+    figure = Figure(
+        figsize=(columns * max(wide, 1.5 * scale) + 0.5, rows * (high + 0.45 * scale) + extra), layout="constrained"
+    )
     axes = figure.subplots(rows, columns, squeeze=False)
     for one in axes.flat:
         one.set_axis_off()

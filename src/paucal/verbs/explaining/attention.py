@@ -13,7 +13,8 @@ from paucal.explain.attention.heads import MASS, view_heads
 from paucal.explain.attention.maps import AttentionMap, Token
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
-from paucal.explain.figures.attention import features_figure, heads_figure, maps_figure, matrices_figure
+from paucal.explain.figures.attention import features_figure, maps_figure, matrices_figure
+from paucal.explain.figures.heads import heads_figure, queries_figure
 from paucal.types import UserError
 from paucal.verbs.explaining.images import Viewed, stacked
 from paucal.verbs.explaining.settings import ExplainSettings
@@ -23,11 +24,13 @@ MOST_TOKENS = 900  # of a matrix that can be drawn
 
 
 def heads_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the heads of a layer for a query: the class token where there is one, else the middle of the image."""
+    """Draw the heads of a layer for some queries: by default the class token, or else the middle of the image."""
     layer = _layer(read_attention(model.module, stacked([image], model)), settings.layer)
-    token = _token(settings.token, layer)
-    name = f"layer {layer.layer}"
-    return {"attention": heads_figure(image.picture, view_heads(layer, token), token, name, MASS)}
+    tokens = _tokens(settings.token, layer)
+    views, name = [view_heads(layer, token) for token in tokens], f"layer {layer.layer}"
+    if len(tokens) == 1:
+        return {"attention": heads_figure(image.picture, views[0], tokens[0], name, MASS)}
+    return {"attention": queries_figure(image.picture, views, tokens, name, MASS)}
 
 
 def rollout_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
@@ -81,9 +84,9 @@ def _layer(maps: list[AttentionMap], asked: str | None) -> AttentionMap:
     return found[0]
 
 
-def _token(asked: str | None, layer: AttentionMap) -> Token:
+def _tokens(asked: list[str] | None, layer: AttentionMap) -> list[Token]:
     rows, columns = layer.tokens.grid
-    if asked is None:
-        return layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)
-    cell = re.fullmatch(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*", asked)
-    return (int(cell[1]), int(cell[2])) if cell else asked
+    if not asked:
+        return [layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)]
+    cells = [re.fullmatch(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*", one) for one in asked]
+    return [(int(cell[1]), int(cell[2])) if cell else one for cell, one in zip(cells, asked, strict=True)]

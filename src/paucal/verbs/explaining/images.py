@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from paucal.data.decode import upright_rgb
 from paucal.evaluation.deployed import Deployed
@@ -69,6 +70,20 @@ def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
 def stacked(batch: Sequence[Viewed], model: Deployed) -> Tensor:
     """Return the model's input (B, 3, H, W) on its device."""
     return torch.stack([image.view for image in batch]).to(model.device)
+
+
+def view_of(images: Tensor, model: Deployed, other: Deployed) -> Tensor:
+    """Return the input (B, 3, H, W) of a model as another one is fed: the same part of the image at its own size."""
+    mine, its = model.card.preprocessing, other.card.preprocessing
+    images = images.to(other.device)
+    if (mine.mean, mine.std) != (its.mean, its.std):
+        mean, std, its_mean, its_std = (
+            images.new_tensor(values).view(1, -1, 1, 1) for values in (mine.mean, mine.std, its.mean, its.std)
+        )
+        images = (images * std + mean - its_mean) / its_std
+    if tuple(images.shape[2:]) != its.image_size:
+        images = functional.interpolate(images, its.image_size, mode="bicubic", antialias=True)
+    return images
 
 
 def stem(name: str) -> str:

@@ -1,28 +1,26 @@
 """`paucal.explain_images`: pictures of what a model sees in images."""
 
-import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
 from paucal.evaluation.deployed import Deployed
-from paucal.explain.attention.heads import entropy_over
-from paucal.explain.attention.reading import read_attention
+from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
-from paucal.explain.figures.attention import entropy_figure
 from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
+from paucal.explain.prepared import plain
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.explaining.attention import SINGLE
 from paucal.verbs.explaining.attribution import choose_method, class_numbers, explain_batch
-from paucal.verbs.explaining.images import Viewed, batched, read_images, stacked, stem
+from paucal.verbs.explaining.entropy import Entropies
+from paucal.verbs.explaining.images import Viewed, batched, read_images, stem
 from paucal.verbs.explaining.localization import localization_figures, open_localizer
 from paucal.verbs.explaining.matches import matches_figures
 from paucal.verbs.explaining.models import open_model
@@ -35,6 +33,7 @@ from paucal.wording import counted, did_you_mean
 
 Source = str | os.PathLike[str] | Image.Image
 MOST_ON_A_SHEET = 48
+NEEDS_ATTENTION = {"attention", "rollout", "head-tokens", "entropy"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def explain_all(
     views = _views(settings)
     if not sources:
         raise UserError("there are no images to explain: give files, folders or pictures.")
-    model = name if isinstance(name, Deployed) else open_model(name, settings.device)
+    model = open_model(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
     method = None
     if "attribution" in views:
         method, sentence = choose_method(model, settings.method)
@@ -108,6 +107,8 @@ def explain_all(
             advance(done, count)
     for label, figure in extra.last():
         pictures.write(label, figure)
+    if extra.entropies is not None and extra.entropies.images:
+        pictures.write_table("entropy", extra.entropies.table())
     voice.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
     return Explanations(pictures.folder, tuple(pictures.written), method)
 
@@ -123,43 +124,35 @@ def _views(settings: ExplainSettings) -> list[str]:
 class _Extra:
     """What is drawn once, from all images, and what some views need beside the model."""
 
-    def __init__(self, views: Sequence[str], model: Deployed) -> None:
-        self.views, self.model = views, model
+    def __init__(self) -> None:
         self.sheet: list[Explained] = []
-        self.entropies: dict[str, torch.Tensor] = {}
-        self.most: dict[str, float] = {}
-        self.seen = 0
         self.method = ""
+        self.entropies: Entropies | None = None
         self.localizer: Any = None
         self.token_views: Any = None
-
-    def add_entropy(self, batch: Sequence[Viewed]) -> None:
-        """Add a batch to the mean entropies."""
-        images = stacked(batch, self.model)
-        for layer, bits in entropy_over(self.model.module, [images]).items():
-            self.entropies[layer] = self.entropies.get(layer, 0) + bits.cpu() * len(batch)
-        if not self.most:
-            maps = read_attention(self.model.module, images[:1])
-            self.most = {one.layer: math.log2(one.keys.shape[1]) for one in maps}
-        self.seen += len(batch)
 
     def last(self) -> Iterator[tuple[str, Figure]]:
         """Yield the figures that are drawn once."""
         if len(self.sheet) > 1:
             for start in range(0, len(self.sheet), MOST_ON_A_SHEET):
                 yield "sheet", contact_sheet(self.sheet[start : start + MOST_ON_A_SHEET], self.method)
-        if self.entropies:
-            means = {layer: total / self.seen for layer, total in self.entropies.items()}
-            yield "entropy", entropy_figure(means, self.most, self.seen)
+        if self.entropies is not None and self.entropies.images:
+            yield from self.entropies.figures()
 
 
 def _opened(views: Sequence[str], name: Deployed | str, model: Deployed, settings: ExplainSettings) -> _Extra:
     """Open what some views need beside the model, before any work is done."""
-    extra = _Extra(views, model)
+    extra = _Extra()
+    if set(views) & NEEDS_ATTENTION:
+        require_attention(model.module)
     if "localization" in views:
         extra.localizer = open_localizer(name, model)
     if "tokens" in views:
         extra.token_views = open_token_views(model, settings.teacher, settings.device)
+    if "entropy" in views:
+        extra.entropies = Entropies(model, settings.against or (), settings.device)
+    elif settings.against:
+        raise UserError("--against compares the entropy of heads: add --show entropy.")
     return extra
 
 
@@ -188,8 +181,8 @@ def _figures(
             extra.sheet.append(one)
     for image in batch:
         yield from _figures_of(model, image, views, settings, extra)
-    if "entropy" in views:
-        extra.add_entropy(batch)
+    if extra.entropies is not None:
+        extra.entropies.add(batch)
     if "matches" in views:
         yield from matches_figures(model, batch)
 
@@ -202,6 +195,6 @@ def _figures_of(
             for label, figure in SINGLE[view](model, image, settings).items():
                 yield f"{stem(image.name)}_{label}", figure
     if extra.localizer is not None:
-        yield from localization_figures(extra.localizer, model, image, settings.token)
+        yield from localization_figures(extra.localizer, model, image, (settings.token or [None])[0])
     if extra.token_views is not None:
         yield f"{stem(image.name)}_tokens", extra.token_views.figure(image)

@@ -1,15 +1,19 @@
 """The most confident mistakes with what the model saw in them, for the report of a run."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.evaluation.deployed import Deployed
-from paucal.evaluation.mistakes import worst_mistakes
+from paucal.evaluation.mistakes import Mistake, worst_mistakes
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.record import save_figure
-from paucal.explain.attribution.choice import OF_CAPTUM, best_method
+from paucal.explain.attribution.choice import OF_CAPTUM, ranked_methods
 from paucal.explain.attribution.methods import METHODS, attribute
 from paucal.explain.figures.attribution import Explained
 from paucal.explain.figures.mistakes import mistakes_attribution_figure
@@ -20,33 +24,44 @@ SHOWN = 8
 NAME = "mistakes_attribution.png"
 
 
-def draw_mistakes(folder: Path, predictions: Predictions, images: ImageSet, model: Deployed) -> None:
+def draw_mistakes(
+    folder: Path, predictions: Predictions, images: ImageSet, model: Deployed, say: Callable[[str], None]
+) -> None:
     """Draw up to 8 of the most confident mistakes with the attribution of the answer and of the label.
 
-    A model that no method can explain leaves no picture; neither does one without mistakes.
+    A model that no method can explain leaves no picture; neither does one without mistakes. It fails nothing: the
+    scores are worth more than a picture beside them.
 
     Args:
         folder: of the pictures.
         predictions: of images of the set; their ids are positions in it.
         images: the set.
         model: that answered.
+        say: told in a sentence why there is no picture, where there could be one.
     """
-    mistakes = worst_mistakes(predictions, SHOWN)
-    (folder / NAME).unlink(missing_ok=True)
-    if not mistakes:
-        return
+    path = folder / NAME
+    try:
+        mistakes = worst_mistakes(predictions, SHOWN)
+        figure = _figure(mistakes, predictions, images, model) if mistakes else None
+        if figure is not None:
+            save_figure(path, figure)
+            return
+    except Exception as problem:  # whatever it is, the run is finished and judged
+        reason = str(problem).split("\n")[0].rstrip(".") or type(problem).__name__
+        say(f"note: what the model saw in its mistakes is not drawn ({reason}).")
+    with suppress(OSError):
+        path.unlink(missing_ok=True)  # of an earlier model, which would now be taken for this one's
+
+
+def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: Deployed) -> Figure:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     pictures = [images.store.read(one.id) for one in mistakes]
     made = [transform(picture) for picture in pictures]
     batch = torch.stack([view for view, _ in made]).to(model.device)
     places = {int(number): row for row, number in enumerate(predictions.ids.tolist())}
     shares = predictions.probabilities[[places[one.id] for one in mistakes]]
-    method = best_method(model.module, among=[name for name in METHODS if name not in OF_CAPTUM])[0]
     asked = [torch.tensor([getattr(one, kind) for one in mistakes]) for kind in ("predicted", "true")]
-    try:
-        maps = [attribute(model.module, batch, classes, method).float().cpu() for classes in asked]
-    except UserError:  # a model without blocks that give grids
-        return
+    method, maps = _maps(model, batch, asked)
     explained = [
         Explained(
             f"label: {model.classes[one.true]}",
@@ -57,4 +72,21 @@ def draw_mistakes(folder: Path, predictions: Predictions, images: ImageSet, mode
         )
         for row, one in enumerate(mistakes)
     ]
-    save_figure(folder / NAME, mistakes_attribution_figure(explained, METHODS[method].title))
+    return mistakes_attribution_figure(explained, METHODS[method].title)
+
+
+def _maps(model: Deployed, batch: Tensor, asked: list[Tensor]) -> tuple[str, list[Tensor]]:
+    """Return the method and its maps for the answers and for the labels, by the best method that can be computed.
+
+    Raises:
+        UserError: there is none.
+    """
+    problem = None
+    for method in ranked_methods(model.module):
+        if method in OF_CAPTUM:  # an extra, and slower
+            continue
+        try:
+            return method, [attribute(model.module, batch, classes, method).float().cpu() for classes in asked]
+        except UserError as found:  # such as blocks without grids
+            problem = problem or found
+    raise problem or UserError(f"there is no method for {model.card.backbone.name}.")

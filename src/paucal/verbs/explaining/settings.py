@@ -25,8 +25,13 @@ class ExplainSettings:
     explain_class: list[str] | None = option("classes to explain, by name (default: the likeliest)", group=_GROUP)
     top: int = option("likeliest classes side by side", 2, group=_GROUP, low=1, high=8)
     layer: str | None = option("attention layer, by its name or number from 1 (default: the last)", group=_GROUP)
-    token: str | None = option("query of the attention: a token's name, or ROW,COLUMN from 0", group=_GROUP)
+    token: list[str] | None = option(
+        "queries of the attention, a row for each: a token's name, or ROW,COLUMN from 0", group=_GROUP
+    )
     teacher: str | None = option("run or timm model whose token labels stand beside the model's", group=_GROUP)
+    against: list[str] | None = option(
+        "runs or timm models whose heads' entropy stands beside the model's, for --show entropy", group=_GROUP
+    )
     output: str | None = option("folder for the pictures (default: the next free in explanations/)", group=_PICTURES)
     format: Literal["png", "svg", "both"] = option("kind of picture", "png", group=_PICTURES)
     batch_size: int = option("images per pass", 16, group=_PICTURES, low=1, high=1 << 16)

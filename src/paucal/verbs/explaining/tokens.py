@@ -8,7 +8,7 @@ from paucal.evaluation.deployed import Deployed
 from paucal.explain.figures.tokens import tokens_figure
 from paucal.labeling import DenseTeacher
 from paucal.types import UserError
-from paucal.verbs.explaining.images import Viewed
+from paucal.verbs.explaining.images import Viewed, view_of
 from paucal.verbs.explaining.models import open_model
 
 
@@ -16,11 +16,12 @@ class TokenViews:
     """Asks models at every cell, as token labeling asks its teacher.
 
     Args:
-        models: (title, model) of each, with the same classes.
+        models: (title, model) of each; all know the classes of the last, which images are prepared for.
     """
 
     def __init__(self, models: list[tuple[str, Deployed]]) -> None:
-        self.classes = models[0][1].classes
+        self._model = models[-1][1]
+        self.classes = self._model.classes
         self._asked = [
             (title, one, DenseTeacher(one.module, one.card.preprocessing.image_size)) for title, one in models
         ]
@@ -33,11 +34,7 @@ class TokenViews:
 
     @torch.no_grad()
     def _shares(self, model: Deployed, dense: DenseTeacher, image: Viewed) -> Tensor:
-        size = model.card.preprocessing.image_size
-        view = image.view[None]
-        if tuple(view.shape[2:]) != size:  # both models look at the same part of the image, each at its own size
-            view = torch.nn.functional.interpolate(view, size, mode="bicubic", antialias=True)
-        maps, _ = dense(view.to(model.device))
+        maps, _ = dense(view_of(image.view[None], self._model, model))
         order = [model.classes.index(name) for name in self.classes]
         logits = maps[0].float()
         return (logits.sigmoid() if model.card.several else logits.softmax(0))[order].cpu()
@@ -47,7 +44,7 @@ def open_token_views(model: Deployed, teacher: str | None, device: str) -> Token
     """Open the model's token predictions, and those of a teacher beside them.
 
     Raises:
-        UserError: a model cannot be asked at single cells, or the teacher knows other classes or is fed otherwise.
+        UserError: a model cannot be asked at single cells, or the teacher does not know the model's classes.
     """
     model.require_classifier()
     if teacher is None:
@@ -56,10 +53,4 @@ def open_token_views(model: Deployed, teacher: str | None, device: str) -> Token
     missing = [name for name in model.classes if name not in other.classes]
     if missing:
         raise UserError(f"--teacher: {teacher} does not know the class {missing[0]!r} of the model: give another.")
-    mine, its = model.card.preprocessing, other.card.preprocessing
-    if (mine.mean, mine.std) != (its.mean, its.std):
-        raise UserError(
-            f"--teacher: {teacher} normalises images with {its.mean}, the model with {mine.mean}: train both with the "
-            "same --normalise."
-        )
     return TokenViews([("teacher", other), ("student", model)])

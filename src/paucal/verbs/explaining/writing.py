@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from paucal.explain.figures.pictures import as_bytes
 from paucal.reading import named_path
-from paucal.runs import write_atomically
+from paucal.runs import write_atomically, write_text
 from paucal.runs.writable import try_folder
 from paucal.types import UserError
 from paucal.verbs.run.outputs import refuse_among
@@ -70,6 +70,11 @@ class Pictures:
             content = as_bytes(figure, kind)
             write_atomically(path, lambda file, content=content: file.write(content))
             self.written.append(path)
+
+    def write_table(self, name: str, text: str) -> None:
+        """Write the numbers behind a figure beside it; `name` is a plain word that no image's pictures have."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / f"{name}.csv", text)
 
     def _name(self, label: str) -> str:
         base = _ODD.sub("_", label.encode(errors="replace").decode())[-LONGEST:].strip("._") or "picture"

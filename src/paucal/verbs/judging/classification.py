@@ -86,7 +86,7 @@ def _judge(
         report: Report = record_multi_label(output, output, predictions, images, model.card)
     else:
         report = record_classification(output, output, predictions, images, model.classes, train_labels)
-        draw_mistakes(output, predictions, images, model)
+        draw_mistakes(output, predictions, images, model, voice.say)
     voice.show(report_table(report))
     measure = yardstick(model.card.several)
     value = report.scores[measure.score].value

@@ -91,6 +91,8 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
     judged = Judgement(report, finish, calibrated)
     run.write_json("summary.json", summary(run, assembled, outcome, judged))
     clear_epochs(run, assembled)
+    if not assembled.card.several:
+        draw_mistakes(run.plots, predictions, assembled.prepared.images, load_deployed(run), voice.say)
     page = write_report(run.path)
     voice.show(report_table(report))
     for line in closing_lines(run, assembled, outcome, judged, page):
@@ -124,9 +126,7 @@ def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Prediction
         card = load_deployed(run).card
         return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
     labels = _train_labels(assembled)
-    report = record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
-    draw_mistakes(run.plots, predictions, images, load_deployed(run))
-    return report
+    return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
 
 
 def _selected(assembled: AssembledTraining) -> bool:
