@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import Term as Term
     from paucal.types import UserError as UserError
     from paucal.verbs.checking.launch import check as check
+    from paucal.verbs.comparing.launch import compare as compare
     from paucal.verbs.explaining.launch import explain_images as explain_images
     from paucal.verbs.judging.launch import evaluate as evaluate
     from paucal.verbs.labeling.launch import label as label
@@ -53,6 +54,7 @@ _WHERE = {
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
     "check": "paucal.verbs.checking.launch",
+    "compare": "paucal.verbs.comparing.launch",
     "cross_validate": "paucal.verbs.training.launch",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
@@ -83,6 +85,7 @@ __all__ = [
     "UserError",
     "__version__",
     "check",
+    "compare",
     "cross_validate",
     "drloc_loss",
     "esvit_loss",
