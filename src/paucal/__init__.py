@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.explaining.launch import explain_images as explain_images
     from paucal.verbs.judging.launch import evaluate as evaluate
     from paucal.verbs.labeling.launch import label as label
+    from paucal.verbs.listing.launch import list_runs as list_runs
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
@@ -62,6 +63,7 @@ _WHERE = {
     "explain_images": "paucal.verbs.explaining.launch",
     "label": "paucal.verbs.labeling.launch",
     "lejepa_loss": "paucal.losses",
+    "list_runs": "paucal.verbs.listing.launch",
     "load": "paucal.evaluation.deployed:load_deployed",
     "load_published": "paucal.verbs.run.start_weights",
     "predict": "paucal.verbs.prediction.launch",
@@ -93,6 +95,7 @@ __all__ = [
     "explain_images",
     "label",
     "lejepa_loss",
+    "list_runs",
     "load",
     "load_published",
     "predict",

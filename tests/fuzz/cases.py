@@ -41,6 +41,7 @@ SOUND: dict[str, list[list[str]]] = {
     "train": [[f"{M}/photos", *SHORT, ONLY_LOOK]] * 4 + [[f"{M}/photos", *SHORT, "--output", "out"]],
     "pretrain": [[f"{M}/photos", *SHORT, ONLY_LOOK]] * 4 + [[f"{M}/photos", *SHORT, "--output", "out"]],
     "compare": [[f"{M}/photos", *GRID, "--jobs", "0", "--output", "out"]],
+    "runs": [[M], [f"{M}/run", "--sort", "test"]],
     "eval": [
         *[[f"{M}/run", *data, "--output", "out"] for data in ([], [f"{M}/nested"])],
         [f"{M}/pre", f"{M}/nested", "--protocol", "knn", "--no-floor", "--output", "out"],

@@ -25,6 +25,7 @@ VERBS = {
     "pretrain": "pre-train a backbone on images without labels",
     "compare": "say whether one way to train is better than another",
     "eval": "judge a trained model on labelled images",
+    "runs": "list runs with their settings and scores",
     "predict": "classify images with a trained model",
     "explain": "draw what a trained model sees in images",
     "label": "make label maps for token labeling",
