@@ -32,10 +32,12 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import Term as Term
     from paucal.types import UserError as UserError
     from paucal.verbs.checking.launch import check as check
+    from paucal.verbs.comparing.launch import compare as compare
     from paucal.verbs.explaining.launch import explain_images as explain_images
     from paucal.verbs.exporting.launch import export_model as export_model
     from paucal.verbs.judging.launch import evaluate as evaluate
     from paucal.verbs.labeling.launch import label as label
+    from paucal.verbs.listing.launch import list_runs as list_runs
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
@@ -55,6 +57,7 @@ _WHERE = {
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
     "check": "paucal.verbs.checking.launch",
+    "compare": "paucal.verbs.comparing.launch",
     "cross_validate": "paucal.verbs.training.launch",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
@@ -63,6 +66,7 @@ _WHERE = {
     "export_model": "paucal.verbs.exporting.launch",
     "label": "paucal.verbs.labeling.launch",
     "lejepa_loss": "paucal.losses",
+    "list_runs": "paucal.verbs.listing.launch",
     "load": "paucal.export.reading:load_model",
     "load_published": "paucal.verbs.run.start_weights",
     "predict": "paucal.verbs.prediction.launch",
@@ -99,6 +103,7 @@ __all__ = [
     "UserError",
     "__version__",
     "check",
+    "compare",
     "cross_validate",
     "drloc_loss",
     "esvit_loss",
@@ -107,6 +112,7 @@ __all__ = [
     "export_model",
     "label",
     "lejepa_loss",
+    "list_runs",
     "load",
     "load_published",
     "predict",

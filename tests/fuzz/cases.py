@@ -21,11 +21,27 @@ OTHER_FILES = ("summary.json", "env.json", "train.log", "checkpoints/best.ckpt",
 MAP_FILES = ("index.json", "values.npy", "indices.npy", "done.npy")
 WEIGHTS = ("plain.safetensors", "plain.pth", "old.pth", "several.pth")
 SHORT = [*TINY, "--epochs", "1"]
+GRID = [
+    "--img-size",
+    "16",
+    "-j",
+    "0",
+    "--models",
+    "vit_mini",
+    "--model-args",
+    "depth=1",
+    "--epochs",
+    "1",
+    "--seeds",
+    "0",
+]
 ONLY_LOOK = "--print-config"
 # Sound calls of each verb, to which something strange is added; a verb that is not here is called bare.
 SOUND: dict[str, list[list[str]]] = {
     "train": [[f"{M}/photos", *SHORT, ONLY_LOOK]] * 4 + [[f"{M}/photos", *SHORT, "--output", "out"]],
     "pretrain": [[f"{M}/photos", *SHORT, ONLY_LOOK]] * 4 + [[f"{M}/photos", *SHORT, "--output", "out"]],
+    "compare": [[f"{M}/photos", *GRID, "--jobs", "0", "--output", "out"]],
+    "runs": [[M], [f"{M}/run", "--sort", "test"]],
     "eval": [
         *[[f"{M}/run", *data, "--output", "out"] for data in ([], [f"{M}/nested"])],
         [f"{M}/pre", f"{M}/nested", "--protocol", "knn", "--no-floor", "--output", "out"],

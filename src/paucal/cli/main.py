@@ -23,7 +23,9 @@ VERBS = {
     "check": "say what a data set holds and what is wrong with it",
     "train": "train a model on a folder of images",
     "pretrain": "pre-train a backbone on images without labels",
+    "compare": "say whether one way to train is better than another",
     "eval": "judge a trained model on labelled images",
+    "runs": "list runs with their settings and scores",
     "predict": "classify images with a trained model",
     "explain": "draw what a trained model sees in images",
     "export": "write a trained model for other programs",
@@ -36,6 +38,7 @@ VERBS = {
 PURPOSES = {  # the verbs by what people want to do
     "a model for your images": ("check", "train", "predict"),
     "is it good, and why": ("eval", "explain"),
+    "did it help": ("compare", "runs"),
     "use it elsewhere": ("export",),
     "images without labels, labels for each patch": ("pretrain", "label"),
     "look things up, keep order": ("models", "recipes", "cache", "shard"),
@@ -65,7 +68,8 @@ USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    It is 0, 1 for a check whose data would mislead, 2 for a mistake of the user, 130 after an interrupt.
+    It is 0, 1 for a check whose data would mislead or a comparison with failed runs, 2 for a mistake of the user, 130
+    after an interrupt.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):  # file names on Linux may be any bytes

@@ -150,15 +150,20 @@ def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a process is writing into a folder; changes nothing."""
+    path = folder / LOCK
+    return path.exists() and _is_live(path, _holder(path), time.time())
+
+
 def require_unlocked(folder: Path, what: str = RUN) -> None:
     """Refuse a folder that another process is writing into; changes nothing.
 
     Raises:
         UserError: one is.
     """
-    path = folder / LOCK
-    if path.exists() and _is_live(path, held := _holder(path), time.time()):
-        raise UserError(_in_use(folder, what, held))
+    if is_locked(folder):
+        raise UserError(_in_use(folder, what, _holder(folder / LOCK)))
 
 
 def _in_use(folder: Path, what: str, held: Holder | None) -> str:

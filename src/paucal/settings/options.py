@@ -58,6 +58,17 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def flag_words(name: str, value: Any) -> list[str]:
+    """Return a setting's flag with its value, as it is typed.
+
+    Example:
+        >>> flag_words("img_size", [32, 48]), flag_words("compile", True)
+        (['--img-size', '32', '48'], ['--compile'])
+    """
+    values = value if isinstance(value, list) else [value]
+    return [flag(name), *([] if value is True else map(str, values))]
+
+
 def check_ranges(settings: object) -> None:
     """Raise a UserError for the first number that is out of the range its setting declares, or word that is empty."""
     for name, item in setting_fields(settings).items():

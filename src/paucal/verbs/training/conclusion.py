@@ -22,7 +22,7 @@ from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.report.page import write_report
 from paucal.runs import RunFolder
-from paucal.settings.options import flag, setting_fields
+from paucal.settings.options import flag_words, setting_fields
 from paucal.training import Outcome
 from paucal.verbs.explaining.mistakes import draw_mistakes
 from paucal.verbs.run.finished import FinishedRun
@@ -246,6 +246,5 @@ def command_again(assembled: AssembledTraining, **changes: Any) -> str:
         kept = name in changes or (name in given and name not in dropped)
         if not kept or value is False or (value == defaults[name] and name not in changes):
             continue
-        values = value if isinstance(value, list) else [value]
-        words += [flag(name), *([] if value is True else map(str, values))]
+        words += flag_words(name, value)
     return shlex.join(words)

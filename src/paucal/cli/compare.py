@@ -1,0 +1,78 @@
+"""`paucal compare`: did it help?"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paucal.cli.arguments import add_settings, new_parser, parse
+from paucal.methods.training_settings import TrainSettings
+from paucal.settings.options import setting_fields
+from paucal.types import UserError
+from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
+
+DESCRIPTION = """Train every way with every seed, and say whether the difference is more than luck.
+Runs that are done are not repeated, one that was stopped goes on, and the same command with more methods, models,
+shares or seeds lets the grid grow. All other settings are those of 'paucal train' and the same for all runs."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code: 1 where a run has failed, 130 where the comparison was stopped."""
+    parser = new_parser("compare", DESCRIPTION)
+    train = setting_fields(TrainSettings)
+    help_of_data = train["data"].metadata["help"]
+    parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
+    parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
+    parser.add_argument("--config", action="config", help="YAML file of settings; flags win over it")
+    parser.add_argument("--resume", type=str | None, metavar="FOLDER", help="go on with a comparison as it is stored")
+    add_settings(parser, GridSettings)
+    add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
+    values, given = parse(parser, argv)
+    own = {name: getattr(values, name) for name in given if name in setting_fields(GridSettings)}
+    shared = {name: getattr(values, name) for name in given if name in train and name not in own}
+    if values.subject is not None:
+        if shared.get("data", values.subject) != values.subject:
+            raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
+        shared["data"] = values.subject
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.comparing.launch import compare_all, go_on
+    from paucal.verbs.run.voice import Voice
+
+    asked = GridSettings(**own)
+    if values.resume is not None:
+        if shared:
+            raise UserError("--resume goes on with a comparison as it is stored: leave DATA and its settings out.")
+        result = go_on(Path(values.resume), asked, Voice())
+    else:
+        command = shlex.join(["paucal", "compare", *argv])
+        result = compare_all(asked, shared, named_arms(asked.arms or ()), command, Voice())
+    return 130 if asked.jobs and not result.settled else int(bool(result.failed))
+
+
+def named_arms(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return arms given as 'NAME: FLAGS of paucal train', by name.
+
+    Raises:
+        UserError: a word is none, a name occurs twice, or a flag does not do.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for word in words:
+        name, colon, flags = word.partition(":")
+        if not colon or not name.strip():
+            raise UserError(f"--arms: expected 'NAME: FLAGS of paucal train', got {word[:80]!r}.")
+        if name.strip() in found:
+            raise UserError(f"--arms: {name.strip()!r} is given twice: leave one out.")
+        found[name.strip()] = _flags(name.strip(), flags)
+    return found
+
+
+def _flags(name: str, text: str) -> dict[str, Any]:
+    parser = new_parser("train", "")
+    add_settings(parser, TrainSettings, skip=["data", "seed", "output", "overwrite", *REFUSED])
+    try:
+        values, given = parse(parser, shlex.split(text))
+    except ValueError as problem:
+        raise UserError(f"--arms: the flags of {name!r} cannot be read ({problem}): check the quotes.") from problem
+    except UserError as problem:
+        raise UserError(f"--arms: {name!r}: {problem}") from problem
+    return {word: getattr(values, word) for word in given}

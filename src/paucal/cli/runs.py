@@ -1,0 +1,26 @@
+"""`paucal runs`: what was tried, and what it came to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.verbs.listing.settings import RunsSettings
+
+DESCRIPTION = """List runs with their settings, state and scores, those of comparisons too.
+Columns in which all runs agree are told once, below the table. What can be deleted is named with the reason: runs that
+saved nothing, that a newer run has repeated, or that were stopped long ago; nothing is deleted."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("runs", DESCRIPTION)
+    parser.add_argument("folder", nargs="?", type=str, default="runs", metavar="FOLDER", help="that holds the runs")
+    add_settings(parser, RunsSettings)
+    values, _ = parse(parser, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.listing.launch import chosen_runs, show
+    from paucal.verbs.run.voice import Voice
+
+    settings, folder = settings_among(values, RunsSettings), Path(values.folder)
+    show(chosen_runs(folder, settings), folder, settings, Voice())
+    return 0

@@ -1,0 +1,187 @@
+"""Did it help? Differences between two ways to train, paired by seed and by test image."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, hypot
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from paucal.evaluation.intervals import Score, percentile
+from paucal.evaluation.protocols.resampling import Resampling
+
+LEVEL = 0.95
+POWER = 0.8  # chance with which a difference shall be seen
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A score over seeds.
+
+    Attributes:
+        values: one for each seed.
+        score: their mean with the t-interval (Student 1908); without an interval for a single seed.
+        deviation: standard deviation with n - 1 in the denominator; None for a single seed.
+    """
+
+    values: tuple[float, ...]
+    score: Score
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better one way to train is than another, in the unit of the score.
+
+    Attributes:
+        by_seed: a difference for each seed, and their mean with the paired t-interval.
+        over_images: the mean with the bootstrap interval over the test images, paired by image.
+        both: the mean with the interval for other seeds and other images at once, see `difference`.
+        images: different test images.
+        seeds_needed: seeds that it would take to see a difference of this size; None where none that are affordable
+            would do.
+        images_needed: test images that it would take, however many seeds; None where no number would do.
+    """
+
+    by_seed: Repeated
+    over_images: Score
+    both: Score
+    images: int
+    seeds_needed: int | None
+    images_needed: int | None
+
+    @property
+    def value(self) -> float:
+        """The mean difference."""
+        return self.both.value
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval for other seeds and other images excludes no difference; never for a single seed."""
+        low, high = self.both.low, self.both.high
+        return self.by_seed.deviation is not None and low is not None and high is not None and (low > 0 or high < 0)
+
+
+def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
+    """Return the mean over seeds, its t-interval and the standard deviation.
+
+    Raises:
+        ValueError: there are no values.
+
+    Example:
+        >>> found = repeated([0.80, 0.82, 0.84])
+        >>> round(found.score.value, 3), round(found.score.low, 3), round(found.score.high, 3)
+        (0.82, 0.77, 0.87)
+    """
+    if not len(values):
+        raise ValueError("expected the scores of at least one seed")
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return Repeated(tuple(values), Score(mean), None)
+    if np.ptp(values) == 0:  # scipy divides by the deviation
+        return Repeated(tuple(values), Score(mean, mean, mean), 0.0)
+    found = stats.ttest_1samp(values, 0.0).confidence_interval(level)
+    return Repeated(tuple(values), Score(mean, float(found.low), float(found.high)), float(np.std(values, ddof=1)))
+
+
+def difference(
+    first: NDArray[np.float64], second: NDArray[np.float64], level: float = LEVEL, draws: int = 2000, seed: int = 0
+) -> Difference:
+    """Return how much better the first is than the second, with what may be concluded for other seeds and images.
+
+    The interval over seeds says what other seeds would give on these test images, that over images what these runs
+    would give on other ones. For both at once the reaches of the two are combined in quadrature (MOVER: Zou and Donner
+    2008, "Construction of confidence limits about effect measures"), so that it is wider than either: few seeds count
+    as few, which resampling seeds or pooling degrees of freedom would not do, and what seeds and images do together is
+    counted in both.
+
+    Args:
+        first: (S, N) score of every seed's run on every test image, such as 1 for a hit; NaN for an image that this
+            seed has not tested.
+        second: the same of the other way, on the same images.
+        level: probability that an interval covers the truth.
+        draws: resampled sets of images.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: the two were not tested on the same images with the same seeds.
+    """
+    if first.shape != second.shape or not first.size or not np.array_equal(np.isnan(first), np.isnan(second)):
+        raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")
+    gaps = first - second
+    seen = ~np.isnan(gaps)
+    gaps = np.where(seen, gaps, 0.0)
+    by_seed = repeated((gaps.sum(1) / seen.sum(1)).tolist(), level)
+    shares = _resampled(gaps, seen.astype(np.float64), Resampling(seed, draws, level))
+    over_images = percentile(by_seed.score.value, shares, level)
+    images = int(seen.any(0).sum())
+    image_error = float(shares.std(ddof=1))
+    both = _both(by_seed.score, over_images)
+    return Difference(
+        by_seed,
+        over_images,
+        both,
+        images,
+        seeds_to_see(by_seed.score.value, by_seed.deviation, level),
+        _images_to_see(by_seed.score.value, image_error, images, level),
+    )
+
+
+def _resampled(gaps: NDArray[np.float64], seen: NDArray[np.float64], resampling: Resampling) -> NDArray[np.float64]:
+    """Return (draws,) mean differences on resampled sets of images, the same for all seeds."""
+    chunks = []
+    for counts in resampling.counts(gaps.shape[1]):
+        tested = counts @ seen.T
+        means = np.divide(counts @ gaps.T, tested, out=np.zeros_like(tested), where=tested > 0)
+        chunks.append(means.mean(1))
+    return np.concatenate(chunks)
+
+
+def _both(by_seed: Score, over_images: Score) -> Score:
+    """Return the mean with the reaches of both intervals combined in quadrature, each side for itself."""
+    value, ends = by_seed.value, []
+    for side in ("low", "high"):
+        reaches = [end - value for score in (by_seed, over_images) if (end := getattr(score, side)) is not None]
+        ends.append(hypot(*reaches) if reaches else None)
+    low, high = ends
+    return Score(value) if low is None or high is None else Score(value, value - low, value + high)
+
+
+def seeds_to_see(value: float, deviation: float | None, level: float = LEVEL, power: float = POWER) -> int | None:
+    """Return how many seeds a paired t-test takes to see a difference with the given chance.
+
+    The power is that of the noncentral t distribution (Cohen 1988), with the deviation that was measured.
+
+    Args:
+        value: the difference.
+        deviation: of the differences over seeds; None where it is not known.
+        level: of the interval that must exclude 0.
+        power: chance with which it does.
+
+    Returns:
+        At least 2; None where the deviation is unknown, there is no difference, or 1000 seeds would not do.
+
+    Example:
+        >>> seeds_to_see(1.0, 1.0), seeds_to_see(0.5, 1.0), seeds_to_see(0.0, 1.0)
+        (10, 34, None)
+    """
+    if deviation is None or value == 0:
+        return None
+    if deviation == 0:
+        return 2
+    counts = np.arange(2, MOST_SEEDS + 1)
+    shift = abs(value) / deviation * np.sqrt(counts)
+    bound = stats.t.ppf(0.5 + level / 2, counts - 1)
+    chance = stats.nct.sf(bound, counts - 1, shift)
+    enough = np.flatnonzero(chance >= power)
+    return int(counts[enough[0]]) if len(enough) else None
+
+
+def _images_to_see(value: float, error: float, images: int, level: float) -> int | None:
+    """Return how many test images it takes until their part of the uncertainty alone allows to see a difference."""
+    if value == 0:
+        return None
+    reach = float(stats.norm.ppf(0.5 + level / 2)) + float(stats.norm.ppf(POWER))
+    return max(1, ceil(images * (reach * error / abs(value)) ** 2))

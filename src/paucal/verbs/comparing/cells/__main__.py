@@ -1,0 +1,14 @@
+"""One worker, as a process of its own: `python -m paucal.verbs.comparing.cells GRID`."""
+
+import sys
+
+from paucal.types import UserError
+from paucal.verbs.comparing.cells.train import work_quietly
+
+if __name__ == "__main__":
+    try:
+        sys.exit(0 if work_quietly(sys.argv[1]) else 130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UserError as problem:
+        sys.exit(f"error: {problem}")

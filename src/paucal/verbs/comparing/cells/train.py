@@ -1,0 +1,61 @@
+"""Computing a cell: a run of `paucal train`, begun, or gone on with where another worker has left it."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+
+from paucal.methods.training_settings import TrainSettings
+from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
+from paucal.verbs.comparing.cells.cell import Cell
+from paucal.verbs.comparing.cells.work import work
+from paucal.verbs.run.life import Stopped, begin, resume
+from paucal.verbs.run.resuming import typed_settings
+from paucal.verbs.run.voice import LiveBar, Quiet, Voice
+from paucal.verbs.training.job import TrainingJob
+
+
+class OfCell(Quiet):
+    """Prints nothing of a run but the bar of its training, on a terminal; the run's log has everything."""
+
+    def __init__(self, outer: Voice) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Show the bar where the comparison is shown."""
+        return [LiveBar(self._outer)]
+
+
+def train_cell(cell: Cell, threads: int, voice: Voice | None = None) -> bool:
+    """Train a cell's run to its end; see `Compute`.
+
+    Raises:
+        UserError: the data or a setting does not do, or someone else trains this very run.
+    """
+    torch.set_num_threads(threads)
+    quiet = Quiet() if voice is None else OfCell(voice)
+    run, job = cell.run, TrainingJob()
+    _wait_for_silence(run.path)
+    if run.last.exists():
+        return not isinstance(resume(job, run.path, quiet), Stopped)
+    if run.path.exists():  # its worker died before a state was saved: nothing is lost by beginning anew
+        require_unlocked(run.path)
+        shutil.rmtree(run.path)
+    settings = typed_settings({**cell.settings, "output": str(run.path)}, TrainSettings)
+    return not isinstance(begin(job, settings, dict.fromkeys({**cell.settings, "output": ""}, "given"), quiet), Stopped)
+
+
+def _wait_for_silence(run: Path) -> None:
+    """Wait until the lock that a worker of another machine has left counts as abandoned, as the cell's did before."""
+    end = time.monotonic() + SILENCE + 2 * BEAT
+    while is_locked(run) and time.monotonic() < end:
+        time.sleep(1.0)
+
+
+def work_quietly(folder: str) -> bool:
+    """Work at a grid without a word; what workers that are started elsewhere do. See `work`."""
+    return work(Path(folder), train_cell)

@@ -1,0 +1,36 @@
+"""What tells whether a set of images is still the one that a comparison was made with."""
+
+import hashlib
+
+from paucal.data.checking.survey import digest_of
+from paucal.data.decode import UnreadableImage
+from paucal.data.images import ImageSet, locate, spread
+from paucal.data.sources.stores import EncodedStore
+
+MOST_READ = 2000  # images whose bytes are looked at; of the others name, class, part and size
+
+
+def fingerprint(images: ImageSet) -> str:
+    """Return a digest of the names, classes and parts of all images, of their sizes, and of the bytes of up to 2000.
+
+    It is the same wherever the set is copied to.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    digest.update(repr(images.classes).encode())
+    for key, label, part in zip(images.keys, images.labels.tolist(), images.declared, strict=True):
+        digest.update(f"{key!r} {label} {part}\n".encode())
+    for index in range(len(images)):
+        digest.update(_size(images, index))
+    for index in spread(len(images), MOST_READ).tolist():
+        try:
+            digest.update(digest_of(images.store, index))
+        except UnreadableImage:
+            digest.update(b"unreadable")
+    return digest.hexdigest()
+
+
+def _size(images: ImageSet, index: int) -> bytes:
+    """Return the bytes that an image's file has, where that is known without reading it."""
+    store, place = locate(images.store, index)
+    stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
+    return b"-" if stamp is None else str(stamp.size).encode()

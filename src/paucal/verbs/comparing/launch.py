@@ -1,0 +1,265 @@
+"""`paucal.compare`: did it help? Every way to train with every seed, and what their differences amount to."""
+
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.evaluation.comparison import Difference, Repeated
+from paucal.methods.training_settings import TrainSettings
+from paucal.settings.options import check_ranges, flag
+from paucal.settings.values import from_python, given_names, shows_settings
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import make_arms
+from paucal.verbs.comparing.cells.cell import cells_of, state_of
+from paucal.verbs.comparing.cells.claim import forgive
+from paucal.verbs.comparing.cells.grid import Grid, read_grid
+from paucal.verbs.comparing.cells.train import train_cell
+from paucal.verbs.comparing.cells.work import PAUSE, work
+from paucal.verbs.comparing.outcome.evidence import Findings, find
+from paucal.verbs.comparing.outcome.tables import terminal_table
+from paucal.verbs.comparing.outcome.words import failures, fairness, verdicts
+from paucal.verbs.comparing.outcome.writing import PAGE, write_findings
+from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
+from paucal.verbs.comparing.workers.clock import announcement
+from paucal.verbs.comparing.workers.teams import Processes, Ray, Slurm, Team
+from paucal.verbs.comparing.workers.teller import Teller
+from paucal.verbs.run.voice import Quiet, Voice
+from paucal.wording import counted
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison has come to.
+
+    Attributes:
+        folder: that holds the runs, the tables and the page.
+        findings: everything that was read from the runs.
+        settled: whether every run is done or has failed.
+    """
+
+    folder: Path
+    findings: Findings
+    settled: bool
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def scores(self) -> dict[str, Repeated]:
+        """Test accuracy over seeds, by the name of the way to train."""
+        return {one.arm.name: one.top1 for one in self.findings.arms if one.top1 is not None}
+
+    @property
+    def differences(self) -> dict[str, Difference]:
+        """Gains in test accuracy over the way that each is compared with, by name."""
+        return {one.arm.name: one.gain for one in self.findings.arms if one.gain is not None}
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Why runs have failed, by their names."""
+        return self.findings.failed
+
+
+@shows_settings(GridSettings)
+def compare(
+    data: str | os.PathLike[str] | None = None,
+    *,
+    ways: Mapping[str, Mapping[str, Any]] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Train every way with every seed and say whether it helped; the same as `paucal compare`.
+
+    Args:
+        data: as in `paucal.train`.
+        ways: further ways to train: settings of `paucal.train` by name; what `--arms` is on the command line.
+        resume: the folder of a comparison to go on with, as it is stored.
+        **settings: any field of `paucal.verbs.comparing.settings.GridSettings`, and settings of `paucal.train` that
+            all runs share.
+
+    Returns:
+        Scores over seeds and differences with their intervals.
+
+    Raises:
+        UserError: the data or a setting does not do, or the comparison was stopped; the same call goes on with it.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> found = paucal.compare("photos/", methods=["supervised", "drloc"], epochs=20)  # doctest: +SKIP
+        >>> found.differences["drloc"].value, found.differences["drloc"].clear  # doctest: +SKIP
+        (0.012, False)
+    """
+    own = {item.name for item in fields(GridSettings)}
+    if settings.get("arms") is not None:
+        raise TypeError("paucal.compare takes arms as ways={name: settings}, with the settings of paucal.train.")
+    asked = from_python(GridSettings, {n: v for n, v in settings.items() if n in own}, "paucal.compare", "compare")
+    given = {name: value for name, value in settings.items() if name not in own}
+    shared = _train_values({**given, **({} if data is None else {"data": data})})
+    refuse_taken(shared)
+    named = {name: _train_values(values) for name, values in (ways or {}).items()}
+    if resume is not None:
+        result = go_on(Path(os.fspath(resume)), asked, Quiet())
+    else:
+        result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", Quiet())
+    if not result.settled and asked.jobs:
+        raise UserError(f"the comparison was stopped; go on with: paucal.compare(resume={str(result.folder)!r}).")
+    return result
+
+
+def compare_all(
+    asked: GridSettings, shared: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]], command: str, voice: Voice
+) -> Comparison:
+    """Make a grid, or let one grow, and work at it; see `compare`.
+
+    Args:
+        asked: what is compared, and who computes.
+        shared: settings of `paucal.train` for all runs.
+        named: ways to train, by name, with their settings.
+        command: that asks for it.
+        voice: prints and shows progress.
+    """
+    _check(asked)
+    arms = make_arms(asked, named)
+    threads = torch.get_num_threads()
+    try:
+        grid = settle_grid(asked, arms, shared, command, voice)
+        if len(arms) == 1 and len(grid.arms) == 1:
+            voice.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
+        return _conclude(grid, asked, voice)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
+    """Work at a grid as it is stored.
+
+    Raises:
+        UserError: there is none, or something is given that would change it.
+    """
+    _check(asked)
+    changed = [
+        name for name in ("methods", "models", "arms", "seeds", "labels", "lrs", "output") if getattr(asked, name)
+    ]
+    if changed:
+        raise UserError(
+            f"--resume goes on with a comparison as it is stored; to let it grow leave --resume out and give "
+            f"{flag(changed[0])} with --output {folder}."
+        )
+    threads = torch.get_num_threads()
+    try:
+        return _conclude(read_grid(folder), asked, voice)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def refuse_taken(shared: Mapping[str, Any]) -> None:
+    """Refuse settings of `paucal.train` that a comparison varies itself or cannot give to its runs.
+
+    Raises:
+        UserError: there is one.
+    """
+    for name in shared:
+        if name in REFUSED:
+            raise UserError(
+                f"{flag(name)} does not go with a comparison, whose runs each have one process: leave it out."
+            )
+        if name in TAKEN and name != "data":
+            advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
+            raise UserError(f"{flag(name)} is varied by a comparison: use {advice or '--arms'}.")
+
+
+def _check(asked: GridSettings) -> None:
+    check_ranges(asked)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise UserError("paucal compare starts its workers itself: call it without a launcher, with --jobs N.")
+    if asked.slurm is not None and asked.on != "slurm":
+        raise UserError("--slurm says what jobs ask of SLURM: give it with --on slurm.")
+
+
+def _conclude(grid: Grid, asked: GridSettings, voice: Voice) -> Comparison:
+    if asked.retry:
+        _forgive_all(grid, voice)
+    settled = all(state_of(cell).settled for cell in cells_of(grid))
+    if asked.jobs and not settled:
+        try:
+            settled = _labour(grid, asked, voice)
+        except KeyboardInterrupt:
+            voice.say(f"stopped; go on with: paucal compare --resume {shlex.quote(str(grid.folder))}")
+            raise
+    grid = read_grid(grid.folder)
+    found = find(grid)
+    page = write_findings(found)
+    _tell(found, page, voice)
+    if not settled:
+        left = sum(not state.settled for state in found.states.values())
+        voice.say(
+            f"{counted(left, 'run')} to come; go on with: paucal compare --resume {shlex.quote(str(grid.folder))}"
+        )
+    return Comparison(grid.folder, found, settled)
+
+
+def _labour(grid: Grid, asked: GridSettings, voice: Voice) -> bool:
+    """Let workers compute what is open; return whether all is settled."""
+    teller = Teller(voice, asked.jobs)
+    voice.say(announcement(teller.look(grid), asked.jobs))
+    voice.say(f"everything goes to {grid.folder}; a second call of the same command helps, an interrupt loses nothing")
+    if asked.on == "here" and asked.jobs == 1:
+        return work(grid.folder, lambda cell, threads: train_cell(cell, threads, voice), teller.look)
+    while True:
+        team = _team(grid, asked)
+        voice.say(f"started {team.describe()}")
+        _watch(grid, team, teller)
+        if all(state_of(cell).settled for cell in cells_of(read_grid(grid.folder))):
+            return True
+        if not team.lost:
+            return False
+        voice.say(f"note: {counted(team.lost, 'worker')} ended without a word; others take over")
+
+
+def _team(grid: Grid, asked: GridSettings) -> Team:
+    device = grid.shared.get("device") or ("cuda" if torch.cuda.is_available() else None)
+    if asked.on == "slurm":
+        return Slurm(grid.folder, asked.jobs, asked.slurm or ())
+    if asked.on == "ray":
+        return Ray(grid.folder, asked.jobs, grid.threads, int(device == "cuda"))
+    return Processes(grid.folder, asked.jobs, grid.threads, device)
+
+
+def _watch(grid: Grid, team: Team, teller: Teller) -> None:
+    try:
+        while team.alive():
+            time.sleep(PAUSE / 2)
+            teller.look(read_grid(grid.folder))
+    except BaseException:
+        team.stop()
+        raise
+    teller.look(read_grid(grid.folder))
+
+
+def _forgive_all(grid: Grid, voice: Voice) -> None:
+    failed = [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]
+    for cell in failed:
+        forgive(cell)
+    voice.say(f"trying {counted(len(failed), 'failed run')} again")
+
+
+def _tell(found: Findings, page: Path, voice: Voice) -> None:
+    voice.show(terminal_table(found))
+    for line in [*verdicts(found), *fairness(found), *failures(found)]:
+        voice.say(line)
+    if found.failed:
+        voice.say("once the reason is mended, --retry tries failed runs again")
+    voice.say(f"everything lies in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
+
+
+def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `paucal.train` given in Python, each as the kind it is meant to be."""
+    made = from_python(TrainSettings, values, "paucal.compare", "compare")
+    return {name: getattr(made, name) for name in given_names(values)}

@@ -1,0 +1,135 @@
+"""What a comparison has shown, in sentences that say no more than the intervals carry."""
+
+from collections.abc import Sequence
+
+from paucal.evaluation.comparison import Difference
+from paucal.evaluation.intervals import Score
+from paucal.verbs.comparing.cells.grid import Grid
+from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings
+from paucal.verbs.run.forecast import duration
+from paucal.wording import counted
+
+SAME_TIME = 1.05  # up to which two times count as equal
+MANY = 3  # differences from which it is said that one of them may look clear by luck
+
+
+def points(value: float) -> str:
+    """Return a difference of shares in percentage points, with its sign.
+
+    Example:
+        >>> points(0.0214), points(-0.003)
+        ('+2.1', '-0.3')
+    """
+    return f"{100 * value:+.1f}"
+
+
+def span(score: Score) -> str:
+    """Return an interval of a difference; a dash where there is none."""
+    return "-" if score.low is None or score.high is None else f"{points(score.low)} to {points(score.high)}"
+
+
+def verdicts(found: Findings) -> list[str]:
+    """Return a sentence for every difference."""
+    return [verdict(one, one.gain) for one in found.arms if one.gain is not None]
+
+
+def verdict(one: ArmOutcome, gain: Difference) -> str:
+    """Return whether an arm is better than the one it is compared with."""
+    seeds, other = len(gain.by_seed.values), one.baseline
+    basis = f"{counted(seeds, 'seed')}, {counted(gain.images, 'test image')}"
+    if gain.clear:
+        word = "better" if gain.value > 0 else "worse"
+        return (
+            f"{one.name} is {word} than {other} by {abs(100 * gain.value):.1f} points (95 % interval "
+            f"{span(gain.both)}; {basis})."
+        )
+    begin = f"{one.name} against {other}: {points(gain.value)} points (95 % interval {span(gain.both)}; {basis})"
+    if seeds == 1:
+        return f"{begin}. One seed says nothing about the luck of training: give two more at least."
+    if gain.value == 0 and gain.both.low is None:
+        return f"{begin}: the same answers, image by image."
+    return f"{begin}: no difference is shown. {needed(gain)}"
+
+
+def needed(gain: Difference) -> str:
+    """Return what it would take to see a difference of the size that was measured."""
+    if gain.value == 0 or gain.seeds_needed is None:
+        return "If there is one, it is too small to be seen by any number of seeds that could be paid for."
+    parts = []
+    if gain.seeds_needed > len(gain.by_seed.values):
+        parts.append(f"about {gain.seeds_needed} seeds")
+    if gain.images_needed is not None and gain.images_needed > gain.images:
+        parts.append(f"{gain.images_needed:,} test images")
+    if not parts:
+        parts.append("a few more seeds")
+    return f"If it is of this size, it would take {' and '.join(parts)} to see it in four of five comparisons."
+
+
+def fairness(found: Findings) -> list[str]:
+    """Return what is equal between an arm and the one it is compared with, and what is not."""
+    by_name = {one.name: one for one in found.arms}
+    lines = [_length(found.grid, found.arms)]
+    for one in found.arms:
+        other = by_name.get(one.baseline)
+        if other is not None and one.outcomes and other.outcomes:
+            lines.append(_beside(one, other))
+    if found.grid.rates:
+        tried = ", ".join(f"{rate:g}" for rate in found.grid.rates)
+        lines.append(
+            f"The learning rate of each way was chosen among {tried} by the validation images of seed "
+            f"{found.grid.seeds[0]}, the same for all ways."
+        )
+    else:
+        lines.append(
+            "No learning rate was looked for (--lrs does): each way has the one that was given, or its own default, "
+            "and the one whose default suits these images better has an advantage."
+        )
+    if len(found.differences) >= MANY:
+        lines.append(
+            f"{len(found.differences)} differences are looked at: of twenty that do not exist, one looks clear by luck."
+        )
+    return lines
+
+
+def _length(grid: Grid, arms: Sequence[ArmOutcome]) -> str:
+    epochs = {one.epochs for arm in arms for one in arm.outcomes.values()}
+    if "time" in grid.shared:
+        told = f" ({min(epochs)} to {max(epochs)} epochs)" if epochs else ""
+        return f"All runs had the same time, {grid.shared['time']}, for as many epochs as fit{told}."
+    if len(epochs) == 1:
+        same = counted(epochs.pop(), "epoch")
+        return f"All runs trained for the same {same}; their times differ, --time makes them equal."
+    if not epochs:
+        return "No run is done yet."
+    return f"The runs trained for {min(epochs)} to {max(epochs)} epochs, as the settings of each say."
+
+
+def _beside(one: ArmOutcome, other: ArmOutcome) -> str:
+    parts = [
+        _ratio("parameters", one.mean("parameters"), other.mean("parameters")),
+        _ratio("multiply-adds for an image", one.mean("macs"), other.mean("macs")),
+        _ratio("seconds an epoch", one.mean("epoch_seconds"), other.mean("epoch_seconds"), SAME_TIME),
+        _ratio("time in all", one.mean("seconds"), other.mean("seconds"), SAME_TIME),
+    ]
+    return f"{one.name} beside {other.name}: {'; '.join(part for part in parts if part)}."
+
+
+def _ratio(what: str, value: float | None, base: float | None, equal: float = 1.0005) -> str:
+    if not value or not base:
+        return ""
+    ratio = value / base
+    return f"the same {what}" if 1 / equal <= ratio <= equal else f"{ratio:.2f} times the {what}"
+
+
+def failures(found: Findings) -> list[str]:
+    """Return a sentence for every run that has failed or cannot be read."""
+    return [
+        *(f"{name} failed: {error}" for name, error in found.failed.items()),
+        *(f"{name} is left out: {error}" for name, error in found.unreadable.items()),
+    ]
+
+
+def cost(one: ArmOutcome) -> str:
+    """Return what a run of an arm takes."""
+    seconds = one.mean("seconds")
+    return "-" if seconds is None else duration(seconds)

@@ -1,0 +1,107 @@
+"""How long a grid takes: measured for every arm before it starts, and corrected by what the first runs have taken."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paucal.runs import RunFolder
+from paucal.types import UserError
+from paucal.verbs.comparing.cells.cell import Cell, State, state_of
+from paucal.verbs.comparing.cells.grid import Grid
+from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.run.trainer_inputs import seconds_of
+from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.ladder.timing import seconds_per_image
+from paucal.wording import counted
+
+BESIDE = 4.0  # seconds of a run that are not training: opening, pictures, the page
+
+
+def seconds_of_run(made: AssembledTraining) -> float:
+    """Return how long a run should take on this machine, by timing a few of its steps.
+
+    A run that is planned for a time takes that.
+    """
+    settings, counts = made.settings, made.prepared.counts()
+    if made.rungs is not None and settings.epochs is None:
+        return made.rungs.budget or seconds_of(settings.time or "15m")
+    epochs, each = settings.epochs or 0, seconds_per_image(made)
+    return BESIDE + each * (epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a grid is.
+
+    Attributes:
+        states: of the cells.
+        left: seconds until it is settled, with the workers there are; None where nothing is known.
+    """
+
+    states: Mapping[Cell, State]
+    left: float | None
+
+    def count(self, name: str) -> int:
+        """Return how many cells are in a state."""
+        return sum(state.name == name for state in self.states.values())
+
+    def words(self) -> str:
+        """Return the time that is left, as a part of a sentence; "" where nothing is known or all is done."""
+        if self.left is None or self.left < 1:
+            return ""
+        return f"about {duration(self.left)} left, until {finish(self.left)}"
+
+
+def progress_of(grid: Grid, cells: Sequence[Cell], workers: int) -> Progress:
+    """Look at all cells and say how long the rest will take.
+
+    Args:
+        grid: with the forecast of every arm.
+        cells: that are known.
+        workers: that are at work together.
+    """
+    states = {cell: state_of(cell) for cell in cells}
+    if any(arm.name not in grid.forecast for arm in grid.arms):
+        return Progress(states, None)
+    done = [cell for cell, state in states.items() if state.name == "done"]
+    took = {cell: seconds for cell in done if (seconds := _seconds(cell.run)) is not None}
+    slower = 1.0
+    if took:
+        slower = sum(took.values()) / max(1e-9, sum(grid.forecast[cell.arm.name] for cell in took))
+    left = 0.0
+    for cell, state in states.items():
+        if not state.settled:
+            begun = _share_done(cell.run) if state.name in ("running", "stopped") else 0.0
+            left += (1 - begun) * grid.forecast[cell.arm.name] * slower
+    for arm in _to_come(grid, cells):
+        left += (len(grid.seeds) - 1) * grid.forecast[arm] * slower
+    return Progress(states, left / max(1, workers))
+
+
+def _to_come(grid: Grid, cells: Sequence[Cell]) -> list[str]:
+    """Return the arms whose runs wait for the choice of a rate."""
+    known = {cell.arm.name for cell in cells if not cell.tried}
+    return [arm.name for arm in grid.arms if grid.rates and len(grid.seeds) > 1 and arm.name not in known]
+
+
+def announcement(progress: Progress, workers: int) -> str:
+    """Return what is going to be computed, and until when."""
+    todo = sum(not state.settled for state in progress.states.values())
+    told = f", {progress.words()}" if progress.words() else ""
+    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{told}"
+
+
+def _seconds(run: RunFolder) -> float | None:
+    try:
+        seconds = run.read_json("summary.json").get("seconds")
+    except UserError:
+        return None
+    return float(seconds) + BESIDE if isinstance(seconds, int | float) else None
+
+
+def _share_done(run: RunFolder) -> float:
+    """Return the share of its epochs that an unfinished run has behind it."""
+    try:
+        epochs = run.settings.get("epochs")
+        return min(1.0, len(run.read_rows()) / epochs) if isinstance(epochs, int) and epochs else 0.0
+    except (UserError, OSError):  # it is just being written
+        return 0.0

@@ -1,0 +1,233 @@
+"""Who starts workers: processes of this machine, SLURM, or Ray. They start them, and nothing else.
+
+What a worker does is the same everywhere: it works at the grid of a folder, which all machines must see.
+"""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from paucal.types import UserError
+from paucal.verbs.comparing.cells.train import work_quietly
+
+LOGS = "workers"
+
+
+class Team(Protocol):
+    """Workers that were started."""
+
+    def alive(self) -> int:
+        """Return how many of them are still at work, or wait to begin."""
+        ...
+
+    def stop(self) -> None:
+        """Have them save what they are at, and end."""
+        ...
+
+    def describe(self) -> str:
+        """Say what was started, and where their words are."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """How many have ended without a word, so that others in their place make sense."""
+        ...
+
+
+class Processes:
+    """Workers that are processes of this machine, each with a device of its own where there are several.
+
+    Args:
+        folder: of the grid.
+        count: of workers.
+        threads: of each.
+        device: "cuda" where they share GPUs out.
+    """
+
+    def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
+        self._folder = folder
+        logs = folder / LOGS
+        logs.mkdir(exist_ok=True)
+        devices = torch.cuda.device_count() if device == "cuda" else 0
+        self._workers = [self._start(logs / f"{number}.log", number, threads, devices) for number in range(count)]
+
+    def _start(self, log: Path, number: int, threads: int, devices: int) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        if devices > 1:
+            environment["CUDA_VISIBLE_DEVICES"] = str(number % devices)
+        command = [sys.executable, "-m", "paucal.verbs.comparing.cells", str(self._folder.resolve())]
+        with log.open("ab") as out:
+            # A session of its own: an interrupt at the terminal is for the call that leads, which then stops them.
+            return subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes."""
+        return [worker.pid for worker in self._workers]
+
+    def alive(self) -> int:
+        """Return how many are at work."""
+        return sum(worker.poll() is None for worker in self._workers)
+
+    @property
+    def lost(self) -> int:
+        """How many were killed."""
+        return sum((worker.poll() or 0) < 0 for worker in self._workers)
+
+    def stop(self) -> None:
+        """Have them save what they are at, and wait for it."""
+        for worker in self._workers:
+            if worker.poll() is None:
+                worker.terminate()
+        for worker in self._workers:
+            worker.wait()
+
+    def describe(self) -> str:
+        """Say what was started."""
+        return f"{len(self._workers)} worker processes; what they complain of is in {self._folder / LOGS}"
+
+
+class Slurm:
+    """Workers that are jobs of SLURM, through submitit.
+
+    Args:
+        folder: of the grid, on a disk that the machines share.
+        count: of jobs.
+        options: of a job, in submitit's words.
+        cluster: "slurm", or submitit's "local", which starts processes here in the same way.
+
+    Raises:
+        UserError: submitit is not installed, there is no SLURM, or it refuses the jobs.
+    """
+
+    lost = 0  # SLURM says itself what became of a job
+
+    def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
+        submitit = _extra("submitit", "slurm")
+        if cluster == "slurm" and shutil.which("sbatch") is None:
+            raise UserError(
+                "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or use "
+                "--jobs N for workers on this machine."
+            )
+        self._logs = folder / LOGS
+        executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
+        try:
+            executor.update_parameters(**{"name": "paucal-compare", "timeout_min": 24 * 60, **slurm_options(options)})
+            where = str(folder.resolve())
+            with executor.batch():
+                self._jobs = [executor.submit(work_quietly, where) for _ in range(count)]
+        except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
+            reason = " ".join(str(problem).split()) or type(problem).__name__
+            raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
+
+    def alive(self) -> int:
+        """Return how many are at work or wait for a machine."""
+        return sum(not job.done() for job in self._jobs)
+
+    def stop(self) -> None:
+        """Leave them: they need nobody here."""
+
+    def describe(self) -> str:
+        """Say what was submitted."""
+        numbers = ", ".join(str(job.job_id) for job in self._jobs)
+        return f"{len(self._jobs)} jobs submitted ({numbers}); their logs are in {self._logs}"
+
+
+class Ray:
+    """Workers that are tasks of a Ray cluster: the one of RAY_ADDRESS, or one of this machine.
+
+    Args:
+        folder: of the grid, on a disk that the machines share.
+        count: of tasks.
+        threads: of each, which Ray is asked for as processors.
+        gpus: of each.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+
+    lost = 0  # Ray starts a task again whose worker died
+
+    def __init__(self, folder: Path, count: int, threads: int, gpus: int = 0) -> None:
+        self._ray = _extra("ray", "ray")
+        self._began = not self._ray.is_initialized()
+        if self._began:
+            address = os.environ.get("RAY_ADDRESS")
+            quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+            self._ray.init(address=address, logging_level="error", **({} if address else quiet))
+        have = int(self._ray.cluster_resources().get("CPU", threads))
+        task = self._ray.remote(num_cpus=min(threads, have), num_gpus=gpus)(_task)
+        self._tasks = [task.remote(str(folder.resolve()), dict(_told())) for _ in range(count)]
+
+    def alive(self) -> int:
+        """Return how many are at work or wait for a machine."""
+        _, left = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
+        if not left and self._began:
+            self._began = False
+            try:
+                self._ray.get(self._tasks)
+            except self._ray.exceptions.RayError as problem:
+                reason = " ".join(str(problem).split())[-300:]
+                raise UserError(f"--on ray: a worker could not work ({reason}).") from problem
+            finally:
+                self._ray.shutdown()
+            self._tasks = []
+        return len(left)
+
+    def stop(self) -> None:
+        """End the tasks, whose cells are gone on with by the next call from their newest saved states."""
+        for task in self._tasks:
+            self._ray.cancel(task, force=True)
+        if self._began:
+            self._began = False
+            self._ray.shutdown()
+
+    def describe(self) -> str:
+        """Say what was started."""
+        return f"{len(self._tasks)} tasks on Ray"
+
+
+def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
+    """Return options given as NAME=VALUE, numbers as numbers.
+
+    Raises:
+        UserError: a word is none.
+
+    Example:
+        >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
+        {'slurm_partition': 'gpu', 'gpus_per_node': 1}
+    """
+    found: dict[str, str | int] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier() or not value:
+            raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
+        found[name] = int(value) if value.isdecimal() else value
+    return found
+
+
+def _task(folder: str, environment: Mapping[str, str]) -> bool:
+    """Work at a grid in a process that Ray has started."""
+    os.environ.update(environment)
+    return work_quietly(folder)
+
+
+def _told() -> Mapping[str, str]:
+    """Return what this process was told of caches, which those of a cluster that runs already were not."""
+    return {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
+
+
+def _extra(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise UserError(
+            f'--on {extra} needs the package {module}, which is not installed: pip install "paucal[{extra}]".'
+        ) from problem

@@ -1,0 +1,134 @@
+"""`paucal.list_runs`: what was tried, what it came to, and what of it can be deleted."""
+
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from paucal.runs import write_text
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.listing.filters import matching, ordered, require_known
+from paucal.verbs.listing.leftovers import with_leftovers
+from paucal.verbs.listing.rows import ListedRun
+from paucal.verbs.listing.rows import list_runs as runs_below
+from paucal.verbs.listing.settings import RunsSettings
+from paucal.verbs.run.forecast import duration
+from paucal.verbs.run.outputs import DEFAULT, check_table
+from paucal.verbs.run.voice import Voice
+from paucal.wording import counted, percent
+
+SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
+NUMBERS = ("val", "test", "size", "seed", "epochs")
+
+
+@shows_settings(RunsSettings)
+def list_runs(folder: str | os.PathLike[str] = DEFAULT, **settings: Any) -> list[ListedRun]:
+    """Return the runs below a folder with settings, state and scores; the same as `paucal runs`.
+
+    Args:
+        folder: that holds runs, at any depth down to those of a comparison.
+        **settings: any field of `paucal.verbs.listing.settings.RunsSettings`.
+
+    Raises:
+        UserError: there is no such folder, or a condition cannot be read.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> best = paucal.list_runs(where=["method=drloc"], sort="-test")[0]  # doctest: +SKIP
+        >>> best.value("test"), best.path  # doctest: +SKIP
+        (0.91, PosixPath('runs/7'))
+    """
+    return chosen_runs(Path(os.fspath(folder)), from_python(RunsSettings, settings, "paucal.list_runs", "runs"))
+
+
+def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
+    """Return the runs that are meant, and write them to a file where one is given."""
+    path = None if settings.output is None else check_table(settings.output)
+    if path is not None and path.suffix not in (".csv", ".json"):
+        raise UserError(f"--output: {settings.output!r} ends in neither .csv nor .json, which says what is written.")
+    everything = with_leftovers(runs_below(folder))
+    runs = [run for run in everything if run.deletable] if settings.deletable else everything
+    runs = matching(runs, settings.where or ())
+    runs = ordered(runs, settings.sort) if settings.sort is not None else runs
+    columns = [name.replace("-", "_") for name in settings.columns or ()]
+    for name in columns:
+        require_known(name, everything, "--columns")
+    if path is not None:
+        _write(path, runs, columns)
+    return runs
+
+
+def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, voice: Voice) -> None:
+    """Show runs as a table, with what can be deleted below it."""
+    if not runs:
+        voice.say(f"no such runs below {folder}")
+        return
+    more = [name.replace("-", "_") for name in settings.columns or ()]
+    varying = [name for name in SHOWN if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1]
+    names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *more]))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("run", *names):
+        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
+    for run in runs:
+        table.add_row(run.name, *(_told(run, name) for name in names))
+    voice.show(table)
+    shared = [name for name in SHOWN if name not in names and runs[0].value(name) is not None]
+    if shared:
+        voice.say(f"the same for all: {', '.join(f'{name} {_told(runs[0], name)}' for name in shared)}")
+    for run in runs:
+        if run.problem:
+            voice.say(f"{run.name} cannot be read: {run.problem}")
+    _show_deletable(runs, voice)
+
+
+def _show_deletable(runs: Sequence[ListedRun], voice: Voice) -> None:
+    marked = [run for run in runs if run.deletable]
+    if not marked:
+        return
+    size = _size(sum(run.size for run in marked))
+    voice.say(f"{counted(len(marked), 'run')} can be deleted, {size} in all (paucal deletes none of them):")
+    for run in marked:
+        voice.say(f"  {run.path}: {run.deletable}")
+
+
+def _told(run: ListedRun, name: str) -> str:
+    value = run.value(name)
+    if value is None:
+        return "-"
+    if name in ("val", "test") and isinstance(value, int | float):
+        return percent(value)
+    if name == "time" and isinstance(value, int | float):
+        return duration(value)
+    if name == "size":
+        return _size(value)
+    if name == "changed":
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
+    if name == "data":
+        return Path(str(value)).name or str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _size(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:.0f} MB" if n_bytes < 10 * 2**30 else f"{n_bytes / 2**30:.1f} GB"
+
+
+def _write(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> None:
+    names = list(dict.fromkeys(["run", *SHOWN, *columns, "deletable"]))
+    rows = [{name: run.value(name) for name in names} for run in runs]
+    if path.suffix == ".json":
+        write_text(path, json.dumps(rows, indent=1, ensure_ascii=False, default=str) + "\n")
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())

@@ -1,0 +1,22 @@
+"""The settings of `paucal runs`."""
+
+from dataclasses import dataclass
+
+from paucal.settings.options import option
+
+_GROUP = "listing"
+
+
+@dataclass(frozen=True)
+class RunsSettings:
+    """What is listed, and in which order."""
+
+    sort: str | None = option(
+        "by this: any heading, setting or entry of a summary; with a '-' before it the largest first", group=_GROUP
+    )
+    where: list[str] | None = option(
+        "only runs of which all of this holds: 'method=drloc' 'model=vit*' 'test>0.9' 'seed!=0'", group=_GROUP
+    )
+    columns: list[str] | None = option("further settings or entries of summaries to show", group=_GROUP)
+    deletable: bool = option("only runs that can be deleted", False, group=_GROUP)
+    output: str | None = option("write the table to this file too: .csv, or .json", group=_GROUP)
