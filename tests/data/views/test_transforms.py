@@ -1,5 +1,4 @@
 import tracemalloc
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from data.seeding import seeded
+from paucal.data.images import ImageSet
 from paucal.data.views.augment import Augmentation, build_rand_augment
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.data.views.transforms import EvalTransform, TrainTransform
@@ -229,7 +229,10 @@ def test_compute_normalisation__takes_little_memory_for_a_large_image():
         def read(self, index):
             return Image.new("RGB", (5000, 5000), (10, 20, 30))  # 75 MB as bytes, 1.8 GB as three copies of doubles
 
-    images = SimpleNamespace(store=OneLarge())
+        def __len__(self):
+            return 1
+
+    images = ImageSet("large", "", ("one",), ["0"], np.zeros(1, np.int64), [""], OneLarge())
     tracemalloc.start()
     try:
         found = compute_normalisation(images, np.arange(1))
