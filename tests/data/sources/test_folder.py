@@ -92,7 +92,7 @@ def test_open_images__digits():
     assert len(images) == 1797
     assert images.classes == tuple("0123456789")
     assert images.class_counts().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert (images.hints.flip, images.hints.image_size, images.hints.epochs) == (False, 16, 32)
+    assert (images.hints.flip, images.hints.image_size, images.hints.epochs) == (False, 16, 24)
     first = np.asarray(images.store.read(0))
     assert first.shape == (8, 8, 3)
     assert first[0, :4, 0].tolist() == [0, 0, 80, 207]  # 0, 0, 5, 13 of 16
