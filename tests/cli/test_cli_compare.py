@@ -235,7 +235,7 @@ def test_compare__in_python_with_shares_rates_and_named_ways(photos, tmp_path):
         **quick,
     )
     assert set(found.scores) == {
-        f"{way}, {share} of the images" for way in ("supervised", "light") for share in ("50%", "100%")
+        f"{way}, vit_mini, {share} of the images" for way in ("supervised", "light") for share in ("50%", "100%")
     }
     assert found.settled
     assert len(found.differences) == 2

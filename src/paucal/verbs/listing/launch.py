@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.measure import Measurement
 from rich.table import Table
 
 from paucal.runs import write_text
@@ -25,6 +26,8 @@ from paucal.verbs.run.voice import Voice
 from paucal.wording import counted, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
+WIDEST = 10_000  # characters
+SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # in a narrow terminal, the first one first
 NUMBERS = ("val", "test", "size", "seed", "epochs")
 
 
@@ -73,12 +76,10 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, voice:
     more = [name.replace("-", "_") for name in settings.columns or ()]
     varying = [name for name in SHOWN if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1]
     names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *more]))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("run", *names):
-        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
-    for run in runs:
-        table.add_row(run.name, *(_told(run, name) for name in names))
+    table, left_out = _fitting(runs, names, [name for name in SPARED if name not in more], voice)
     voice.show(table)
+    if left_out:
+        voice.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
     shared = [name for name in SHOWN if name not in names and runs[0].value(name) is not None]
     if shared:
         voice.say(f"the same for all: {', '.join(f'{name} {_told(runs[0], name)}' for name in shared)}")
@@ -86,6 +87,30 @@ def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, voice:
         if run.problem:
             voice.say(f"{run.name} cannot be read: {run.problem}")
     _show_deletable(runs, voice)
+
+
+def _fitting(
+    runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], voice: Voice
+) -> tuple[Table, list[str]]:
+    """Return a table that fits the terminal, without the columns that can be spared where there is no room for all."""
+    left_out: list[str] = []
+    unbounded = voice.console.options.update(width=WIDEST)
+    while True:
+        table = _table(runs, [name for name in names if name not in left_out])
+        wide = Measurement.get(voice.console, unbounded, table).maximum > voice.console.width
+        spare = next((name for name in spared if name in names and name not in left_out), None)
+        if not wide or spare is None:
+            return table, left_out
+        left_out.append(spare)
+
+
+def _table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("run", *names):
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+    for run in runs:
+        table.add_row(run.name, *(_told(run, name) for name in names))
+    return table
 
 
 def _show_deletable(runs: Sequence[ListedRun], voice: Voice) -> None:
