@@ -89,7 +89,6 @@ def test_export__in_8_bits_says_what_it_costs(run, tmp_path):
     [
         (["--int8", "--format", "pt2"], "give --format onnx"),
         (["--int8", "--with-preprocessing"], "leave out --with-preprocessing"),
-        (["--dynamic-size", "--with-preprocessing"], "leave out --dynamic-size"),
         (["--format", "tflite"], "expected"),
         (["--images", "0"], "--images"),
         (["--data", "no/such/folder"], "no/such/folder"),

@@ -48,13 +48,12 @@ class Graph:
     output: str
 
 
-def graph_of(model: Deployed, preprocessing: bool, dynamic_size: bool = False) -> Graph:
+def graph_of(model: Deployed, preprocessing: bool) -> Graph:
     """Return what is exported of a model on the CPU.
 
     Args:
         model: with a classifier.
         preprocessing: whether the graph begins with pixels and ends with probabilities.
-        dynamic_size: whether it takes images of other sizes than the model's; with preprocessing it always does.
 
     Raises:
         UserError: the preprocessing cannot be part of a graph.
@@ -62,8 +61,7 @@ def graph_of(model: Deployed, preprocessing: bool, dynamic_size: bool = False) -
     height, width = model.card.preprocessing.image_size
     if not preprocessing:
         example = torch.zeros(EXAMPLES, model.card.backbone.in_chans, height, width)
-        names = {0: "batch", 2: "height", 3: "width"} if dynamic_size else {0: "batch"}
-        return Graph(model.module.eval(), example, names, "images", "logits")
+        return Graph(model.module.eval(), example, {0: "batch"}, "images", "logits")
     pixels = torch.zeros(EXAMPLES, height + 32, width + 48, 3, dtype=torch.uint8)
     names = {0: "batch", 1: "height", 2: "width"}
     return Graph(FromPixels(model).eval(), pixels, names, "pixels", "probabilities")

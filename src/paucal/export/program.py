@@ -32,7 +32,7 @@ def traced(graph: Graph) -> ExportedProgram:
         raise UserError(
             f"torch.export cannot write this network with {' and '.join(graph.dynamic.values())} of any length "
             f"({type(problem).__name__}: {lines[0] if lines else 'no reason'}): export its weights with --format "
-            "safetensors" + (", or leave out --dynamic-size." if "height" in graph.dynamic.values() else ".")
+            "safetensors."
         ) from problem
 
 

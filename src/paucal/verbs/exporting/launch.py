@@ -84,7 +84,7 @@ def export_all(run: str, settings: ExportSettings, voice: Voice) -> Export:
     folder = open_run(run)
     model = load_deployed(folder).require_classifier()
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
-    graph = graph_of(model, settings.with_preprocessing, settings.dynamic_size)
+    graph = graph_of(model, settings.with_preprocessing)
     graphs = _graphs(folder, model, graph, formats, settings, voice) if set(formats) - {"safetensors"} else iter(())
     looked = None
     written: list[Path] = []
@@ -119,8 +119,6 @@ def _formats(settings: ExportSettings) -> Sequence[str]:
         raise UserError("--int8 writes a second ONNX file: give --format onnx with it.")
     if settings.int8 and settings.with_preprocessing:
         raise UserError("--int8 goes with a network alone: leave out --with-preprocessing, or --int8.")
-    if settings.dynamic_size and settings.with_preprocessing:
-        raise UserError("--with-preprocessing takes images of any size already: leave out --dynamic-size.")
     return chosen
 
 

@@ -23,9 +23,6 @@ class ExportSettings:
         False,
         group=_GROUP,
     )
-    dynamic_size: bool = option(
-        "pt2 and onnx: take images of other sizes too, where the network does", False, group=_GROUP
-    )
     int8: bool = option(
         "onnx: a second file with weights and activations of 8 bits, calibrated with training images",
         False,
