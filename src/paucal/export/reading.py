@@ -9,9 +9,8 @@ from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.export.onnx_model import ENDING, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
 from paucal.runs import RunFolder
+from paucal.runs.folder import MARKER
 from paucal.types import UserError
-
-MARKER = "config.yaml"  # of a run
 
 
 def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> Deployed:

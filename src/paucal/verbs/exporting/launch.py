@@ -196,6 +196,7 @@ def _page(run: RunFolder, model: Deployed) -> str:
     facts = run.read_json("summary.json") if run.finished else {}
     start = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
     stored = run.evaluation("test") / "metrics.json"
-    report = read_report(json.loads(stored.read_text())) if stored.is_file() else None
+    name = str(stored.relative_to(run.path))
+    report = read_report(run.read_json(name)) if stored.is_file() else None
     licence = "none: nothing was taken over" if start is None else licence_of(model.card.backbone.name)
     return model_page(model.card, str(start or "random weights"), licence, facts, report)
