@@ -90,3 +90,12 @@ def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
         TrainSettings(init="timm"), Facts(n_train=99, n_classes=2, median_side=300, start=StartFacts("timm"))
     )
     assert tuned.model == "swin_tiny_patch4_window7_224"
+
+
+@pytest.mark.parametrize(("time", "light"), [("6m", True), (None, False)])
+def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_otherwise(time, light):
+    facts = Facts(n_train=720, n_classes=10, median_side=300, start=StartFacts("timm", "tf_efficientnet_lite0.in1k"))
+    settings, _ = resolve(TrainSettings(init="timm", model="tf_efficientnet_lite0.in1k", time=time), facts)
+    assert (settings.mixup == 0, settings.rand_augment == "none", settings.soup == 3) == (light, light, light)
+    assert (settings.batch_size == 16, settings.lr == 2e-4) == (light, light)
+    assert settings.epochs == (None if light else 100)

@@ -61,6 +61,11 @@ class Facts:
     several_labels: bool = False
 
 
+def makes_few_passes(facts: Facts, time: str | None) -> bool:
+    """Return whether a run tunes trained weights for a time, not for a schedule: a paper's is made for long ones."""
+    return facts.start is not None and (facts.start.chosen or time is not None)
+
+
 def best_device() -> tuple[str, bool]:
     """Return the best device of this machine and whether it has native bfloat16."""
     if torch.cuda.is_available():

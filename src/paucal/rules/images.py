@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.rules.circumstances import Facts
+from paucal.rules.circumstances import Facts, makes_few_passes
 from paucal.rules.model import PAPER, SMALL, is_quick
 from paucal.rules.resolve import Choice
 
@@ -86,6 +86,6 @@ def _side(img_size: Sides) -> int:
 
 def _light(facts: Facts, model: str | None, img_size: Sides, time: str | None) -> str:
     """Return why images are changed little; "" where they are not."""
-    if facts.start is not None and facts.start.chosen:
+    if makes_few_passes(facts, time):
         return LIGHT
     return LIGHT_QUICK if is_quick(facts, model, img_size, time) else ""

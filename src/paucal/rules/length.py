@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.recipe import recipe_rate
 from paucal.recipes.table import RECIPES
-from paucal.rules.circumstances import Facts
+from paucal.rules.circumstances import Facts, makes_few_passes
 from paucal.rules.model import QUICK_MODEL, is_quick
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
 
 PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 FEW_PASSES_STEPS = 50
+SHORT_TUNING = 2e-4  # where no trial chooses one: batch norms bore 3e-4 and more, layer norms 1e-4 (ladder/trials.py)
 SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
 
 
@@ -56,7 +57,7 @@ def batch_size(
 ) -> Choice:
     """A tenth of the images for all devices together, at most the paper's 128 for each; less where passes are few."""
     share = facts.n_train // (processes(devices, nodes) * accumulate)
-    if (facts.start is not None and facts.start.chosen) or is_quick(facts, model, img_size, time):
+    if makes_few_passes(facts, time) or is_quick(facts, model, img_size, time):
         size = max(1, min(2 ** int(math.log2(max(share / FEW_PASSES_STEPS, 16))), 128, share))
         return size, f"few passes: about {FEW_PASSES_STEPS} steps each, where that leaves 16 images a step"
     size = 2 ** int(math.log2(max(share / 10, 16)))
@@ -70,6 +71,7 @@ def lr(
     recipe: str | None,
     model: str | None,
     init: str | None,
+    time: str | None,
     batch_size: int,
     accumulate: int,
     devices: int | None,
@@ -86,6 +88,8 @@ def lr(
         QUICK_MODEL: (16, "tried for this network"),
     }.get(model or "", (1024, "the paper's"))
     peak = 1e-3
+    if init is not None and time is not None:
+        return SHORT_TUNING, "between what suits networks with and without batch norm in short tuning"
     if init is not None:
         peak, source = 5e-4, "half of from scratch, as in the paper's fine-tuning"
     chosen = round(peak * math.sqrt(batch / anchor), 8)
@@ -125,9 +129,9 @@ def average(
     return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
 
 
-def soup(facts: Facts) -> Choice:
+def soup(facts: Facts, time: str | None) -> Choice:
     """A few epochs where they lie close together, as they do from trained weights; else the best, as published."""
-    if facts.start is not None and facts.start.chosen:
+    if makes_few_passes(facts, time):
         return SOUP, "epochs from one start lie close enough together to be averaged"
     return None, ""
 
