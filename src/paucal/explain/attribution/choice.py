@@ -13,7 +13,7 @@ from paucal.explain.attribution.methods import METHODS, methods_of
 # equals the quicker. The first that the model and the installation have is taken. What has not been scored follows
 # what is nearest to it.
 BEST: Mapping[str, tuple[str, ...]] = {
-    "vit": ("libra", "integrated-gradients", "gradient-rollout"),
+    "vit": ("gradient-rollout", "libra-rollout", "libra"),
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
     "lvvit": ("libra", "integrated-gradients", "libra-rollout"),
     "staged": ("gradient-rollout", "libra", "libra-rollout"),
@@ -74,7 +74,7 @@ def has_captum() -> bool:
 
 OF_CAPTUM = ("integrated-gradients", "grad-cam")
 _SAID = {
-    "vit": "DHVT, the nearest family that has been scored",
+    "vit": "a small DeiT",
     "dhvt": "DHVT",
     "lvvit": "a small LV-ViT",
     "staged": "a small Swin",
