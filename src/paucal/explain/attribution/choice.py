@@ -17,7 +17,7 @@ BEST: Mapping[str, tuple[str, ...]] = {
     "dhvt": ("libra", "integrated-gradients", "gradient-rollout"),
     "lvvit": ("libra", "integrated-gradients", "libra-rollout"),
     "staged": ("gradient-rollout", "libra", "libra-rollout"),
-    "convolutional": ("libra", "grad-cam", "integrated-gradients"),
+    "convolutional": ("libra", "integrated-gradients", "grad-cam"),
 }
 
 
