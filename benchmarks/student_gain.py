@@ -90,6 +90,7 @@ def main() -> None:
     teacher = teacher_of(data, options.work, options.teacher_time)
     maps = maps_of(data, options.work, teacher)
     recipe = {**RECIPE, "img_size": [options.side], "epochs": options.epochs, "lr": options.lr}
+    recipe["split"] = str(teacher / "split.csv")  # what the teacher has not seen judges the students of every seed
     recipe |= {"device": options.device} | ({"model_args": options.model_args} if options.model_args else {})
     rows = []
     for seed in options.seeds:  # all arms of a seed first, so that what is there can be compared
@@ -102,7 +103,7 @@ def main() -> None:
             continue
         left_out = ("work", "source", "name")  # places on this machine
         told = {name: value for name, value in vars(options).items() if name not in left_out}
-        facts = {"settings": told, "recipe": {**recipe, "data": Path(options.source).name}}
+        facts = {"settings": told, "recipe": {**recipe, "split": "the teacher's", "data": Path(options.source).name}}
         score = json.loads((teacher / "summary.json").read_text())["test_top1"]
         store(
             options.name,

@@ -10,7 +10,14 @@ from paucal.explain.attribution.choice import BEST
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "explaining"
 
 
-FAMILIES = {"vit": "vit", "dhvt": "dhvt", "lvvit": "lvvit", "swin": "staged", "eff": "convolutional", "efficientnet": "convolutional"}
+FAMILIES = {
+    "vit": "vit",
+    "dhvt": "dhvt",
+    "lvvit": "lvvit",
+    "swin": "staged",
+    "eff": "convolutional",
+    "efficientnet": "convolutional",
+}
 
 
 @pytest.mark.parametrize(("file", "family"), list(FAMILIES.items()))

@@ -53,6 +53,26 @@ def test_term__compares_evenly_spread_blocks_with_the_last_stages():
     assert terms.weights["locality"] == 2.5
 
 
+def test_term__weighs_as_much_whatever_the_scale_of_the_guides_features():
+    objective, term = guided()
+    for projection in term.projections:
+        torch.nn.init.zeros_(projection.weight)
+        torch.nn.init.zeros_(projection.bias)
+
+    def seen(scale: float) -> tuple[float, list[float]]:
+        term.see_as([scale] * 3, [0.0] * 3)
+        stages = term.guide(batch().views[0] * scale, FeatureRequest("stages")).grids[-3:]
+        return objective(batch(), PROGRESS).values["locality"].item(), [float(x.square().mean()) for x in stages]
+
+    small, energies = seen(0.1)
+    assert max(energies) < 1
+    assert small < sum(energies)
+    (large, energies), (larger, _) = seen(1e4), seen(1e5)
+    assert min(energies) > 1
+    assert large == pytest.approx(larger, rel=0.01)
+    assert 1 < large <= 3
+
+
 def test_guide__never_learns_and_stays_in_evaluation_mode(tmp_path):
     objective, term = guided()
     before = {name: value.clone() for name, value in term.guide.state_dict().items()}

@@ -34,7 +34,7 @@ from paucal.losses.esvit import (
 )
 from paucal.losses.feature_health import effective_rank, entropy, feature_spread
 from paucal.losses.lejepa import LeJepaLoss, lejepa_loss
-from paucal.losses.locality_guidance import guidance_loss
+from paucal.losses.locality_guidance import guidance_loss, guide_energy
 from paucal.losses.multi_label import multi_label_loss
 from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
 from paucal.losses.token_labeling import TokenLabelLoss, token_label_loss
@@ -61,6 +61,7 @@ __all__ = [
     "gather_cells",
     "gather_pairs",
     "guidance_loss",
+    "guide_energy",
     "lejepa_loss",
     "match_regions",
     "moved_centre",

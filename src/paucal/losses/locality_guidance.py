@@ -1,8 +1,10 @@
 """Locality guidance: a transformer's cells imitate those of a small CNN (Li et al., ECCV 2022, arXiv 2207.10026)."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paucal.distributed import all_reduce_mean
 from paucal.losses.precision import precise
 
 
@@ -24,3 +26,21 @@ def guidance_loss(cells: Tensor, guide: Tensor) -> Tensor:
     if guide.shape[2:] != cells.shape[2:]:
         guide = F.interpolate(guide, cells.shape[2:], mode="bilinear", align_corners=False)
     return (cells - guide).square().mean()
+
+
+@torch.no_grad()
+def guide_energy(guide: Tensor) -> Tensor:
+    """Return the mean square of a guide's features over all processes, at least 1, a scalar in float32.
+
+    The loss over it is what the paper has for guides like the paper's, whose batch norms keep features near unit
+    scale, and stays as large for guides of another scale: the features of an EfficientNet are ten times as large, and
+    without it their mean square drowns the labels.
+
+    Args:
+        guide: (B, D, h, w).
+
+    Example:
+        >>> guide_energy(torch.full((1, 2, 2, 2), 3.0)), guide_energy(torch.full((1, 2, 2, 2), 0.5))
+        (tensor(9.), tensor(1.))
+    """
+    return all_reduce_mean(precise(guide).square().mean()).clamp(min=1.0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.losses.locality_guidance import guidance_loss
+from paucal.losses.locality_guidance import guidance_loss, guide_energy
 from paucal.objectives.base import Term
 from paucal.types import Batch, FeatureRequest, Features, Progress
 
@@ -20,6 +20,8 @@ class LocalityGuidance(Term):
     The CNN's local cells are easy to learn from few images; the transformer is led to them and keeps its own loss on
     labels. The last stages of the guide, three at most, lead blocks spread evenly over the depth, the last one the
     last block; a linear projection per level matches channels. The paper leaves the choice of blocks to each model.
+    Where a level of the guide has a mean square above 1, its loss is divided by it (`guide_energy`); the paper's guides
+    have none to speak of.
 
     Args:
         guide: the trained CNN; it stays in evaluation mode and never changes.
@@ -67,7 +69,8 @@ class LocalityGuidance(Term):
         with torch.no_grad():
             stages = self.guide(images, FeatureRequest("stages")).grids[-len(self.blocks) :]
         levels = zip(self.blocks, self.projections, stages, strict=True)
-        return torch.stack([guidance_loss(head(features.grids[block]), seen) for block, head, seen in levels]).sum()
+        losses = [guidance_loss(head(features.grids[block]), seen) / guide_energy(seen) for block, head, seen in levels]
+        return torch.stack(losses).sum()
 
     def weight(self, progress: Progress) -> float:
         """Return the constant weight."""
