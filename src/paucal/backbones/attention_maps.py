@@ -1,15 +1,35 @@
 """Read the attention weights of a model, timm's or ours.
 
 timm's attention layers share a convention that ours follow: `fused_attn` tells whether a fused kernel may be used,
-which never shows its weights, and without it they pass through the submodule `attn_drop`. Swin v2 has no fused path.
+which never shows its weights, and without it they pass through the submodule `attn_drop`. Some have no fused path
+(`NEVER_FUSED`). Others hand their weights to no submodule (`SOFTMAX_ONLY`): what their softmax returns is kept.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch.nn.functional as F
+from timm.models.convit import GPSA, MHSA
+from timm.models.davit import WindowAttention as DaVitAttention
+from timm.models.efficientformer import Attention as EfficientFormerAttention
+from timm.models.gcvit import WindowAttentionGlobal
+from timm.models.hiera import MaskUnitAttention
+from timm.models.levit import Attention as LeVitAttention
+from timm.models.levit import AttentionDownsample
+from timm.models.mvitv2 import MultiScaleAttention, MultiScaleAttentionPoolFirst
 from timm.models.swin_transformer_v2 import WindowAttention
+from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
+from timm.models.tiny_vit import Attention as TinyVitAttention
+from timm.models.tnt import Attention as TntAttention
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+NEVER_FUSED = (WindowAttention, WindowAttentionGlobal, WindowMultiHeadAttention, GPSA, MHSA, TntAttention)
+SOFTMAX_ONLY = (
+    *(DaVitAttention, MaskUnitAttention, LeVitAttention, AttentionDownsample, TinyVitAttention),
+    *(MultiScaleAttention, MultiScaleAttentionPoolFirst, EfficientFormerAttention),
+)
 
 
 class _Recorder:
@@ -20,6 +40,32 @@ class _Recorder:
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.maps[self.name] = inputs[0]
+
+
+class _Softmaxes(TorchFunctionMode):
+    """Keeps what the softmax of the layer that is at work returns."""
+
+    def __init__(self, maps: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.maps = maps
+        self.at_work: str | None = None
+
+    def watch(self, name: str, layer: nn.Module) -> list[Any]:
+        """Follow a layer; returns the handles that end it."""
+
+        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            self.at_work = name
+
+        def end(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            self.at_work = None
+
+        return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.at_work is not None and func in (Tensor.softmax, F.softmax):
+            self.maps[self.at_work] = result
+        return result
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -33,8 +79,11 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if (hasattr(module, "fused_attn") or isinstance(module, WindowAttention))
-        and isinstance(getattr(module, "attn_drop", None), nn.Module)
+        if isinstance(module, SOFTMAX_ONLY)
+        or (
+            (hasattr(module, "fused_attn") or isinstance(module, NEVER_FUSED))
+            and isinstance(getattr(module, "attn_drop", None), nn.Module)
+        )
     }
 
 
@@ -62,14 +111,17 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     maps: dict[str, Tensor] = {}
     layers = attention_layers(model)
     fused = {name: layer.fused_attn for name, layer in layers.items() if hasattr(layer, "fused_attn")}
-    handles = [
-        layer.attn_drop.register_forward_pre_hook(_Recorder(maps, name))  # type: ignore[union-attr]
-        for name, layer in layers.items()
-    ]
+    softmaxes, handles = _Softmaxes(maps), []
+    for name, layer in layers.items():
+        if isinstance(layer, SOFTMAX_ONLY):
+            handles += softmaxes.watch(name, layer)
+        else:
+            handles.append(layer.attn_drop.register_forward_pre_hook(_Recorder(maps, name)))  # type: ignore[union-attr]
     try:
         for name in fused:
             layers[name].fused_attn = False  # type: ignore[assignment]
-        yield maps
+        with softmaxes:
+            yield maps
     finally:
         for handle in handles:
             handle.remove()

@@ -5,6 +5,9 @@ full attention has as many queries as its input has tokens; windows are cut as t
 """
 
 import torch
+from timm.models.hiera import MaskUnitAttention
+from timm.models.levit import AttentionDownsample
+from timm.models.mvitv2 import MultiScaleAttention, MultiScaleAttentionPoolFirst
 from timm.models.nest import Attention as NestAttention
 from timm.models.pvt_v2 import Attention as PvtAttention
 from timm.models.twins import GlobalSubSampleAttn
@@ -17,12 +20,18 @@ from paucal.backbones.families.dhvt.layers import HeadInteractedAttention
 from paucal.backbones.families.vil.sparse import GlobalAttention, SparseAttention
 from paucal.backbones.layout import grid_sides
 from paucal.explain.attention.calls import Call
+from paucal.explain.attention.hiera import in_units, place_hiera
 from paucal.explain.attention.maps import AttentionMap, Size, Tokens
 from paucal.explain.attention.sparse import place_global, place_sparse
+from paucal.explain.attention.unfolded import place_unfolded
 from paucal.explain.attention.windows import windows_of
 
 MOST_PREFIX = 9  # 8 registers and a class token
-POOLS_CELLS = (PvtAttention, GlobalSubSampleAttn, ConvAttention, SharedConvAttention)  # squares of them, to a grid
+POOLS_QUERIES = (MultiScaleAttention, MultiScaleAttentionPoolFirst, AttentionDownsample)  # to a coarser grid
+POOLS_CELLS = (  # squares of them, to a grid
+    *(PvtAttention, GlobalSubSampleAttn, ConvAttention, SharedConvAttention),
+    *POOLS_QUERIES,
+)
 
 
 def place(name: str, weights: Tensor, call: Call, model: nn.Module, images: Tensor) -> AttentionMap | None:
@@ -39,10 +48,15 @@ def place(name: str, weights: Tensor, call: Call, model: nn.Module, images: Tens
         return place_sparse(name, weights, call, prefix_names(model, call.layer.global_tokens))
     if isinstance(call.layer, GlobalAttention):
         return place_global(name, weights, call, prefix_names(model, weights.shape[2]))
+    if isinstance(call.layer, MaskUnitAttention):
+        return place_hiera(name, weights, call, model)
     found = windows_of(call)
     if found is not None:
         grouped = as_groups(weights, call.layer, len(images))
         return AttentionMap(name, grouped, Tokens(found.grid), Tokens(found.grid), found.places, found.places)
+    unfolded = place_unfolded(name, weights, model, images)
+    if unfolded is not None:
+        return unfolded
     return _place_full(name, weights, call, model, images)
 
 
@@ -54,6 +68,8 @@ def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
         layer: that computed them.
         batch: B.
     """
+    if isinstance(layer, MaskUnitAttention):
+        return in_units(weights)
     if weights.ndim == 5:
         return weights.transpose(1, 2) if isinstance(layer, NestAttention) else weights
     return weights.unflatten(0, (batch, -1))
@@ -85,12 +101,13 @@ def _place_full(name: str, weights: Tensor, call: Call, model: nn.Module, images
     heads = _head_tokens(call.layer)
     size = (images.shape[-2], images.shape[-1])
     queries, keys = weights.shape[2], weights.shape[3]
-    shown = _counts(inputs)
-    if queries - heads not in shown and not (queries == 1 and keys in shown):
+    shown, pools = _counts(inputs), isinstance(call.layer, POOLS_QUERIES)
+    if not pools and queries - heads not in shown and not (queries == 1 and keys in shown):
         return None
     if queries not in (1, keys) and not isinstance(call.layer, POOLS_CELLS):
         return None  # keys that may be pooled along rows (NextViT)
-    tokens = tokens_of(keys if queries == 1 else queries, model, size, heads)
+    first = int(getattr(call.layer, "has_cls_token", False)) if pools else None
+    tokens = tokens_of(keys if queries == 1 and not pools else queries, model, size, heads, first)
     if tokens is None:
         return None
     key_tokens = tokens if keys == len(tokens) else tokens_of(keys, model, size, prefix=len(tokens.prefix))

@@ -69,9 +69,11 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
     for parts in reversed(_steps(layers)):
         flow = flow.on(parts[0].tokens)
         asked = torch.stack([one.asks() for one in parts]).any(0)
-        kept = torch.where(asked, keep, 1.0) * flow.values
-        moved = [keys_to_tokens(one.flow(flow.values), one) for one in parts]
-        flow = Flow(kept + move * torch.stack(moved).sum(0), flow.tokens)
+        kept = Flow(torch.where(asked, keep, 1.0) * flow.values, flow.tokens)
+        # Layers that pool their queries (MViT, Hiera, LeViT) look at the cells of a finer grid.
+        finest = max((flow.tokens, *(one.key_tokens for one in parts)), key=lambda tokens: tokens.cells)
+        moved = [Flow(one.flow(flow.values), one.key_tokens).on(finest).values for one in parts]
+        flow = Flow(kept.on(finest).values + move * torch.stack(moved).sum(0), finest)
     return flow
 
 
@@ -84,13 +86,6 @@ def _steps(layers: Sequence[AttentionMap]) -> list[list[AttentionMap]]:
         else:
             steps.append([layer])
     return steps
-
-
-def keys_to_tokens(values: Tensor, layer: AttentionMap) -> Tensor:
-    """Return (B, keys) as (B, tokens): pooled keys (PVT) are spread over the cells they were pooled from."""
-    if layer.tokens == layer.key_tokens:
-        return values
-    return Flow(values, layer.key_tokens).on(layer.tokens).values
 
 
 def last_row(model: nn.Module, tokens: Tokens, batch: int, like: Tensor) -> Flow:

@@ -7,12 +7,16 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from timm.models.davit import SpatialBlock
+from timm.models.gcvit import GlobalContextVitBlock
 from timm.models.maxxvit import PartitionAttention2d, PartitionAttentionCl, grid_partition
 from timm.models.maxxvit import window_partition as maxvit_partition
 from timm.models.nest import Attention as NestAttention
 from timm.models.nest import blockify
 from timm.models.swin_transformer import SwinTransformerBlock, window_partition
 from timm.models.swin_transformer_v2 import SwinTransformerV2Block
+from timm.models.swin_transformer_v2_cr import SwinTransformerV2CrBlock
+from timm.models.tiny_vit import TinyVitBlock
 from timm.models.twins import LocallyGroupedAttn
 from torch import Tensor
 from torch.nn import functional
@@ -40,7 +44,7 @@ def windows_of(call: Call) -> Windows | None:
     """Return the windows of a layer, or None where it has none that are known."""
     if isinstance(call.block, PaddedSwinBlock):
         return _padded_swin(call)
-    if isinstance(call.block, SwinTransformerBlock | SwinTransformerV2Block):
+    if isinstance(call.block, SwinTransformerBlock | SwinTransformerV2Block | SwinTransformerV2CrBlock):
         return _swin(call)
     if isinstance(call.layer, WindowAttention):
         return _cvt(call)
@@ -50,6 +54,8 @@ def windows_of(call: Call) -> Windows | None:
         return _nest(call)
     if isinstance(call.block, PartitionAttentionCl | PartitionAttention2d):
         return _maxvit(call)
+    if isinstance(call.block, SpatialBlock | GlobalContextVitBlock | TinyVitBlock):
+        return _from_the_corner(call)
     return None
 
 
@@ -93,6 +99,15 @@ def _maxvit(call: Call) -> Windows:
     grid = (shape[2], shape[3]) if isinstance(block, PartitionAttention2d) else (shape[1], shape[2])
     cut = maxvit_partition if block.partition_block else grid_partition
     return _windows(grid, cut(_indices(grid, call.block_inputs[0]), [int(side) for side in block.partition_size]))
+
+
+def _from_the_corner(call: Call) -> Windows:
+    """DaViT, GC ViT and TinyViT: windows that are not shifted, the last ones padded."""
+    block: Any = call.block
+    shape, side = call.block_inputs[0].shape, block.window_size
+    grid = (shape[2], shape[3]) if isinstance(block, SpatialBlock) else (shape[1], shape[2])
+    window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
+    return _windows(grid, window_partition(_filled(_indices(grid, call.block_inputs[0]), window), window))
 
 
 def _windows(grid: Size, cut: Tensor) -> Windows:
