@@ -29,6 +29,7 @@ VERBS = {
     "predict": "classify images with a trained model",
     "explain": "draw what a trained model sees in images",
     "export": "write a trained model for other programs",
+    "serve": "open a page to try a trained model on",
     "label": "make label maps for token labeling",
     "shard": "write images into shards, for sets of millions",
     "cache": "show what is kept between runs, or remove it",
@@ -39,7 +40,7 @@ PURPOSES = {  # the verbs by what people want to do
     "a model for your images": ("check", "train", "predict"),
     "is it good, and why": ("eval", "explain"),
     "did it help": ("compare", "runs"),
-    "use it elsewhere": ("export",),
+    "use it elsewhere": ("export", "serve"),
     "images without labels, labels for each patch": ("pretrain", "label"),
     "look things up, keep order": ("models", "recipes", "cache", "shard"),
 }

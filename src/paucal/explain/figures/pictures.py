@@ -82,6 +82,16 @@ def heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float
     return axes.imshow(enlarged, cmap=HEAT, vmin=low, vmax=high, alpha=0.6, interpolation="nearest")
 
 
+def overlay(picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Image.Image:
+    """Return what `heat` draws, without axes: a map (h, w) over a grey picture (H, W, 3)."""
+    enlarged = F.interpolate(
+        torch.as_tensor(np.asarray(values), dtype=torch.float32)[None, None], picture.shape[:2], mode="bilinear"
+    )[0, 0].numpy()
+    colours = matplotlib.colormaps[HEAT](Normalize(low, high, clip=True)(enlarged))[..., :3]
+    blended = 0.6 * colours + 0.4 * picture.mean(2, keepdims=True)
+    return Image.fromarray((255 * blended).round().astype(np.uint8))
+
+
 def cell_heat(axes: Axes, picture: Picture, values: NDArray[Any] | Tensor, low: float, high: float) -> Any:
     """Lay a map (h, w) over a grey picture, cell by cell."""
     height, width = picture.shape[:2]

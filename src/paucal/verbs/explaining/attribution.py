@@ -73,8 +73,7 @@ def explain_batch(
     """Return the attribution of some images for the given classes, or for each image's likeliest ones."""
     images = stacked(batch, model)
     with explainable(model.module) as module, torch.no_grad():
-        logits = run(module, images.to(next(module.parameters()).dtype)).float()
-        shares = (logits.sigmoid() if model.card.several else logits.softmax(1)).cpu()
+        shares = model.card.shares(run(module, images.to(next(module.parameters()).dtype))).cpu()
     count = min(top, len(model.classes))
     if classes is None:
         chosen = shares.argsort(dim=1, descending=True, stable=True)[:, :count]

@@ -1,0 +1,23 @@
+"""`paucal serve`: a local page to try a model on."""
+
+from collections.abc import Sequence
+
+from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
+from paucal.verbs.serving.settings import ServeSettings
+
+DESCRIPTION = """Open a page in your browser to try a model on: drop a picture and see its classes with calibrated
+probabilities, whether it is like the training images, and what spoke for the answer. Nothing leaves this machine."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("serve", DESCRIPTION)
+    parser.add_argument("run", type=str, help="run folder, exported folder, or .onnx file")
+    add_settings(parser, ServeSettings)
+    values, _ = parse(parser, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.serving.launch import serve
+
+    serve(values.run, settings_among(values, ServeSettings), Voice())
+    return 0

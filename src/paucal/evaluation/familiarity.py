@@ -1,0 +1,60 @@
+"""Is an image like those a model was trained on? Its distance to the nearest of them, in the model's features."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NEIGHBOURS = 5
+INSIDE = 0.95  # share of held-out images that count as like the training images
+
+
+@dataclass(frozen=True, eq=False)
+class Familiarity:
+    """What is needed to say whether an image is like the training images.
+
+    Sun et al. 2022, "Out-of-Distribution Detection with Deep Nearest Neighbors": the distance to the k-th nearest
+    training image between features of length 1, and a limit that 95 of 100 images of the same kind keep. Here the limit
+    comes from held-out images, since a network knows its training images better than any others; k is small, as there
+    are few.
+
+    Attributes:
+        features: (N, D) of training images, of length 1.
+        limit: the largest distance that counts as like them.
+        neighbours: k.
+    """
+
+    features: Tensor
+    limit: float
+    neighbours: int = NEIGHBOURS
+
+    def distances(self, features: Tensor) -> Tensor:
+        """Return the (B,) distances of (B, D) features to their k-th nearest training image, from 0 to 2."""
+        similar = F.normalize(features.float(), dim=1) @ self.features.T
+        nearest = similar.topk(min(self.neighbours, len(self.features)), dim=1).values[:, -1]
+        return (2 - 2 * nearest).clamp(min=0).sqrt()
+
+
+def fit_familiarity(train: Tensor, held_out: Tensor, neighbours: int = NEIGHBOURS) -> Familiarity:
+    """Return what tells images like the training images from others.
+
+    Args:
+        train: (N, D) features of training images.
+        held_out: (M, D) of images of the same kind that were not trained on.
+        neighbours: which of the nearest training images counts.
+
+    Raises:
+        ValueError: there are no training or no held-out images.
+
+    Example:
+        >>> train, other = torch.eye(3)[[0, 0, 1, 1]], torch.eye(3)[[0, 1]]
+        >>> known = fit_familiarity(train, other, neighbours=1)
+        >>> known.distances(torch.eye(3)) > known.limit
+        tensor([False, False,  True])
+    """
+    if not len(train) or not len(held_out):
+        raise ValueError("both training and held-out images are needed")
+    known = Familiarity(F.normalize(train.float(), dim=1), 0.0, neighbours)
+    limit = torch.quantile(known.distances(held_out), INSIDE)
+    return Familiarity(known.features, float(limit) + 1e-6, neighbours)

@@ -1,0 +1,118 @@
+"""What a run's training images look like to its model: read once, and kept with the run."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor
+
+from paucal.data.images import ImageSet
+from paucal.data.splits.file import read_split
+from paucal.evaluation.deployed import Deployed
+from paucal.evaluation.familiarity import Familiarity, fit_familiarity
+from paucal.reading import require_regular
+from paucal.runs import RunFolder
+from paucal.runs.atomic import write_atomically
+from paucal.types import UserError
+from paucal.verbs.run.images import open_again
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
+
+NAME = "familiar.safetensors"
+MOST_TRAIN, MOST_HELD_OUT = 2000, 500  # images, evenly spread
+MOST_BYTES = 256 << 20
+BATCH = 32
+
+
+def familiarity_of(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | None:
+    """Return what tells images like a run's from others, kept in its folder; None, said, where it cannot be known."""
+    if linear_classifier(model.module) is None:
+        voice.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
+        return None
+    key = _weights_key(run)
+    kept = _read(run.path / NAME, key)
+    if kept is not None:
+        return kept
+    try:
+        found = _measured(run, model, voice)
+    except (UserError, OSError) as problem:
+        voice.say(f"note: whether a picture is like the training images cannot be said: {problem}")
+        return None
+    if found is not None:
+        _write(run.path / NAME, found, key)
+    return found
+
+
+def features_of(reader: ClassifierInputs, model: Deployed, batch: Tensor) -> Tensor:
+    """Return the (B, D) float32 features of prepared images, on the CPU."""
+    with torch.inference_mode():
+        return reader(batch.to(model.device)).float().cpu()
+
+
+def _measured(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | None:
+    with voice.progress("reading images") as advance:
+        images = open_again(run, advance, reading=model.card.preprocessing.reading)
+    split = read_split(run.split, images)
+    train = _spread(split.indices("train"), MOST_TRAIN)
+    held_out = _spread(np.concatenate([split.indices("val"), split.indices("test")]), MOST_HELD_OUT)
+    if not len(train) or not len(held_out):
+        voice.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
+        return None
+    reader = ClassifierInputs(model.module)
+    try:
+        with voice.progress("looking at the training images") as advance:
+            rows = [*train, *held_out]
+            parts = []
+            for start in range(0, len(rows), BATCH):
+                parts.append(features_of(reader, model, _prepared(images, rows[start : start + BATCH], model)))
+                advance(min(start + BATCH, len(rows)), len(rows))
+    finally:
+        reader.close()
+    features = torch.cat(parts)
+    return fit_familiarity(features[: len(train)], features[len(train) :])
+
+
+def _prepared(images: ImageSet, rows: list[int], model: Deployed) -> Tensor:
+    transform = model.card.preprocessing.transform()
+    return torch.stack([transform(images.store.read(row))[0] for row in rows])
+
+
+def _spread(rows: NDArray[np.int64], most: int) -> list[int]:
+    count = min(most, len(rows))
+    return rows[np.linspace(0, len(rows) - 1, count).round().astype(int)].tolist() if count else []
+
+
+def _weights_key(run: RunFolder) -> str:
+    """Return what the kept features belong to: another model of the same run has others."""
+    with run.weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path, key: str) -> Familiarity | None:
+    """Return what is kept; None where nothing is, or it is damaged or of other weights: it is measured anew then."""
+    try:
+        if require_regular(path).stat().st_size > MOST_BYTES:
+            return None
+        with safetensors.safe_open(path, "pt") as file:
+            if (file.metadata() or {}).get("weights") != key:
+                return None
+            features, limit = file.get_tensor("features"), file.get_tensor("limit")
+    except (OSError, SafetensorError, UserError):
+        return None
+    if features.ndim != 2 or not len(features) or limit.numel() != 1:
+        return None
+    return Familiarity(features.float(), float(limit))
+
+
+def _write(path: Path, found: Familiarity, key: str) -> None:
+    """Keep it; a run that cannot be written to is served all the same."""
+    tensors = {"features": found.features.contiguous(), "limit": torch.tensor([found.limit])}
+    content = safetensors.torch.save(tensors, metadata={"weights": key})
+    try:
+        write_atomically(path, lambda file: file.write(content))
+    except OSError:
+        return

@@ -1,0 +1,17 @@
+"""The settings of `paucal serve`."""
+
+from dataclasses import dataclass
+
+from paucal.settings.options import option
+
+_GROUP = "serving"
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Every setting of `paucal serve`."""
+
+    host: str = option("address to listen at; 0.0.0.0 lets other machines in", "127.0.0.1", group=_GROUP)
+    port: int = option("port to listen at", 8000, group=_GROUP, low=1, high=65535)
+    max_upload: int = option("megabytes that a picture may have", 20, group=_GROUP, low=1, high=1024)
+    device: str = option("cpu, cuda or mps", "cpu", group=_GROUP)

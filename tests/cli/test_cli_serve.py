@@ -1,0 +1,130 @@
+"""`paucal serve` from the command line."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import paucal
+from cli.calls import QUICK, call, failure, make_photos
+from paucal.runs import RunFolder
+from paucal.verbs.run.voice import Logged
+from paucal.verbs.serving import familiar
+from paucal.verbs.serving.familiar import NAME, familiarity_of
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serve")
+    photos = make_photos(folder / "photos", each=20)
+    assert call("train", photos, *QUICK, "--init", "none", "--output", folder / "run") == 0
+    return folder / "run"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def test_serve__answers_until_it_is_interrupted(run):
+    port = free_port()
+    command = [
+        sys.executable,
+        "-c",
+        "from paucal.cli.main import main; raise SystemExit(main())",
+        "serve",
+        str(run),
+        "--port",
+        str(port),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as served:
+        assert served.stdout is not None
+        said = ""
+        while "Ctrl-C ends it" not in said:
+            line = served.stdout.readline()
+            assert line, said
+            said += line
+        assert f"http://127.0.0.1:{port}/" in said
+        content = (run.parent / "photos" / "class0" / "0.png").read_bytes()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/classify", content, {"Content-Type": "image/png"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            found = json.load(answer)
+        served.send_signal(signal.SIGINT)
+        rest = served.communicate(timeout=30)[0]
+    assert found["unlike"]["known"] is True
+    wanted = paucal.predict(str(run), str(run.parent / "photos" / "class0" / "0.png"))[0]
+    assert found["classes"][0]["name"] == wanted.predicted
+    assert found["classes"][0]["probability"] == pytest.approx(wanted.confidence, abs=1e-4)
+    assert "Traceback" not in said + rest
+    assert served.returncode in (0, 130)
+
+
+def test_serve__of_a_port_in_use_says_so(run, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--port {port} of 127.0.0.1 cannot be had" in failure(capsys, "serve", run, "--port", port)
+
+
+def test_serve__of_what_is_no_model_or_address_says_so(run, tmp_path, capsys):
+    assert "nothing" in failure(capsys, "serve", tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    assert "empty" in failure(capsys, "serve", tmp_path / "empty")
+    assert "which is no address" in failure(capsys, "serve", run, "--host", "no such host")
+    assert "--port" in failure(capsys, "serve", run, "--port", 0)
+
+
+def test_serve__without_its_extra_names_it(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'paucal[serve]'" in failure(capsys, "serve", run)
+
+
+def test_familiarity__is_measured_once_for_these_weights_and_again_for_others(run, monkeypatch):
+    folder, model = RunFolder(run), paucal.load(run)
+    (run / NAME).unlink(missing_ok=True)
+    first = familiarity_of(folder, model, Logged())
+    kept = load_file(run / NAME)
+    torch.testing.assert_close(kept["features"].norm(dim=1), torch.ones(len(kept["features"])))
+    split = (run / "split.csv").read_text()
+    assert len(kept["features"]) == split.count(",train")
+    monkeypatch.setattr(familiar, "_measured", lambda *given: pytest.fail("it was measured again"))
+    again = familiarity_of(folder, model, Logged())
+    assert (first is not None, again is not None) == (True, True)
+    assert again.limit == pytest.approx(first.limit)
+    monkeypatch.setattr(familiar, "_weights_key", lambda run: "others")
+    measured = []
+    monkeypatch.setattr(familiar, "_measured", lambda *given: measured.append(1))
+    assert familiarity_of(folder, model, Logged()) is None
+    assert measured == [1]
+
+
+@pytest.mark.parametrize("damage", [b"", b"no tensors", b"\xff" * 100])
+def test_familiarity__that_is_damaged_is_measured_anew(run, damage):
+    (run / NAME).write_bytes(damage)
+    found = familiarity_of(RunFolder(run), paucal.load(run), Logged())
+    assert found is not None
+    assert found.features.shape[0] > 1
+    assert len(load_file(run / NAME)["features"]) == len(found.features)
+
+
+def test_familiarity__without_the_images_is_not_known_and_said(run, monkeypatch, caplog):
+    (run / NAME).unlink(missing_ok=True)
+    photos = run.parent / "photos"
+    photos.rename(run.parent / "away")
+    try:
+        with caplog.at_level("INFO"):
+            assert familiarity_of(RunFolder(run), paucal.load(run), Logged()) is None
+    finally:
+        (run.parent / "away").rename(photos)
+    assert "whether a picture is like the training images cannot be said" in caplog.text
