@@ -19,7 +19,7 @@ from paucal.verbs.training.job import TrainingJob, one_length
 from paucal.verbs.training.ladder import climb as climbing
 from paucal.verbs.training.ladder import start as starting
 from paucal.verbs.training.ladder import tuning
-from paucal.verbs.training.ladder.first_rung import winner_of
+from paucal.verbs.training.ladder.first_rung import affordable, winner_of
 from paucal.verbs.training.ladder.rungs import Rung
 from paucal.verbs.training.ladder.trials import best_of
 from verbs.training.ladder.carried import MODEL, install
@@ -185,6 +185,13 @@ def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
         for name, score, seconds in zip(("quick", "slow"), scores, (5, 9), strict=True)
     )
     assert winner_of([slow, quick]).name == winner  # the standard error is 2.5 %
+
+
+def test_race__leaves_time_to_tune_the_winner():
+    quick, slow = (Rung(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
+    assert affordable([slow, quick], left=600, seen=20_000) == [slow, quick]  # 600 and 400 seconds
+    assert affordable([slow, quick], left=500, seen=20_000) == [quick]
+    assert affordable([slow, quick], left=100, seen=20_000) == [quick]
 
 
 def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):

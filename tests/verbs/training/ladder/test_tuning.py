@@ -1,10 +1,14 @@
 """What a way to tune costs."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from paucal.verbs.training.ladder import tuning
 from paucal.verbs.training.ladder.rungs import Rung
-from paucal.verbs.training.ladder.trials import WORST, best_of
-from paucal.verbs.training.ladder.tuning import Prospect
+from paucal.verbs.training.ladder.trials import WORST, Way, best_of
+from paucal.verbs.training.ladder.tuning import AT_ONCE, Prospect, choose_way
 
 
 def test_observed__plans_passes_by_the_time_that_the_steps_of_a_trial_took():
@@ -35,3 +39,57 @@ def test_best_of__prefers_the_lower_loss_among_equals_and_any_way_to_one_that_fa
     assert best_of([trial(0.5), trial(0.9, 0.4), trial(0.9, 0.3)], 100) == 2
     assert best_of([trial(0.0, WORST), trial(0.3)], 100) == 1
     assert best_of([trial(0.0, WORST), trial(0.0, WORST)], 100) == 0
+
+
+CAREFUL, BOLD = Way("careful", {"lr": 1e-4}), Way("bold", {"lr": 1e-3})
+
+
+def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = None) -> Any:
+    """Return what choosing a way asks of a run, with so many seconds left and passes that take so many."""
+    said: list[str] = []
+    return SimpleNamespace(
+        rungs=SimpleNamespace(tuning=tuning or {}, trials=(), budget=900.0),
+        made=SimpleNamespace(prepared=SimpleNamespace(part=lambda name: range(100))),
+        left=lambda shrink=1.0: left,
+        epoch=epoch,
+        voice=SimpleNamespace(say=said.append),
+        said=said,
+    )
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Return the names of the ways that were tried; each costs what the run says, and a trial stops the choice."""
+
+    def stop(ascent, way, cost):
+        found.append(way.name)
+        raise KeyboardInterrupt
+
+    found = []
+    monkeypatch.setattr(tuning, "_options", lambda made: [CAREFUL, BOLD])
+    monkeypatch.setattr(tuning, "is_timed", lambda made: True)
+    monkeypatch.setattr(tuning, "_prospect", lambda ascent, way, count: Prospect([160], ascent.epoch, 20))
+    monkeypatch.setattr(tuning, "_tried", stop)
+    return found
+
+
+def test_choose_way__tries_none_where_trials_would_take_the_passes_that_the_careful_one_needs(tried):
+    ascent = timed(left=100, epoch=25)  # 84 seconds after two trials: less than four passes
+    way, cost = choose_way(ascent) or pytest.fail("no way")
+    assert (way, cost.epoch, tried) == (CAREFUL, 25, [])
+    assert ascent.said == ["note: no time to try several ways to tune; the careful one: careful"]
+
+
+def test_choose_way__tries_all_where_four_passes_are_left(tried):
+    with pytest.raises(KeyboardInterrupt):
+        choose_way(timed(left=100, epoch=20))
+    assert tried == ["careful"]
+
+
+def test_choose_way__goes_on_as_it_was_begun(tried):
+    with pytest.raises(KeyboardInterrupt):
+        choose_way(timed(left=10, epoch=20, tuning={"careful": {}, "bold": {}}))
+    chosen = choose_way(timed(left=1000, epoch=20, tuning={"careful": {}, "careful" + AT_ONCE: {}}))
+    assert chosen is not None
+    assert chosen[0] == CAREFUL
+    assert tried == ["careful"]

@@ -12,7 +12,9 @@ from paucal.verbs.training.ladder.rungs import Rung
 from paucal.verbs.training.ladder.timing import seconds_per_image, sides
 from paucal.verbs.training.ladder.trials import LEAST_STEPS, TRAINED, Way, attempt, best_of, clear, ways
 
-LEAST_PASSES = 2
+LEAST_PASSES, WHOLE_PASS = 2, 50  # a single pass does where it has so many steps
+TRIED_PASSES = 4  # where fewer fit, trials would take what the way itself needs
+AT_ONCE = ", at once"  # after a way's name, where it is not tried
 JUDGED = "validation images"
 TRIAL_SHARE = 0.08  # of the time left, for each way
 
@@ -54,8 +56,12 @@ def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
     Raises:
         KeyboardInterrupt: a signal has stopped a trial.
     """
-    options = _options(ascent.made)
+    options, begun = _options(ascent.made), bool(ascent.rungs.tuning)
+    if len(options) > 1 and options[0].name + AT_ONCE in ascent.rungs.tuning:
+        return _at_once(ascent, options[0])
     found = [(way, cost) for way in options if (cost := _prospect(ascent, way, len(options))) is not None]
+    if len(options) > 1 and not begun and _is_short(ascent, [cost for _, cost in found]):
+        return _at_once(ascent, options[0])
     if not found:
         return None
     timid = not len(ascent.made.prepared.part("val")) or min(cost.steps for _, cost in found) < LEAST_STEPS
@@ -71,6 +77,23 @@ def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
     ascent.voice.say(f"tuning goes on with: {way.name}")
     judging = cost.shrink * ascent.image_seconds * len(ascent.made.prepared.part("val"))
     return way, cost.observed(trials[best].details.get(TRAINED, 0.0), judging, ascent.made.plan.steps_per_epoch)
+
+
+def _is_short(ascent: Ascent, costs: Sequence[Prospect]) -> bool:
+    """Return whether the time is too short to try several ways: few passes of the first that fits are left then."""
+    return is_timed(ascent.made) and (
+        not costs
+        or ascent.left(costs[0].shrink) - TRIAL_SHARE * len(costs) * ascent.left() < TRIED_PASSES * costs[0].epoch
+    )
+
+
+def _at_once(ascent: Ascent, way: Way) -> tuple[Way, Prospect] | None:
+    """Return the careful way, which then has all the time; None where not even that suffices."""
+    cost = _prospect(ascent, replace(way, name=way.name + AT_ONCE), 0)
+    if cost is None:
+        return None
+    ascent.voice.say(f"note: no time to try several ways to tune; the careful one: {way.name}")
+    return way, cost
 
 
 def _options(made: AssembledTraining) -> Sequence[Way]:
@@ -130,13 +153,14 @@ def _choose_side(ascent: Ascent, way: Way, share: float) -> tuple[list[int], flo
     native, timed = list(made.settings.img_size or []), is_timed(made)
     fixed = not timed or not is_free(made, "img_size") or not _takes_any_size(made)
     found: tuple[list[int], float] | None = None
+    least = 1 if made.plan.steps_per_epoch >= WHOLE_PASS else LEAST_PASSES
     for side in sides(native, fixed):
         shrink = _shrink(ascent, side)
         fitted = side == native or (ascent.run.path / head_file(side)).exists()
         head = 0.0 if fitted else shrink * ascent.image_seconds * (counts["train"] + counts["val"])
         epoch = _image_seconds(ascent, way, side) * counts["train"] + shrink * ascent.image_seconds * counts["val"]
         passes = (share * ascent.left(shrink) - head) / epoch if timed else way.passes
-        if passes >= LEAST_PASSES:
+        if passes >= least:
             found = side, epoch
         if passes >= way.passes:
             break
