@@ -323,6 +323,6 @@ def test_cvt__answers_alike_alone_and_in_a_batch() -> None:
 def test_attention_without_places__is_refused_in_one_sentence() -> None:
     with pytest.raises(UserError, match="efficientvit_b0 has no attention that can be read"):
         read_attention(build("efficientvit_b0"), images(64, 64))
-    windows = {"img_size": 64, "depth": 1, "embed_dim": 24, "num_heads": 2, "global_attn_indexes": ()}
+    channels = {"img_size": 64, "depth": 1, "embed_dim": 24, "num_heads": 2, "cls_attn_layers": 0}
     with pytest.raises(UserError, match="is none between places of the image"):
-        read_attention(build("samvit_base_patch16", **windows), images(64, 64))
+        read_attention(build("xcit_nano_12_p16_224", **channels), images(64, 64))

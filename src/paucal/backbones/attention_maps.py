@@ -13,11 +13,14 @@ import torch.nn.functional as F
 from timm.models.convit import GPSA, MHSA
 from timm.models.davit import WindowAttention as DaVitAttention
 from timm.models.efficientformer import Attention as EfficientFormerAttention
+from timm.models.efficientformer_v2 import Attention2d, Attention2dDownsample
 from timm.models.gcvit import WindowAttentionGlobal
 from timm.models.hiera import MaskUnitAttention
+from timm.models.hieradet_sam2 import MultiScaleAttention as Sam2Attention
 from timm.models.levit import Attention as LeVitAttention
 from timm.models.levit import AttentionDownsample
 from timm.models.mvitv2 import MultiScaleAttention, MultiScaleAttentionPoolFirst
+from timm.models.shvit import SHSA
 from timm.models.swin_transformer_v2 import WindowAttention
 from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
 from timm.models.tiny_vit import Attention as TinyVitAttention
@@ -29,6 +32,7 @@ NEVER_FUSED = (WindowAttention, WindowAttentionGlobal, WindowMultiHeadAttention,
 SOFTMAX_ONLY = (
     *(DaVitAttention, MaskUnitAttention, LeVitAttention, AttentionDownsample, TinyVitAttention),
     *(MultiScaleAttention, MultiScaleAttentionPoolFirst, EfficientFormerAttention),
+    *(Attention2d, Attention2dDownsample, Sam2Attention, SHSA),
 )
 
 

@@ -5,7 +5,9 @@ full attention has as many queries as its input has tokens; windows are cut as t
 """
 
 import torch
+from timm.models.efficientformer_v2 import Attention2d, Attention2dDownsample
 from timm.models.hiera import MaskUnitAttention
+from timm.models.hieradet_sam2 import MultiScaleAttention as Sam2Attention
 from timm.models.levit import AttentionDownsample
 from timm.models.mvitv2 import MultiScaleAttention, MultiScaleAttentionPoolFirst
 from timm.models.nest import Attention as NestAttention
@@ -22,12 +24,16 @@ from paucal.backbones.layout import grid_sides
 from paucal.explain.attention.calls import Call
 from paucal.explain.attention.hiera import in_units, place_hiera
 from paucal.explain.attention.maps import AttentionMap, Size, Tokens
+from paucal.explain.attention.sam2 import place_sam2
 from paucal.explain.attention.sparse import place_global, place_sparse
 from paucal.explain.attention.unfolded import place_unfolded
 from paucal.explain.attention.windows import windows_of
 
 MOST_PREFIX = 9  # 8 registers and a class token
-POOLS_QUERIES = (MultiScaleAttention, MultiScaleAttentionPoolFirst, AttentionDownsample)  # to a coarser grid
+POOLS_QUERIES = (  # to a coarser grid
+    *(MultiScaleAttention, MultiScaleAttentionPoolFirst, AttentionDownsample),
+    *(Attention2d, Attention2dDownsample),
+)
 POOLS_CELLS = (  # squares of them, to a grid
     *(PvtAttention, GlobalSubSampleAttn, ConvAttention, SharedConvAttention),
     *POOLS_QUERIES,
@@ -50,6 +56,8 @@ def place(name: str, weights: Tensor, call: Call, model: nn.Module, images: Tens
         return place_global(name, weights, call, prefix_names(model, weights.shape[2]))
     if isinstance(call.layer, MaskUnitAttention):
         return place_hiera(name, weights, call, model)
+    if isinstance(call.layer, Sam2Attention):
+        return place_sam2(name, as_groups(weights, call.layer, len(images)), call)
     found = windows_of(call)
     if found is not None:
         grouped = as_groups(weights, call.layer, len(images))
@@ -64,7 +72,8 @@ def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
     """Return weights (or their gradients) as a layer computes them as (B, groups, heads, queries, keys).
 
     Args:
-        weights: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a dimension of their own.
+        weights: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a dimension of their own, or
+            (B * windows * heads, Q, K).
         layer: that computed them.
         batch: B.
     """
@@ -72,7 +81,12 @@ def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
         return in_units(weights)
     if weights.ndim == 5:
         return weights.transpose(1, 2) if isinstance(layer, NestAttention) else weights
-    return weights.unflatten(0, (batch, -1))
+    return _with_heads(weights, layer).unflatten(0, (batch, -1))
+
+
+def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
+    """Return weights (N, heads, Q, K) of a layer that computes (N * heads, Q, K), as SAM's and SHViT's single head."""
+    return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
 
 
 def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
@@ -95,7 +109,7 @@ def prefix_names(model: nn.Module, count: int) -> tuple[str, ...]:
 
 
 def _place_full(name: str, weights: Tensor, call: Call, model: nn.Module, images: Tensor) -> AttentionMap | None:
-    inputs = call.inputs[0]
+    inputs, weights = call.inputs[0], _with_heads(weights, call.layer)
     if weights.ndim != 4 or len(weights) != len(images) or isinstance(call.layer, XCA):
         return None  # windows that are not known, or channels that attend to each other
     heads = _head_tokens(call.layer)

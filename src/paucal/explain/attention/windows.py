@@ -18,6 +18,7 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2Block
 from timm.models.swin_transformer_v2_cr import SwinTransformerV2CrBlock
 from timm.models.tiny_vit import TinyVitBlock
 from timm.models.twins import LocallyGroupedAttn
+from timm.models.vision_transformer_sam import Block as SamBlock
 from torch import Tensor
 from torch.nn import functional
 
@@ -55,6 +56,8 @@ def windows_of(call: Call) -> Windows | None:
     if isinstance(call.block, PartitionAttentionCl | PartitionAttention2d):
         return _maxvit(call)
     if isinstance(call.block, SpatialBlock | GlobalContextVitBlock | TinyVitBlock):
+        return _from_the_corner(call)
+    if isinstance(call.block, SamBlock) and call.block.window_size:  # others see everything
         return _from_the_corner(call)
     return None
 
@@ -102,12 +105,23 @@ def _maxvit(call: Call) -> Windows:
 
 
 def _from_the_corner(call: Call) -> Windows:
-    """DaViT, GC ViT and TinyViT: windows that are not shifted, the last ones padded."""
+    """DaViT, GC ViT, TinyViT and SAM: windows that are not shifted, the last ones padded."""
     block: Any = call.block
     shape, side = call.block_inputs[0].shape, block.window_size
     grid = (shape[2], shape[3]) if isinstance(block, SpatialBlock) else (shape[1], shape[2])
     window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
-    return _windows(grid, window_partition(_filled(_indices(grid, call.block_inputs[0]), window), window))
+    return cut_from_the_corner(grid, window, call.block_inputs[0])
+
+
+def cut_from_the_corner(grid: Size, window: Size, like: Tensor) -> Windows:
+    """Return the windows of a grid, the last ones padded.
+
+    Args:
+        grid: (rows, columns) of the cells.
+        window: (rows, columns) of one.
+        like: on the device that the indices belong on.
+    """
+    return _windows(grid, window_partition(_filled(_indices(grid, like), window), window))
 
 
 def _windows(grid: Size, cut: Tensor) -> Windows:
