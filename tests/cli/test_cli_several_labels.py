@@ -4,10 +4,14 @@ import csv
 import json
 
 import pytest
+import torch
+from PIL import Image
 
 import paucal
 from cli.calls import QUICK, call, failure, table
 from paucal.evaluation.deployed import load_deployed
+from paucal.verbs.prediction.asking import Block
+from paucal.verbs.prediction.sheet import NONE, sheet_rows
 from several_labels import COLOURS, make_set
 
 
@@ -81,6 +85,28 @@ def test_predict__gives_every_probability_and_the_labels_above_the_thresholds(ru
     answer = json.loads(capsys.readouterr().out)[0]
     assert answer["labels"] == rows[7]["labels"].split(";") * bool(rows[7]["labels"])
     assert set(answer) == {"path", "labels", "probabilities"}
+
+
+def test_predict__names_the_likeliest_and_sorts_the_sheet_by_every_answer(run, tmp_path):
+    squares, sheet = run.parent / "squares", tmp_path / "s.jpg"
+    words = ["--top-k", 2, "--output", tmp_path / "two.csv", "--sheet", sheet]
+    assert call("predict", run, squares, *words) == 0
+    rows = paucal.predict(run, squares)
+    short = table(tmp_path / "two.csv")
+    assert list(short[0]) == ["path", "labels", "class_1", "p_1", "class_2", "p_2"]
+    assert [row["class_1"] for row in short] == [row.predicted for row in rows]
+    card = load_deployed(run).card
+    names = [row.path for row in rows]
+    block = Block(names, names, [None] * len(rows), torch.stack([row.shares for row in rows]))
+    for heading, count, members in sheet_rows([block], card):
+        shown = [(p, s) for p, row in enumerate(rows) for name, s in row.probabilities.items() if name == heading]
+        meant = [p for p, row in enumerate(rows) if heading in (row.labels or [NONE])]
+        assert count == len(meant)
+        assert {place for place, _ in members} <= set(meant)
+        assert heading == NONE or all((place, pytest.approx(share)) in shown for place, share in members)
+        assert [share for _, share in members] == sorted((share for _, share in members), reverse=True)
+    with Image.open(sheet) as page:
+        assert page.format == "JPEG"
 
 
 def test_check__knows_several_labels(run, capsys):

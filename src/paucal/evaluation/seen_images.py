@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
+from paucal.data.shards.place import is_remote
 from paucal.data.sources.opening import PARQUET_SUFFIXES
 from paucal.data.splits.file import read_rows
 from paucal.data.splits.split import Split
@@ -170,4 +171,8 @@ def _require_readable(lesson: Lesson) -> None:
 
 def _places(*places: str) -> tuple[str, ...]:
     """Return the folders that keys begin in; a set of one Parquet file is located at the file."""
-    return tuple(str(Path(one).parent) if one.lower().endswith(PARQUET_SUFFIXES) else one for one in places)
+    return tuple(_folder(one) if one.lower().endswith(PARQUET_SUFFIXES) else one for one in places)
+
+
+def _folder(file: str) -> str:
+    return file.rpartition("/")[0] if is_remote(file) else str(Path(file).parent)

@@ -131,7 +131,10 @@ def test_remote__sentences_for_what_cannot_be_opened(cache, monkeypatch):
         open_images("memory://nothing")
     files = fsspec.filesystem("memory")
     files.pipe_file("/rows/train.parquet", b"x")
-    with pytest.raises(UserError, match=r"no shards \(\.tar\) in memory://rows; copy Parquet files to this machine"):
+    with pytest.raises(UserError, match=r"memory://rows/train\.parquet cannot be read as a Parquet file"):
+        open_images("memory://rows")
+    files.mv("/rows/train.parquet", "/rows/train.txt")
+    with pytest.raises(UserError, match=r"no shards \(\.tar, \.parquet\) in memory://rows; check the address"):
         open_images("memory://rows")
     files.rm("/rows", recursive=True)
     with pytest.raises(UserError, match="cannot be opened"):

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -292,3 +293,24 @@ def test_index__no_zip_and_too_large_are_refused(written, monkeypatch):
 )
 def test_part__is_told_by_a_word_of_the_name_or_the_folder(name, part):
     assert part_of(name) == part
+
+
+def test_write__several_labels_go_into_parquet_and_come_back(tmp_path):
+    one = numbered(40, ("train", "test"))
+    rows = np.stack([np.arange(40) % 2, np.arange(40) % 3 == 0, np.arange(40) % 5 == 0], axis=1).astype(np.int8)
+    images = replace(one, labels=np.full(40, -1), multi_hot=rows)
+    for folder in ("rows", "tars"):
+        (tmp_path / folder).mkdir()
+    write_shards(images, tmp_path / "rows", "parquet", most_images=15)
+    again = open_images(tmp_path / "rows")
+    assert again.multi_hot is not None
+    assert again.classes == images.classes
+    numbers = [number_of(again.store.read(place)) for place in range(40)]
+    assert sorted(numbers) == list(range(40))
+    assert again.multi_hot.tolist() == rows[numbers].tolist()
+    with pytest.raises(UserError, match=r"--format is tar, where an image has one label.* give --format parquet"):
+        write_shards(images, tmp_path / "tars")
+    unknown = replace(images, multi_hot=np.where(rows == 1, rows, -1).astype(np.int8))
+    with pytest.raises(UserError, match=r"labels of these images were neither given nor denied.*--classes"):
+        write_shards(unknown, tmp_path / "tars", "parquet")
+    assert list((tmp_path / "tars").iterdir()) == []

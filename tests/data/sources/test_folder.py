@@ -92,7 +92,7 @@ def test_open_images__digits():
     assert len(images) == 1797
     assert images.classes == tuple("0123456789")
     assert images.class_counts().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    assert (images.hints.flip, images.hints.image_size, images.hints.epochs) == (False, 16, 24)
+    assert (images.hints.flip, images.hints.image_size, images.hints.epochs) == (False, 16, 16)
     first = np.asarray(images.store.read(0))
     assert first.shape == (8, 8, 3)
     assert first[0, :4, 0].tolist() == [0, 0, 80, 207]  # 0, 0, 5, 13 of 16
@@ -133,6 +133,8 @@ def test_image_set__refuses_columns_of_different_length(make_set):
         (("a/readme.txt",), "no images in"),
         (("a/1.png",), r"only one class \('a'\).*at least two class folders$"),
         (("all/a/1.png", "all/b/1.png"), r"only one class \('all'\).*did you mean .*photos/all\?"),
+        (("Image/1.png", "label/1.png"), r"images and their masks \(in 'Image' and 'label'\).*`paucal segment`"),
+        (("train/imgs/1.png", "train/masks/1.png", "val/imgs/2.png", "val/masks/2.png"), "images and their masks"),
         (("1.png", "2.png"), "has images but no class folders; expected photos/<class>/<image>"),
         (
             ("train/1.png", "val/2.png"),

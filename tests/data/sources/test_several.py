@@ -106,6 +106,17 @@ def test_voc__of_boxes_without_lists_of_classes_says_what_to_do(tmp_path):
     assert len(open_images(tmp_path, labelled=False)) == 1
 
 
+def test_coco__boxes_without_classes_of_images_say_what_to_do(tmp_path):
+    folder(tmp_path / "c", "train/1.jpg", "valid/2.jpg")
+    (tmp_path / "c/train/_annotations.coco.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tells boxes \(train/_annotations\.coco\.json\) .* write a table of"):
+        open_images(tmp_path / "c")
+    assert len(open_images(tmp_path / "c", labelled=False)) == 2
+    folder(tmp_path / "d", "train/a/1.jpg", "train/b/2.jpg")
+    (tmp_path / "d/train/_annotations.coco.json").write_text("{}")
+    assert open_images(tmp_path / "d").classes == ("a", "b")  # class folders tell classes, whatever lies beside them
+
+
 @pytest.mark.parametrize("line", ["1 2", "../x 1", "1"])
 def test_voc__of_odd_lines_ends_in_a_sentence(tmp_path, line):
     voc(tmp_path, {"cat": {"1": 1}, "dog": {"2": 1}})

@@ -49,6 +49,9 @@ def test_cells__with_several_labels_are_found(tmp_path, separator):
         (["cat; tabby", "cat; persian", "dog; pug"], ""),  # a path through a tree of names, for every image
         (["tench, Tinca tinca", "cock", "hen, biddy"], ""),
         (["polar bear", "brown bear", "bear"], ""),
+        ([",", "0"], ""),  # a sign alone is a name
+        (["a,", "a"], ""),  # nothing that it stands between
+        (["a,b", ",a", "b,a"], ","),
     ],
 )
 def test_separator__is_found_where_names_come_again(labels, separator):

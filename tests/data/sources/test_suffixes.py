@@ -1,7 +1,10 @@
+import io
+
 import numpy as np
 import pytest
 from PIL import Image, features
 
+from paucal.data.channels.decoding import decode_image
 from paucal.data.decode import decode_rgb
 from paucal.data.sources import suffixes
 from paucal.data.sources.folder import find_images, open_folder
@@ -14,11 +17,21 @@ def test_suffixes__are_of_files_that_are_read(tmp_path, suffix):
     form = "HEIF" if suffix in (".heic", ".heif", ".hif") else None
     mode = "1" if suffix == ".pbm" else "L" if suffix == ".pgm" else "RGB"
     decode_rgb(_png(tmp_path), "x")  # registers what can be read and written
-    Image.new(mode, (64, 32), "white").save(file, form)
+    white = Image.new(mode, (64, 32), "white")
+    if suffix == ".npy":
+        file.write_bytes(_npy(np.asarray(white)))
+    else:
+        white.save(file, form)
     assert find_images(tmp_path) == sorted(["png.png", file.name])
-    decoded = decode_rgb(file, "x")
+    decoded = decode_image(file, "x")
     assert decoded.size == (64, 32)
     assert np.asarray(decoded).min() >= 250
+
+
+def _npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
 
 
 def _png(folder):

@@ -19,6 +19,7 @@ from paucal.data.shards.texts import taken
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.verify import ReportProgress
+from paucal.memory import usable_cores
 
 _CHUNK = 256  # images that are read and checked at once
 _MOST_THREADS = 16
@@ -71,7 +72,7 @@ def members(
         bad: is filled with why an image cannot be read, by position.
         progress: called with (images done, images in all).
     """
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cores())) as pool:
         for first in range(0, len(order), _CHUNK):
             positions = order[first : first + _CHUNK]
             read = pool.map(lambda position: _encoded(images, position), positions.tolist())

@@ -171,11 +171,7 @@ def _made(place: Place, label_field: str, only: str | None, progress: ReportProg
         if only in (None, shard.name)
     ]
     if not files:
-        parquet = any(shard.name.endswith(".parquet") for shard in listed)
-        advice = (
-            "copy Parquet files to this machine, or write tars with 'paucal shard'" if parquet else "check the address"
-        )
-        raise UserError(f"there are no shards (.tar) in {place.location}; {advice}")
+        raise UserError(f"there are no shards (.tar, .parquet) in {place.location}; check the address")
     names = _class_names(place)
     kept = _kept_at(place, label_field, names, only)
     if kept is not None and kept.is_file():

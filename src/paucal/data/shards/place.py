@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.folder import OFF, VARIABLE, usable_folder
@@ -21,6 +21,7 @@ MOST_FETCHED = 32 << 30  # bytes of fetched shards on this machine
 _SHARE_OF_FREE = 0.5
 _TRIES = 3
 _PAUSE = 2.0  # seconds before the second try, twice as long before the third
+T = TypeVar("T")
 _EXTRA = "pip install 'paucal[remote]'"
 
 
@@ -73,7 +74,7 @@ class LocalPlace:
     def listing(self) -> list[Shard]:
         """Return the files of the folder, and of the folders in it."""
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
-        return [_stamped(file, file.relative_to(self.root).as_posix()) for file in files]
+        return [stamped(file, file.relative_to(self.root).as_posix()) for file in files]
 
     def content(self, name: str, most: int) -> bytes | None:
         """Return a small file; None where there is none."""
@@ -85,7 +86,8 @@ class LocalPlace:
         return self.root / shard.name
 
 
-def _stamped(file: Path, name: str) -> Shard:
+def stamped(file: Path, name: str) -> Shard:
+    """Return a file of this machine as a shard of that name."""
     found = file.stat()
     return Shard(name, found.st_size, changed=found.st_mtime_ns)
 
@@ -170,10 +172,35 @@ class RemotePlace:
                 self._fetch(shard, target)
         return target
 
+    def opened(self, shard: Shard) -> Any:
+        """Return a shard opened to read some of its bytes: here where it was fetched, else far away."""
+        target = self.cache / shard.name
+        if _is_there(target, shard.size):
+            return target.open("rb")
+        files, root = self._storage()
+        return files.open(f"{root.rstrip('/')}/{shard.name}", "rb")
+
+    def known(self, name: str) -> Shard:
+        """Return a file of the place by its name, where the storage may list none.
+
+        Raises:
+            UserError: it is not there, or the storage does not tell how large it is.
+        """
+        files, root = self._storage()
+        try:
+            size = files.info(f"{root.rstrip('/')}/{checked_name(self.url, name)}").get("size")
+        except FileNotFoundError:
+            raise UserError(f"{self.url}/{name} does not exist; check the address") from None
+        except Exception as problem:  # as above
+            raise UserError(f"{self.url}/{name} cannot be read ({_first_line(problem)}); check the address") from None
+        if size is None:
+            raise UserError(f"{self.url} does not tell how large {name} is: fetch it, and give the file")
+        return Shard(name, int(size))
+
     def _fetch(self, shard: Shard, target: Path) -> None:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            _retried(lambda: self._get(shard.name, temporary))
+            retried(lambda: self._get(shard.name, temporary))
             size = temporary.stat().st_size
             if size != shard.size:
                 raise UnreadableImage(
@@ -300,17 +327,18 @@ def _locked(path: Path) -> Any:
     return FileLock(path)
 
 
-def _retried(work: Callable[[], None]) -> None:
+def retried(work: Callable[[], T]) -> T:
+    """Return what some work with a network returns, which is tried three times."""
     for attempt in range(_TRIES):
         try:
             return work()
-        except FileNotFoundError:
+        except (FileNotFoundError, UserError):  # which another try would not change
             raise
         except Exception:  # as above; networks fail for a while
             if attempt + 1 == _TRIES:
                 raise
             time.sleep(_PAUSE * 2**attempt)
-    return None
+    raise AssertionError
 
 
 def _first_line(problem: BaseException) -> str:

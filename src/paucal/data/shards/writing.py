@@ -13,13 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from paucal.data.images import ImageSet
+from paucal.data.images import UNKNOWN, ImageSet
 from paucal.data.shards.index import HEADER, NAME, Shard, ShardIndex
 from paucal.data.shards.members import Member, members, shard_order
 from paucal.data.shards.texts import Texts
 from paucal.data.verify import OnBad, ReportProgress, without_bad
+from paucal.types import UserError
+from paucal.wording import counted, was
 
 Form = Literal["tar", "parquet"]
+Label = int | list[int]  # of an image; a list where it may have several
 CLASSES = "classes.txt"
 _GROUP_IMAGES, _GROUP_BYTES = 256, 8 << 20  # of a row group of Parquet, the smallest piece that can be read
 
@@ -56,7 +59,7 @@ def write_shards(
     """Write all images of a set into shards, each part of the set into its own, in random order.
 
     Images keep their bytes; each is decoded once on the way, so that the shards hold none that cannot be read. Labels
-    are numbers; `classes.txt` beside tars, or the metadata of Parquet, has their names.
+    are numbers, or lists of them (Parquet); `classes.txt` beside tars, or the metadata of Parquet, has their names.
 
     Args:
         images: the set.
@@ -69,10 +72,13 @@ def write_shards(
         progress: called with (images done, images in all).
 
     Raises:
-        UserError: an image cannot be read, and `on_bad` is "refuse".
+        UserError: an image cannot be read, and `on_bad` is "refuse"; or the form has no place for the labels.
         OSError: the disk is full.
     """
-    writer = _TarWriter(folder, bool(images.classes)) if form == "tar" else _ParquetWriter(folder, images.classes)
+    _require_writable_labels(images, form)
+    several = images.multi_hot is not None
+    parquet = form == "parquet"
+    writer = _ParquetWriter(folder, images.classes, several) if parquet else _TarWriter(folder, bool(images.classes))
     done, bad = 0, {}
     for part in ("", "test", "train", "val"):  # in the order of the shards' names
         order = shard_order(images, part, seed)
@@ -83,7 +89,7 @@ def write_shards(
             if count == 0:
                 writer.open(part)
             count += 1
-            size = writer.add(member, int(images.labels[member.position]))
+            size = writer.add(member, _label_of(images, member.position))
             if size >= most_bytes or count >= most_images:
                 writer.close()
                 count = 0
@@ -102,6 +108,27 @@ def write_shards(
 
 def _from(done: int, total: int, progress: ReportProgress | None) -> ReportProgress | None:
     return None if progress is None else lambda now, _: progress(done + now, total)
+
+
+def _require_writable_labels(images: ImageSet, form: Form) -> None:
+    if images.multi_hot is None:
+        return
+    if form == "tar":
+        raise UserError(
+            "--format is tar, where an image has one label, and these have several: give --format parquet, which has "
+            "lists of labels"
+        )
+    if unknown := int((images.multi_hot == UNKNOWN).sum()):
+        raise UserError(
+            f"{counted(unknown, 'label')} of these images {was(unknown)} neither given nor denied, and lists of labels "
+            "cannot say so: leave these classes out with --classes, or train on the table itself"
+        )
+
+
+def _label_of(images: ImageSet, position: int) -> Label:
+    if images.multi_hot is None:
+        return int(images.labels[position])
+    return np.flatnonzero(images.multi_hot[position] == 1).tolist()
 
 
 class _TarWriter:
@@ -125,9 +152,10 @@ class _TarWriter:
         self._path, self._part = self._folder / _shard_name(part, self.shards, ".tar"), part
         self._archive = tarfile.open(self._path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (until `close`)
 
-    def add(self, member: Member, label: int) -> int:
+    def add(self, member: Member, label: Label) -> int:
         """Add an image and its label, and return how large the shard is now."""
         assert self._archive is not None
+        assert isinstance(label, int)
         stem = member.stem(self._number)
         self._number += 1
         self._places.append((len(self.shards), self._archive.offset + HEADER, len(member.content), label))
@@ -176,22 +204,24 @@ class _ParquetWriter:
     Args:
         folder: for the shards.
         classes: names, empty without labels.
+        several: whether each image has a list of labels.
     """
 
-    def __init__(self, folder: Path, classes: Sequence[str]) -> None:
+    def __init__(self, folder: Path, classes: Sequence[str], several: bool = False) -> None:
         self.shards: list[Shard] = []
         self._folder, self._labelled = folder, bool(classes)
         image = pa.field("image", pa.struct({"bytes": pa.binary(), "path": pa.string()}))
         features: dict[str, object] = {"image": {"_type": "Image"}}
         fields = [image]
         if classes:
-            fields.append(pa.field("label", pa.int64()))
-            features["label"] = {"names": list(classes), "_type": "ClassLabel"}
+            one = {"names": list(classes), "_type": "ClassLabel"}
+            fields.append(pa.field("label", pa.list_(pa.int64()) if several else pa.int64()))
+            features["label"] = {"feature": one, "_type": "Sequence"} if several else one
         told = json.dumps({"info": {"features": features}})
         self._schema = pa.schema(fields, metadata={"huggingface": told.encode(errors="replace").decode()})
         self._file: pq.ParquetWriter | None = None
         self._images: list[dict[str, object]] = []
-        self._labels: list[int] = []
+        self._labels: list[Label] = []
         self._waiting = self._size = 0
 
     def open(self, part: str) -> None:
@@ -201,7 +231,7 @@ class _ParquetWriter:
         self._file = pq.ParquetWriter(self._path, self._schema, compression="none", use_dictionary=False)
         self._size = 0
 
-    def add(self, member: Member, label: int) -> int:
+    def add(self, member: Member, label: Label) -> int:
         """Add an image, and return how large the shard is now."""
         path = member.key.encode(errors="replace").decode()
         self._images.append({"bytes": member.content, "path": path})
@@ -225,6 +255,6 @@ class _ParquetWriter:
         assert self._file is not None
         columns = [pa.array(self._images, self._schema.field("image").type)]
         if self._labelled:
-            columns.append(pa.array(self._labels, pa.int64()))
+            columns.append(pa.array(self._labels, self._schema.field("label").type))
         self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema))
         self._images, self._labels, self._waiting = [], [], 0

@@ -27,5 +27,5 @@ def open_digits(labelled: bool = True) -> ImageSet:
         labels=data.target.astype(np.int64) if labelled else np.full(len(pixels), -1, dtype=np.int64),
         declared=[""] * len(pixels),
         store=ArrayStore(pixels),
-        hints=Hints(flip=False, image_size=16, epochs=24),
+        hints=Hints(flip=False, image_size=16, epochs=16),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet
+from paucal.data.masks.pairs import IMAGE_FOLDERS, MASK_FOLDERS
 from paucal.data.named.locations import is_named
 from paucal.data.named.table import NAMED
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
@@ -16,11 +17,18 @@ from paucal.data.sources.digits import open_digits
 from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
 from paucal.data.sources.hub import hub_files, is_on_hub
 from paucal.data.sources.listing import LIST_SUFFIX, find_train_list, open_listing
-from paucal.data.sources.parquet import find_parquet, open_parquet
+from paucal.data.sources.parquet import (
+    Asked,
+    find_parquet,
+    find_remote_parquet,
+    open_parquet,
+    open_remote_parquet,
+)
+from paucal.data.sources.row_files import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table import TABLE_SUFFIXES, find_table, open_table
-from paucal.data.sources.voc_lists import is_voc, open_voc, refuse_boxes
+from paucal.data.sources.voc_lists import is_voc, open_voc, refuse_boxes, refuse_coco
 from paucal.data.verify import ReportProgress
 from paucal.types import UserError
 
@@ -90,28 +98,45 @@ def open_images(
         return open_named(str(location), root, download, labelled)
     base = None if root is None else Path(root).expanduser()
     wanted = _Wanted(labelled, label_column, image_column, base, label_separator, progress)
-    pieces = roots_of(location)
-    if len(pieces) > 1:
-        images = joined_sets([_open_one(piece, wanted, download) for piece in pieces], str(location))
-    else:
-        images = _open_one(location, wanted, download)
-    path = Path(images.location if is_remote(location) else location).expanduser()
-    if labelled and len(images.classes) < 2:
-        only = "".join(images.classes)
+    found = [_open_one(piece, wanted, download) for piece in roots_of(location)]
+    images = found[0] if len(found) == 1 else joined_sets(found, str(location))
+    if labelled:
+        _require_classes(images, location)
+    return images
+
+
+def _require_classes(images: ImageSet, location: str | Path) -> None:
+    if len(images.classes) < 2:
+        path, only = Path(images.location if is_remote(location) else location).expanduser(), "".join(images.classes)
         raise UserError(
             f"{path} has only one class ('{only}'); training a classifier needs at least two "
             f"class folders{_deeper(path)}"
         )
-    return images
+    if _are_masks(images.classes):
+        raise UserError(
+            f"{location} has images and their masks (in {_listed(images.classes)}), and no classes of images: "
+            "`paucal segment` learns from masks. Folders that are classes all the same need other names."
+        )
+
+
+def _are_masks(classes: tuple[str, ...]) -> bool:
+    """Whether what looks like classes are the two sides of a set with masks."""
+    names = {name.lower() for name in classes}
+    sides = names & set(IMAGE_FOLDERS), names & set(MASK_FOLDERS)
+    return all(sides) and names == sides[0] | sides[1]
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(f"'{name}'" for name in names)
 
 
 def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet:
     if is_on_hub(location):
         folder, files = hub_files(str(location), download)
-        found = open_parquet(folder, files, wanted.labelled, wanted.label_column, wanted.image_column)
+        found = open_parquet(folder, files, _columns(wanted))
         return replace(found, name=str(location).rsplit("/", 1)[-1], location=str(location))
     if is_remote(location):
-        return open_shards(RemotePlace(str(location)), wanted.labelled, wanted.label_column, progress=wanted.progress)
+        return _open_remote(str(location), wanted)
     path = Path(location).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist{_near_names(path)}")
@@ -120,9 +145,24 @@ def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet
     return (_open_file if path.is_file() else _open_directory)(path, wanted)
 
 
+def _open_remote(location: str, wanted: _Wanted) -> ImageSet:
+    folder, _, file = location.rstrip("/").rpartition("/")
+    if file.endswith(PARQUET_SUFFIX):  # one file alone, which storage that lists nothing has too
+        place = RemotePlace(folder)
+        return open_remote_parquet([RowFile(place, place.known(file))], _columns(wanted))
+    place = RemotePlace(location)
+    if files := find_remote_parquet(place):
+        return open_remote_parquet(files, _columns(wanted))
+    return open_shards(place, wanted.labelled, wanted.label_column, progress=wanted.progress)
+
+
+def _columns(wanted: _Wanted) -> Asked:
+    return Asked(wanted.labelled, wanted.label_column, wanted.image_column, wanted.separator)
+
+
 def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
     if files := find_parquet(path):
-        return open_parquet(path, files, wanted.labelled, wanted.label_column, wanted.image_column)
+        return open_parquet(path, files, _columns(wanted))
     if is_voc(path):
         return open_voc(path, wanted.labelled)
     if find_shards(path):
@@ -139,6 +179,7 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
     except UserError:  # no class folders: a table may tell the classes
         table = find_table(path)
         if table is None:
+            refuse_coco(path)
             raise
         return open_table(table, *_of(wanted))
     table = find_table(path) if len(images.classes) < 2 else None
@@ -163,7 +204,7 @@ def _require_table(path: Path) -> Path:
 def _open_file(path: Path, wanted: _Wanted) -> ImageSet:
     labelled = wanted.labelled
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        return open_parquet(path.parent, [path], labelled, wanted.label_column, wanted.image_column)
+        return open_parquet(path.parent, [path], _columns(wanted))
     if path.suffix.lower() == LIST_SUFFIX:
         return open_listing(path, labelled, wanted.root)
     if path.suffix.lower() in TABLE_SUFFIXES:

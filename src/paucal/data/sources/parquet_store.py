@@ -1,104 +1,63 @@
 """Random access to the encoded images of Parquet files."""
 
-import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from paucal.data.decode import UnreadableImage
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
-from paucal.data.sources.stores import EncodedStore, Stamp, stamp_of
+from paucal.data.sources.row_store import RowStore
 
 _KEPT_BYTES = 1 << 30
 _STREAMED_BYTES = 2 * WINDOW_BYTES  # of which all but the window is on its way out
-_PICKLED = ("_files", "_column", "_rows", "_keys")  # all but what a new process reads for itself
+_MOST_OPEN = 16  # files: one that was fetched can only make room for another once it is closed
 
 
-class ParquetStore(EncodedStore):
+class ParquetStore(RowStore):
     """Rows of memory-mapped Parquet files, read one row group at a time.
 
     A row group is the smallest piece of a Parquet file that can be read. Those read last are kept, encoded,
     up to 1 GiB in each process (512 MiB of a set of 200,000 images or more); forked loader workers share what the
-    parent has read.
-
-    Args:
-        files: paths of the Parquet files.
-        column: name of the image column, a struct with a `bytes` field or plain binary.
-        rows: (N, 2) int64, file number and row in that file of each image.
-        keys: N names for messages.
+    parent has read. A file on object storage is fetched whole when its first image is needed.
     """
 
-    def __init__(self, files: list[str], column: str, rows: NDArray[np.int64], keys: Sequence[str]) -> None:
-        self._files, self._column, self._rows, self._keys = files, column, rows, keys
-        self._forget()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in _PICKLED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._files, self._column, self._rows, self._keys = (state[name] for name in _PICKLED)
-        self._forget()
-
-    def name(self, index: int) -> str:
-        """Return the key of the row."""
-        return self._keys[index]
-
-    def stamp(self, index: int) -> Stamp | None:
-        """Return the file and the row, with size and time of the file."""
-        file, row = (int(number) for number in self._rows[index])
-        if file not in self._stamps:
-            self._stamps[file] = stamp_of(Path(self._files[file]))
-        found = self._stamps[file]
-        return found and found._replace(name=f"{found.name}#{row}")
-
-    def source(self, index: int) -> bytes:
-        """Return the encoded bytes of a row.
-
-        Raises:
-            UnreadableImage: the row has none, or its row group is damaged.
-        """
-        file, row = (int(number) for number in self._rows[index])
-        try:
-            value = self._value(file, row)
-        except (pa.ArrowException, OSError) as error:
-            raise UnreadableImage(f"image {self.name(index)} cannot be read from its file: {error}") from None
-        if not value:
-            raise UnreadableImage(f"image {self.name(index)} has no bytes in the column '{self._column}'")
-        return value
-
-    def _forget(self) -> None:
+    def _begin(self) -> None:
+        super()._begin()
         self._groups: OrderedDict[tuple[int, int], pa.Array] = OrderedDict()
-        self._readers: dict[int, tuple[pq.ParquetFile, NDArray[np.int64]]] = {}
-        self._stamps: dict[int, Stamp | None] = {}
-        self._lock = threading.Lock()
+        self._readers: OrderedDict[int, pq.ParquetFile] = OrderedDict()
+        self._starts: dict[int, NDArray[np.int64]] = {}
 
-    def _value(self, file: int, row: int) -> bytes | None:
-        with self._lock:
-            reader, starts = self._reader(file)
-            group = int(np.searchsorted(starts, row, side="right")) - 1
-            images = self._groups.get((file, group))
-            if images is None:
-                images = self._read_group(reader, group)
-                self._groups[file, group] = images
-                self._evict()
-            self._groups.move_to_end((file, group))
-        return images[row - int(starts[group])].as_py()
+    def _piece(self, file: int, row: int) -> tuple[pa.Array, int]:
+        if file not in self._starts:
+            self._starts[file] = _first_rows(self._reader(file))
+        starts = self._starts[file]
+        group = int(np.searchsorted(starts, row, side="right")) - 1
+        images = self._groups.get((file, group))
+        if images is None:
+            images = self._read_group(self._reader(file), group)
+            self._groups[file, group] = images
+            self._evict()
+        self._groups.move_to_end((file, group))
+        return images, row - int(starts[group])
 
-    def _reader(self, file: int) -> tuple[pq.ParquetFile, NDArray[np.int64]]:
+    def _reader(self, file: int) -> pq.ParquetFile:
         if file not in self._readers:
-            reader = pq.ParquetFile(self._files[file], memory_map=True)
-            lengths = [reader.metadata.row_group(i).num_rows for i in range(reader.num_row_groups)]
-            self._readers[file] = reader, np.cumsum([0, *lengths])[:-1]
+            while len(self._readers) >= _MOST_OPEN:
+                self._readers.popitem(last=False)
+            self._readers[file] = self._opened(file)
+        self._readers.move_to_end(file)
         return self._readers[file]
+
+    def _opened(self, file: int) -> pq.ParquetFile:
+        for last in (False, True):
+            try:
+                return pq.ParquetFile(self._place.path(self._files[file]), memory_map=True)
+            except FileNotFoundError:  # a fetched one that had to make room for another in between
+                if last:
+                    raise
+        raise AssertionError
 
     def _read_group(self, reader: pq.ParquetFile, group: int) -> pa.Array:
         # One thread: Arrow's pool does not survive the fork of a loader worker in every version.
@@ -114,3 +73,8 @@ class ParquetStore(EncodedStore):
         while total > most and len(self._groups) > 1:
             _, oldest = self._groups.popitem(last=False)
             total -= oldest.nbytes
+
+
+def _first_rows(reader: pq.ParquetFile) -> NDArray[np.int64]:
+    lengths = [reader.metadata.row_group(group).num_rows for group in range(reader.num_row_groups)]
+    return np.cumsum([0, *lengths])[:-1]

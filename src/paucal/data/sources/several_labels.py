@@ -36,8 +36,9 @@ class Labels:
 def found_separator(cells: Sequence[str], given: str | None = None) -> str:
     """Return what stands between several labels in the cells of a column; "" where each cell is one label.
 
-    A sign is taken for a separator where it makes fewer names than there are different cells; ";" and "|", which are
-    rare in names, also where a name is in several cells and cells differ in how many names they have.
+    A sign is taken for a separator where it stands between names in some cell, and makes fewer names than there are
+    different cells; ";" and "|", which are rare in names, also where a name is in several cells and cells differ in how
+    many names they have.
 
     Args:
         cells: of the column.
@@ -54,9 +55,9 @@ def found_separator(cells: Sequence[str], given: str | None = None) -> str:
 
 
 def _separates(sign: str, cells: Collection[str]) -> bool:
-    if not any(sign in cell for cell in cells):
-        return False
     pieces = [_names(cell, sign) for cell in cells]
+    if not all(pieces) or all(len(set(found)) == 1 for found in pieces):  # a cell of signs alone is a name
+        return False
     names = [name for found in pieces for name in set(found)]
     if len(set(names)) < len(cells):
         return True

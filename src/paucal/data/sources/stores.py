@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paucal.data.decode import ImageSource, check_decodes, decode_rgb, image_size
+from paucal.data.channels.decoding import check_image, decode_image, image_shape
+from paucal.data.decode import ImageSource
 
 
 class Stamp(NamedTuple):
@@ -54,15 +55,15 @@ class EncodedStore(ABC):
 
     def read(self, index: int) -> Image.Image:
         """Return the upright 8-bit RGB image."""
-        return decode_rgb(self.source(index), self.name(index))
+        return decode_image(self.source(index), self.name(index))
 
     def size(self, index: int) -> tuple[int, int]:
         """Return (height, width) from the header."""
-        return image_size(self.source(index), self.name(index))
+        return image_shape(self.source(index), self.name(index))
 
     def check(self, index: int) -> None:
         """Decode the image as cheaply as possible and raise if that fails."""
-        check_decodes(self.source(index), self.name(index))
+        check_image(self.source(index), self.name(index))
 
 
 class FileStore(EncodedStore):

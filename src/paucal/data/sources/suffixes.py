@@ -1,4 +1,4 @@
-"""The ends of the names of image files, as far as the installed Pillow can read such files."""
+"""The ends of the names of image files, as far as such files can be read here."""
 
 import importlib.util
 
@@ -7,6 +7,7 @@ from PIL import features
 _ALWAYS = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm"),
     *(".jfif", ".jpe", ".mpo", ".apng", ".pgm", ".pbm", ".pnm"),
+    ".npy",  # an array of channels
 )
 # What each kind needs: a feature that Pillow was built with, or a package.
 _BUILT_IN = {".jp2": "jpg_2000", ".j2k": "jpg_2000", ".jpx": "jpg_2000", ".j2c": "jpg_2000", ".avif": "avif"}

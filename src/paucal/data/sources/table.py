@@ -96,35 +96,17 @@ def open_table(
         UserError: there are no such columns, a path leads out of the root, an image is in two rows that differ, a part
             has no known name, or the first image is not there.
     """
-    rows, notes = [], []
-    names: list[tuple[str, ...]] = []
-    marked: tuple[str, ...] | None = None
-    for part, one in _together(file).items():
-        found, columns = _read(one, labelled, image_column, label_column, part)
-        rows, names = [*rows, *found], [*names, tuple(columns.names[place] for place in columns.others)]
-        own = tuple(columns.names[place] for place in columns.marks)
-        if marked not in (None, own):
-            raise UserError(f"{one} has other columns of classes than {file.name}: give both the same")
-        marked = own
-    rows, repeated = _without_repetitions(rows, file)
-    unused = [row for row in rows if row.part == "unused"]
-    rows = [row for row in rows if row.part != "unused"]
+    rows, names, marked = _collected(file, labelled, image_column, label_column)
+    rows, notes = _used(rows, file)
     separator = found_separator([row.label for row in rows], separator)
-    one_label = labelled and not marked and not separator
-    bare = [row for row in rows if one_label and not row.label]
-    rows = [row for row in rows if not one_label or row.label]
-    notes += [f"{counted(repeated, 'row')} of {file.name} repeat an earlier one"] if repeated else []
-    notes += [f"{counted(len(unused), 'unused image')} of {file.name} {was(len(unused))} left out"] if unused else []
-    notes += [f"{counted(len(bare), 'row')} without a label {was(len(bare))} left out"] if bare else []
+    if labelled and not marked and not separator:
+        bare = [row for row in rows if not row.label]
+        rows = [row for row in rows if row.label]
+        notes += [f"{counted(len(bare), 'row')} without a label {was(len(bare))} left out"] if bare else []
     if not rows:
         raise UserError(f"{file} has no row with a path{' and a label' * labelled}; give a table of images")
     folder, keys = _located(file, rows, root)
-    if marked:
-        labels = from_columns(marked, [row.marks for row in rows])
-    elif labelled:
-        labels = from_cells([row.label for row in rows], separator)
-    else:
-        labels = Labels((), np.full(len(rows), -1, dtype=np.int64))
+    labels = _labels_of(rows, marked, labelled, separator)
     return ImageSet(
         name=_set_name(file),
         location=str(folder),
@@ -137,6 +119,40 @@ def open_table(
         columns=_other_columns(names, rows),
         multi_hot=labels.multi_hot,
     )
+
+
+def _collected(
+    file: Path, labelled: bool, image_column: str | None, label_column: str | None
+) -> tuple[list[_Row], list[tuple[str, ...]], tuple[str, ...]]:
+    """Return the rows of a table and of those of the other parts, the further columns of each, and those of classes."""
+    rows: list[_Row] = []
+    names: list[tuple[str, ...]] = []
+    marked: tuple[str, ...] | None = None
+    for part, one in _together(file).items():
+        found, columns = _read(one, labelled, image_column, label_column, part)
+        rows, names = [*rows, *found], [*names, tuple(columns.names[place] for place in columns.others)]
+        own = tuple(columns.names[place] for place in columns.marks)
+        if marked not in (None, own):
+            raise UserError(f"{one} has other columns of classes than {file.name}: give both the same")
+        marked = own
+    return rows, names, marked or ()
+
+
+def _used(rows: Sequence[_Row], file: Path) -> tuple[list[_Row], list[str]]:
+    """Return the rows without those that repeat another or are marked as unused, and notes about these."""
+    kept, repeated = _without_repetitions(rows, file)
+    unused = sum(row.part == "unused" for row in kept)
+    notes = [f"{counted(repeated, 'row')} of {file.name} repeat an earlier one"] if repeated else []
+    notes += [f"{counted(unused, 'unused image')} of {file.name} {was(unused)} left out"] if unused else []
+    return [row for row in kept if row.part != "unused"], notes
+
+
+def _labels_of(rows: Sequence[_Row], marked: tuple[str, ...], labelled: bool, separator: str) -> Labels:
+    if marked:
+        return from_columns(marked, [row.marks for row in rows])
+    if labelled:
+        return from_cells([row.label for row in rows], separator)
+    return Labels((), np.full(len(rows), -1, dtype=np.int64))
 
 
 def _other_columns(names: Sequence[tuple[str, ...]], rows: Sequence[_Row]) -> dict[str, list[str]]:

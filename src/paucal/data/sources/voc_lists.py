@@ -14,6 +14,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
+COCO = ("*.coco.json", "*/*.coco.json", "annotations/instances_*.json")  # files of boxes
 MOST_BYTES = 256 << 20
 _MEANING = {1: 1, 0: UNKNOWN, -1: 0}  # what a list says, as a multi-hot row has it
 _FILE = re.compile(r"(?P<name>.+)_(?P<part>train|val|test)\.txt")
@@ -82,8 +83,24 @@ def refuse_boxes(folder: Path) -> None:
     """
     if (folder / IMAGES).is_dir() and (folder / "Annotations").is_dir() and not _lists(folder):
         raise UserError(
-            f"{folder} tells boxes (Annotations) and has no list of classes such as {LISTS}/cat_train.txt: write a "
-            "table of image_path,label with the classes that each image shows, such as 'cat;dog'"
+            f"{folder} tells boxes (Annotations) and has no list of classes such as {LISTS}/cat_train.txt: "
+            "`paucal detect` learns boxes; to classify, write a table of image_path,label with the classes that each "
+            "image shows, such as 'cat;dog'"
+        )
+
+
+def refuse_coco(folder: Path) -> None:
+    """Refuse COCO's layout for detection, in a folder where no classes were found.
+
+    Raises:
+        UserError: there is a file of boxes.
+    """
+    file = next((file for pattern in COCO for file in sorted(folder.glob(pattern))), None)
+    if file is not None:
+        raise UserError(
+            f"{folder} tells boxes ({file.relative_to(folder).as_posix()}) and has no class folders: "
+            "`paucal detect` learns boxes; to classify, write a table of image_path,label with the classes that each "
+            "image shows, such as 'cat;dog'"
         )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.checking.duplicates import alike_pairs, exact_groups, joined
+from paucal.data.checking.duplicates import CANDIDATE_SIDE, alike_pairs, exact_groups, joined
 from paucal.data.checking.names import group_name
 from paucal.data.checking.survey import survey_images
+from paucal.data.decoded.read_as import smaller
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
 from paucal.data.shards.texts import sorted_positions
@@ -31,11 +32,17 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
             it is not found stand alone.
 
     Raises:
-        UserError: there is no such column and it is no regular expression, or most names do not have the form.
+        UserError: there is no such column and it is no regular expression, most names do not have the form, or copies
+            are asked for among images that are read as they come.
     """
     if by in images.columns:
         return np.unique(np.asarray(images.columns[by], dtype=object).astype(str), return_inverse=True)[1]
     if by == DUPLICATES:
+        if images.stream is not None:
+            raise UserError(
+                "--group-by duplicates looks at every image, and those in shards are read as they come: remove the "
+                "copies that 'paucal check' finds, or group by a pattern of their names"
+            )
         return _copies(images)
     if len(by) > _MOST_PATTERN:
         raise UserError(f"--group-by has {len(by)} characters; give a shorter pattern, or the name of a column")
@@ -58,7 +65,7 @@ def group_numbers(images: ImageSet, by: str) -> NDArray[np.int64]:
 
 def _copies(images: ImageSet) -> NDArray[np.int64]:
     survey = survey_images(images)
-    pairs = ([pair.first, pair.second] for pair in alike_pairs(survey, images.store))
+    pairs = ([pair.first, pair.second] for pair in alike_pairs(survey, smaller(images, CANDIDATE_SIDE).store))
     numbers = np.arange(len(images))
     for group in joined([*exact_groups(survey.digests), *pairs]):
         numbers[group] = group[0]

@@ -91,35 +91,45 @@ def make_split(
     groups = None if group_by is None else group_numbers(image_set, group_by)
     if fold is not None:
         return _fold(image_set, seed, val_fraction, fold, groups, group_by)
-    declared = np.asarray(image_set.declared)
-    given = set(image_set.declared)
-    if given == {"train", "val", "test"}:
-        parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
-        if groups is not None:
-            refuse_torn(parts, groups)
-        _refuse_small_classes(image_set, parts == "train", 1)
-        if val_fraction == 0:
-            return Split(parts, f"test is the data's own folder; train is its train and val folders, {UNSELECTED}")
-        return Split(parts, "train, val and test are the data's own folders")
-    if given == {"train", "test"} or given == {"train", "val"}:
-        held_out = held_out_part(given)
-        parts = np.where(declared == held_out, "test", "train").astype("<U6")
-        cut = {"val": val_fraction}
-        words = f"test is the data's own {held_out} folder; {_in_words(cut, seed, 'its train folder')}"
-    elif given in ({""}, {"train"}):
-        parts = np.full(len(image_set), "train", dtype="<U6")
-        words = _in_words({"val": val_fraction, "test": test_fraction}, seed, "all images")
-        first = {"val": val_fraction} if val_fraction > 0 else {"train": USUAL_VAL}
-        cut = {**first, "test": test_fraction}
-    else:
-        raise UserError(
-            f"{image_set.location} has the parts {sorted(given)}; expected train with val or test, or no "
-            "parts at all, so add a train folder or point to one part"
-        )
+    if set(image_set.declared) == {"train", "val", "test"}:
+        return _own_parts(image_set, val_fraction, groups)
+    parts, cut, words = _to_cut(image_set, seed, val_fraction, test_fraction)
     if groups is not None:
         words = f"{words.replace('cut per class', 'cut by class')}, in {described(group_by or '', groups)}"
         return Split(cut_groups(image_set, parts, cut, seed, groups), words)
     return Split(_cut(image_set, parts, cut, seed), _told_as(words, image_set))
+
+
+def _own_parts(image_set: ImageSet, val_fraction: float, groups: NDArray[np.int64] | None) -> Split:
+    """Return the parts that the data has itself, all three."""
+    declared = np.asarray(image_set.declared)
+    parts = np.where((declared == "val") & (val_fraction == 0), "train", declared).astype("<U6")
+    if groups is not None:
+        refuse_torn(parts, groups)
+    _refuse_small_classes(image_set, parts == "train", 1)
+    if val_fraction == 0:
+        return Split(parts, f"test is the data's own folder; train is its train and val folders, {UNSELECTED}")
+    return Split(parts, "train, val and test are the data's own folders")
+
+
+def _to_cut(
+    image_set: ImageSet, seed: int, val_fraction: float, test_fraction: float
+) -> tuple[NDArray[np.str_], dict[str, float], str]:
+    """Return the parts before anything is cut from train, the shares to be cut from it, and both in words."""
+    given = set(image_set.declared)
+    if given in ({"train", "test"}, {"train", "val"}):
+        held_out = held_out_part(given)
+        parts = np.where(np.asarray(image_set.declared) == held_out, "test", "train").astype("<U6")
+        cut = {"val": val_fraction}
+        return parts, cut, f"test is the data's own {held_out} folder; {_in_words(cut, seed, 'its train folder')}"
+    if given in ({""}, {"train"}):
+        words = _in_words({"val": val_fraction, "test": test_fraction}, seed, "all images")
+        first = {"val": val_fraction} if val_fraction > 0 else {"train": USUAL_VAL}
+        return np.full(len(image_set), "train", dtype="<U6"), {**first, "test": test_fraction}, words
+    raise UserError(
+        f"{image_set.location} has the parts {sorted(given)}; expected train with val or test, or no "
+        "parts at all, so add a train folder or point to one part"
+    )
 
 
 def _fold(

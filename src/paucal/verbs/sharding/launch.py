@@ -139,6 +139,7 @@ def _open(settings: ShardSettings) -> ImageSet:
         settings.data,
         labelled=not settings.unlabelled,
         label_column=settings.label_column,
+        label_separator=settings.label_separator,
         image_column=settings.image_column,
         root=settings.data_root,
         download=settings.download,

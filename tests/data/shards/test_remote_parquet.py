@@ -1,0 +1,127 @@
+"""Parquet files on object storage: fsspec's own memory stands for it."""
+
+import pickle
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data.shards.made_sets import CLASSES, number_of, numbered
+from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.prepare import prepare_images
+from paucal.data.shards import place as place_module
+from paucal.data.shards.place import RemotePlace, upload
+from paucal.data.shards.writing import write_shards
+from paucal.data.sources.opening import open_images
+from paucal.types import UserError
+
+URL = "memory://bucket/rows"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(place_module, "_PAUSE", 0.0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def storage(tmp_path, cache):
+    """Train and test, each in two files of up to 30 images."""
+    (tmp_path / "made").mkdir()
+    write_shards(numbered(100, ("train", "test")), tmp_path / "made", "parquet", most_images=30)
+    upload(tmp_path / "made", URL)
+    files = fsspec.filesystem("memory")
+    yield files
+    if files.exists("/bucket"):
+        files.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def fetched(monkeypatch) -> list[str]:
+    """Names of the files that were fetched."""
+    found: list[str] = []
+    get = RemotePlace._get
+    monkeypatch.setattr(RemotePlace, "_get", lambda self, name, target: (found.append(name), get(self, name, target)))
+    return found
+
+
+def test_remote_parquet__is_what_it_is_on_this_machine(storage, cache, fetched, tmp_path):
+    images, here = open_images(URL), open_images(tmp_path / "made")
+    assert fetched == []  # labels are read where they lie
+    assert (len(images), images.name, images.location, images.classes) == (100, "rows", URL, CLASSES)
+    assert (list(images.keys), images.labels.tolist()) == (here.keys, here.labels.tolist())
+    assert list(images.declared) == here.declared
+    assert images.notes[0].startswith("100 images in 4 shards are read as they come: none is decoded before the run")
+    assert sorted(number_of(images.store.read(n)) for n in range(100)) == list(range(100))
+    assert all(number_of(images.store.read(n)) % 3 == images.labels[n] for n in range(100))
+    assert fetched == [f"{part}-00000{n}.parquet" for part in ("test", "train") for n in range(2)]
+    store = pickle.loads(pickle.dumps(images.store))
+    assert number_of(store.read(99)) == number_of(images.store.read(99))
+    assert len(fetched) == 4
+
+
+def test_remote_parquet__streams_in_the_order_of_its_row_groups(storage, cache):
+    images = open_images(URL)
+    assert images.stream is not None
+    assert len(np.unique(images.stream.shards)) == 4
+    orders = [images.stream.order(np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    assert orders[0].tolist() == orders[1].tolist() != orders[2].tolist()
+    assert sorted(orders[0].tolist()) == list(range(100))
+    prepared, left = prepare_images(images, Reading(side=64))
+    assert (len(prepared), left) == (100, [])
+
+
+def test_remote_parquet__files_make_room_for_each_other(storage, cache, fetched, monkeypatch):
+    images = open_images(URL)
+    size = max(shard.size for shard in images.store._files)  # type: ignore[attr-defined]
+    monkeypatch.setattr(place_module, "MOST_FETCHED", 2 * size + 100)
+    for n in range(100):
+        images.store.read(n)
+        assert len(list(cache.rglob("*.parquet"))) <= 2
+    assert len(fetched) == 4
+
+
+def test_remote_parquet__one_file_by_its_name_where_storage_lists_nothing(storage, cache, monkeypatch):
+    monkeypatch.setattr(RemotePlace, "listing", lambda _: None)
+    images = open_images(f"{URL}/test-000000.parquet")
+    assert (images.name, images.location) == ("test-000000", f"{URL}/test-000000.parquet")
+    assert set(images.declared) == {""}
+    assert number_of(images.store.read(7)) % 3 == images.labels[7]
+    assert len(images) == 30
+    with pytest.raises(UserError, match=r"none\.parquet does not exist; check the address"):
+        open_images(f"{URL}/none.parquet")
+
+
+def test_remote_parquet__with_several_labels(cache, tmp_path, make_parquet):
+    path = make_parquet("s/train.parquet", 4, {"label": pa.array([["a", "b"], ["b"], [], ["a"]])})
+    upload(path.parent, "memory://labels/set")
+    images = open_images("memory://labels/set")
+    assert images.multi_hot is not None
+    assert images.multi_hot.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]]
+    fsspec.filesystem("memory").rm("/labels", recursive=True)
+
+
+def test_remote_parquet__says_what_is_wrong(storage, cache, monkeypatch):
+    images = open_images(URL)
+    storage.pipe_file("/bucket/rows/test-000001.parquet", b"short")
+    with pytest.raises(UnreadableImage, match=r"test-000001\.parquet of memory.* has 5 bytes, and the index says"):
+        images.store.read(30)
+    with pytest.raises(UserError, match=r"memory.*test-000001\.parquet cannot be read as a Parquet file"):
+        open_images(URL)
+    storage.rm("/bucket/rows/test-000001.parquet")
+    with pytest.raises(UnreadableImage, match=r"test-000001\.parquet is missing in memory"):
+        images.store.read(30)
+    tries = []
+
+    def fail(*_):
+        tries.append(1)
+        raise ConnectionError("the network is down")
+
+    monkeypatch.setattr(RemotePlace, "opened", fail)
+    with pytest.raises(UserError, match=r"cannot be read \(the network is down\); check the network"):
+        open_images(URL)
+    assert len(tries) == 3
