@@ -52,10 +52,14 @@ class Reading:
         side: pixels to which the shorter side of much larger images is reduced; None leaves all as they are.
         value_range: the values that become 0 and 255 in images of more than 8 bits a channel; None for all of 16 bits,
             and floats are refused.
+        channels: of every image; 3 brings all that Pillow knows to RGB.
+        channel_ranges: of each channel, in the place of `value_range`, where they are not 3.
     """
 
     side: int | None = None
     value_range: tuple[float, float] | None = None
+    channels: int = 3
+    channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def reduced(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the size at which an image of this size, in either order of the sides, is handed over.
@@ -125,7 +129,7 @@ def decode_rgb(source: ImageSource, name: str, reading: Reading = WHOLE) -> Imag
             beyond 65,535), is larger than Pillow's limit against decompression bombs or more than 100 times as long
             as wide.
     """
-    with _opened(source, name) as image:
+    with opened(source, name) as image:
         size = reading.reduced(image.size)
         if size != image.size and image.format in _DRAFTED:
             image.draft(image.mode, size)
@@ -153,13 +157,20 @@ def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float
     return rgb
 
 
+def turned_upright(image: Image.Image) -> Image.Image:
+    """Return an image that Pillow has opened as its EXIF orientation says that it is seen."""
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
 def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
     """Return the (H, W) or (H, W, 3) values of an image of more than 8 bits a channel; None for any other.
 
     Raises:
         UnreadableImage: as in `decode_rgb`.
     """
-    with _opened(source, name) as image:
+    with opened(source, name) as image:
         return deep_values(image) if is_deep(image) else None
 
 
@@ -169,7 +180,7 @@ def image_size(source: ImageSource, name: str) -> tuple[int, int]:
     Raises:
         UnreadableImage: the header cannot be read.
     """
-    with _opened(source, name) as image:
+    with opened(source, name) as image:
         width, height = image.size
         # Pillow turns TIFF sizes itself, and asking a PNG for its EXIF would decode the pixels.
         turned = image.format in (*_DRAFTED, "WEBP") and _orientation(image) >= 5
@@ -182,7 +193,7 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
     Raises:
         UnreadableImage: as in `decode_rgb`.
     """
-    with _opened(source, name) as image:
+    with opened(source, name) as image:
         if is_deep(image):
             to_8_bits(deep_values(image), reading.value_range)
             return
@@ -192,13 +203,16 @@ def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> N
         _to_rgb(image)
 
 
-def decode_reduced(source: ImageSource, name: str, side: int) -> tuple[Image.Image, str, tuple[int, int]]:
+def decode_reduced(
+    source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
+) -> tuple[Image.Image, str, tuple[int, int]]:
     """Decode an image at a reduced size where its format allows that (JPEG), and say what it is at its full one.
 
     Args:
         source: as in `decode_rgb`.
         name: as in `decode_rgb`.
         side: in pixels; neither side of the reduced image is smaller unless the image is.
+        value_range: of the set, for values of more than 8 bits.
 
     Returns:
         The upright RGB image, the mode of its pixels in the file ("L", "RGB", "CMYK", "I;16", ...), and its upright
@@ -207,26 +221,46 @@ def decode_reduced(source: ImageSource, name: str, side: int) -> tuple[Image.Ima
     Raises:
         UnreadableImage: as in `decode_rgb`.
     """
-    with _opened(source, name) as image:
+    with opened(source, name) as image:
         width, height = image.size
         mode, turned = image.mode, image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5
         if image.format in ("JPEG", "MPO"):
             image.draft(image.mode, (side, side))
         full = (width, height) if turned else (height, width)
-        return upright_rgb(image), mode, full
+        return upright_rgb(image, Reading(value_range=value_range)), mode, full
 
 
 @contextmanager
-def _opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
+def opened(source: ImageSource, name: str) -> Iterator[Image.Image]:
+    """Open an image with Pillow, whose decoders are quiet meanwhile.
+
+    Raises:
+        UnreadableImage: it cannot be opened, or whatever is done with it fails.
+    """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
+    with unreadable_if_it_fails(name):
         if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
             raise ValueError("it is no regular file (a pipe or a device, for instance)")
         with _SILENCE, Image.open(file, formats=_formats()) as image:
-            if max(image.size) > _MOST_ELONGATED * min(image.size):
-                width, height = image.size
-                raise ValueError(f"{width} x {height} pixels are more than {_MOST_ELONGATED} times as long as wide")
+            check_shape(*image.size)
             yield image
+
+
+def check_shape(width: int, height: int) -> None:
+    """Raise a ValueError for an image that is far longer than wide, and Pillow's error for one that is a bomb."""
+    if max(width, height) > _MOST_ELONGATED * min(width, height):
+        raise ValueError(f"{width} x {height} pixels are more than {_MOST_ELONGATED} times as long as wide")
+    if width * height > 2 * (Image.MAX_IMAGE_PIXELS or width * height):
+        raise Image.DecompressionBombError
+
+
+@contextmanager
+def unreadable_if_it_fails(name: str) -> Iterator[None]:
+    """Turn whatever a decoder raises into an `UnreadableImage` that names the image."""
+    try:
+        yield
+    except UnreadableImage:
+        raise
     except Image.DecompressionBombError:
         raise UnreadableImage(
             f"image {name} has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, the limit against "

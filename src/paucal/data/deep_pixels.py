@@ -24,8 +24,8 @@ def is_deep(image: Image.Image) -> bool:
     return image.mode == "F" or image.mode.startswith("I") or _deep_colours(image)
 
 
-def deep_values(image: Image.Image) -> NDArray[np.generic]:
-    """Return the (H, W) or (H, W, 3) values of a deep image, without its opacity.
+def deep_values(image: Image.Image, opacity: bool = False) -> NDArray[np.generic]:
+    """Return the (H, W) or (H, W, 3) values of a deep image, or one channel more where its opacity is asked for.
 
     Raises:
         ValueError: it is a TIFF in colour and tifffile is not installed, or the file is damaged.
@@ -38,7 +38,7 @@ def deep_values(image: Image.Image) -> NDArray[np.generic]:
     values = _png(encoded) if image.format == "PNG" else _tiff(encoded)
     if values.shape[:2] != (image.height, image.width):
         raise ValueError(f"it holds {values.shape} values, and its header says {image.width} x {image.height} pixels")
-    if values.ndim == 3 and values.shape[2] in _ALPHA:
+    if values.ndim == 3 and values.shape[2] in _ALPHA and not opacity:
         values = values[..., :-1]
     return values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
 

@@ -15,7 +15,7 @@ import timm
 from paucal.backbones.weights.programs import PROGRAMS, SWIN, recognise
 from paucal.backbones.weights.unwrap import candidates
 
-Channels = tuple[float, float, float]
+Channels = tuple[float, ...]
 Filter = Literal["bicubic", "bilinear", "lanczos"]
 
 

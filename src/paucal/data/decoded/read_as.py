@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from PIL import Image
 
-from paucal.data.decode import WHOLE, Reading, check_decodes, decode_rgb
+from paucal.data.channels.decoding import as_read, check_image, decode_image, reduced
+from paucal.data.channels.planes import RGB
+from paucal.data.decode import WHOLE, Reading, unreadable_if_it_fails
 from paucal.data.images import Copies, ImageSet, Nested, Store, locate
 from paucal.data.sources.stores import EncodedStore
 
@@ -31,10 +33,11 @@ class ReadAs(Nested):
         """Return the image; a JPEG is decoded no larger than needed."""
         store, place = locate(self.original, index)
         if isinstance(store, EncodedStore):
-            return decode_rgb(store.source(place), store.name(place), self.reading)
-        image = store.read(place)
-        size = self.reading.reduced(image.size)
-        return image if size == image.size else image.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
+            return decode_image(store.source(place), store.name(place), self.reading)
+        if self.reading.channels == RGB:
+            return reduced(store.read(place), self.reading)
+        with unreadable_if_it_fails(f"number {index + 1}"):
+            return as_read(store.read(place), self.reading)
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the image itself."""
@@ -44,9 +47,31 @@ class ReadAs(Nested):
         """Raise if the image cannot be read."""
         store, place = locate(self.original, index)
         if isinstance(store, EncodedStore):
-            check_decodes(store.source(place), store.name(place), self.reading)
-        else:
+            check_image(store.source(place), store.name(place), self.reading)
+        elif self.reading.channels == RGB:
             store.check(place)
+        else:
+            self.read(index)
+
+
+class AsShown(ReadAs):
+    """Hands over the images of another store in RGB, as they are shown: the first three of their channels."""
+
+    def __init__(self, original: Store) -> None:
+        super().__init__(original, WHOLE)
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image in RGB."""
+        return self.original.read(index).convert("RGB")
+
+
+def smaller(images: ImageSet, side: int) -> ImageSet:
+    """Return a set whose images are handed over at about `side` pixels of their shorter side, where they have more.
+
+    A JPEG is decoded no larger than that needs, which for a camera's photo takes a twentieth of the time.
+    """
+    reading = replace(images.reading, side=side)
+    return replace(images, store=ReadAs(images.store, reading), reading=reading)
 
 
 def whole_image(images: ImageSet, index: int) -> Image.Image:
@@ -56,7 +81,7 @@ def whole_image(images: ImageSet, index: int) -> Image.Image:
     store, place = locate(images.store, index)
     if isinstance(store, Copies) and store.original is not None:
         store, place = locate(store.original, place)
-    return ReadAs(store, Reading(value_range=images.reading.value_range)).read(place)
+    return ReadAs(store, replace(images.reading, side=None)).read(place)
 
 
 def as_opened(images: ImageSet) -> ImageSet:

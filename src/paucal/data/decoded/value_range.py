@@ -5,11 +5,14 @@ is dark and what is bright only the set as a whole can say.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.decode import UnreadableImage, raw_values
+from paucal.data.channels.decoding import deep_channel_values, range_of
+from paucal.data.channels.planes import RGB
+from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.images import ImageSet, locate, spread
 from paucal.data.sources.stores import EncodedStore
 
@@ -20,38 +23,50 @@ _VALUES = 1 << 16  # of each image
 _OUTSIDE = 1e-4
 
 
+def with_ranges(reading: Reading, images: ImageSet) -> Reading:
+    """Return a reading with the ranges of values, measured where it has none and images have more than 8 bits."""
+    if reading.channels == RGB and reading.value_range is None:
+        return replace(reading, value_range=measure_range(images))
+    if reading.channels != RGB and reading.channel_ranges is None:
+        return replace(reading, channel_ranges=measure_channel_ranges(images, reading.channels))
+    return reading
+
+
 def measure_range(images: ImageSet) -> tuple[float, float] | None:
     """Return the (low, high) that a set's deep images become 0 and 255 with; None where it has none.
 
     Up to 32 of its deep images, spread over the set, are looked at, with evenly spaced values of each; a ten-thousandth
     of the values may lie beyond on either side. Labels and parts play no role. Images that cannot be read are left out.
     """
-    found = list(_deep(images))
+    found = [values.reshape(-1) for values in _deep(images, RGB)]
+    values = np.concatenate(found) if found else np.empty(0)
+    return range_of(values, _OUTSIDE) if np.isfinite(values).any() else None
+
+
+def measure_channel_ranges(images: ImageSet, channels: int) -> tuple[tuple[float, float], ...] | None:
+    """Return such a range for each channel of a set whose images have so many; None where they have 8 bits."""
+    found = list(_deep(images, channels))
     if not found:
         return None
-    values = np.concatenate(found)
-    if not len(values):
-        return None
-    low, high = (float(edge) for edge in np.quantile(values, (_OUTSIDE, 1 - _OUTSIDE)))
-    return (low, high) if high > low else (low, low + 1)
+    values = np.concatenate([one.reshape(-1, channels) for one in found])
+    return tuple(range_of(values[:, channel], _OUTSIDE) for channel in range(channels))
 
 
-def _deep(images: ImageSet) -> Iterator[NDArray[np.float64]]:
-    """Yield finite values of up to 32 deep images."""
+def _deep(images: ImageSet, channels: int) -> Iterator[NDArray[np.float64]]:
+    """Yield values of up to 32 deep images, (n,), or (n, channels)."""
     looked = [int(index) for index in images.sample(_LOOKED_AT) if _may_be_deep(images, int(index))]
     count = 0
     for index in [looked[place] for place in spread(len(looked), _LOOKED_AT)]:
         store, place = locate(images.store, index)
         assert isinstance(store, EncodedStore)
         try:
-            values = raw_values(store.source(place), store.name(place))
+            values = deep_channel_values(store.source(place), store.name(place), channels)
         except UnreadableImage:
             continue
         if values is None:
             continue
-        flat = values.reshape(-1)
-        flat = flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
-        yield flat[np.isfinite(flat)]
+        flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
+        yield flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
         count += 1
         if count == _IMAGES:
             return

@@ -1,0 +1,183 @@
+"""Images that are arrays: NumPy files (`.npy`), and TIFF files of channels that Pillow does not know.
+
+The files come from outside: shapes and types are looked at before memory is taken, and nothing is unpickled.
+"""
+
+import io
+import stat
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.decode import ImageSource, check_shape
+
+NPY, TIFF = (".npy",), (".tif", ".tiff")
+MOST_CHANNELS = 1024
+_NPY_MAGIC = b"\x93NUMPY"
+_TIFF_MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_KINDS = "buif"  # of numbers: bool, unsigned, signed, float
+
+
+class ArrayShape(NamedTuple):
+    """What the header of an array says.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        channels: how many.
+        axis: of the channels in the file, 0 or 2; None where it has two axes.
+    """
+
+    height: int
+    width: int
+    channels: int
+    axis: int | None
+
+
+def is_npy(source: ImageSource) -> bool:
+    """Return whether a file, or bytes, are an array of NumPy."""
+    return _start(source).startswith(_NPY_MAGIC)
+
+
+def is_tiff(source: ImageSource) -> bool:
+    """Return whether a file, or bytes, are a TIFF."""
+    return _start(source).startswith(_TIFF_MAGICS)
+
+
+def npy_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
+    """Return the shape of an array of NumPy from its header.
+
+    Args:
+        source: the bytes or the path.
+        channels: how many there should be, which tells their axis; None for the shorter one of the first and the last.
+
+    Raises:
+        ValueError: it is no image: of another kind, of too many axes, or cut short.
+    """
+    with _opened(source) as file:
+        return _npy_header(file, channels)
+
+
+def read_npy(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
+    """Return the (H, W, C) values of an array of NumPy.
+
+    Raises:
+        ValueError: as `npy_shape`.
+    """
+    with _opened(source) as file:
+        shape = _npy_header(file, channels)
+        file.seek(0)
+        return _channels_last(npy.read_array(file, allow_pickle=False), shape.axis)
+
+
+def read_tiff(source: ImageSource, channels: int | None = None) -> NDArray[np.generic]:
+    """Return the (H, W, C) values of a TIFF, whose channels may be samples, planes or pages.
+
+    Raises:
+        ValueError: tifffile is not installed, or the file holds something else.
+    """
+    with _tifffile(source) as file:
+        series = file.series[0]
+        shape = _tiff_shape(series, channels)
+        values = series.asarray()
+    size = (shape.height, shape.width)
+    sides = size if shape.axis is None else (*size, shape.channels) if shape.axis else (shape.channels, *size)
+    return _channels_last(values.reshape(sides), shape.axis)
+
+
+def tiff_shape(source: ImageSource, channels: int | None = None) -> ArrayShape:
+    """Return the shape of a TIFF from its header.
+
+    Raises:
+        ValueError: as `read_tiff`.
+    """
+    with _tifffile(source) as file:
+        return _tiff_shape(file.series[0], channels)
+
+
+def _npy_header(file: BinaryIO, channels: int | None) -> ArrayShape:
+    version = npy.read_magic(file)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"it is an array of NumPy's format {version}, expected 1.0 or 2.0")
+    shape, _, dtype = read(file)
+    found = _shaped(shape, dtype, channels)
+    rest = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    npy.read_magic(file)
+    read(file)
+    if rest - file.tell() < prod(shape) * dtype.itemsize:
+        raise ValueError("it is cut short")
+    return found
+
+
+def _tiff_shape(series: Any, channels: int | None) -> ArrayShape:
+    sides = [(side, axis) for side, axis in zip(series.shape, series.axes, strict=True) if side > 1 or axis in "YX"]
+    shape, axes = [side for side, _ in sides], "".join(axis for _, axis in sides)
+    first = not axes.startswith("YX") if axes in ("YXS", "SYX", "CYX", "YXC") else None  # others may be anything
+    return _shaped(shape, np.dtype(series.dtype), channels, first)
+
+
+def _shaped(shape: Sequence[int], dtype: np.dtype, channels: int | None, first: bool | None = None) -> ArrayShape:
+    """Return the shape of an image; raises a ValueError or Pillow's error of a bomb where it is none that will do.
+
+    Args:
+        shape: of the array.
+        dtype: of its values.
+        channels: how many there should be; None where that is not known.
+        first: whether the first axis is that of the channels; None where the file does not say.
+    """
+    if dtype.kind not in _KINDS or len(shape) not in (2, 3) or min(shape) < 1:
+        raise ValueError(f"it holds {dtype} of shape {tuple(shape)}, expected numbers with 2 axes, or 3 with channels")
+    if len(shape) == 2:
+        found = ArrayShape(shape[0], shape[1], 1, None)
+    elif _channels_first(shape, channels) if first is None else first:
+        found = ArrayShape(shape[1], shape[2], shape[0], 0)
+    else:
+        found = ArrayShape(shape[0], shape[1], shape[2], 2)
+    if found.channels > MOST_CHANNELS:
+        raise ValueError(f"it has {found.channels:,} channels, expected at most {MOST_CHANNELS:,}")
+    check_shape(found.width, found.height)
+    if prod(shape) > 6 * (Image.MAX_IMAGE_PIXELS or prod(shape)):  # as many values as the largest image in colour has
+        raise Image.DecompressionBombError
+    return found
+
+
+def _channels_first(shape: Sequence[int], channels: int | None) -> bool:
+    if channels is not None and (shape[0] == channels) != (shape[2] == channels):
+        return shape[0] == channels
+    return shape[0] < shape[2]
+
+
+def _channels_last(values: NDArray[np.generic], axis: int | None) -> NDArray[np.generic]:
+    return values[..., None] if axis is None else np.moveaxis(values, axis, 2)
+
+
+def _start(source: ImageSource) -> bytes:
+    if isinstance(source, bytes):
+        return source[:8]
+    try:
+        if not stat.S_ISREG(source.stat().st_mode):  # a pipe would be waited for
+            return b""
+        with source.open("rb") as file:
+            return file.read(8)
+    except OSError:  # whoever reads the whole of it says so
+        return b""
+
+
+def _opened(source: ImageSource) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(io.BytesIO(source)) if isinstance(source, bytes) else source.open("rb")
+
+
+def _tifffile(source: ImageSource):
+    try:
+        import tifffile
+    except ImportError:
+        raise ValueError("it is a TIFF of channels, which needs: pip install 'paucal[tiff]'") from None
+    return tifffile.TiffFile(io.BytesIO(source) if isinstance(source, bytes) else source)

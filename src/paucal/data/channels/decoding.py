@@ -1,0 +1,261 @@
+"""Encoded images to pictures of as many channels as a set has: what Pillow knows through `decode`, arrays here.
+
+Values of more than 8 bits are brought to 8 by the set's own range, for each channel apart where they are not three: a
+band of reflectances and one of heights have nothing in common.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.channels.arrays import ArrayShape, is_npy, is_tiff, npy_shape, read_npy, read_tiff, tiff_shape
+from paucal.data.channels.planes import RGB, Planes
+from paucal.data.decode import (
+    WHOLE,
+    ImageSource,
+    Reading,
+    UnreadableImage,
+    check_decodes,
+    decode_reduced,
+    decode_rgb,
+    image_size,
+    opened,
+    raw_values,
+    turned_upright,
+    unreadable_if_it_fails,
+    upright_rgb,
+)
+from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
+
+T = TypeVar("T")
+GREY, GREY_ALPHA, RGBA = 1, 2, 4
+MODES = {GREY: "L", GREY_ALPHA: "LA", RGBA: "RGBA"}  # Pillow's, of so many channels, opacity among them
+
+
+def decode_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> Image.Image:
+    """Decode an image to a picture of `reading.channels` channels: RGB of Pillow, or `Planes`.
+
+    Args:
+        source: the encoded bytes or the path of the file.
+        name: how the image is called in messages.
+        reading: to which size, how many channels, and from which values.
+
+    Raises:
+        UnreadableImage: as `decode_rgb`; or it has another number of channels.
+    """
+    if reading.channels == RGB and not is_npy(source):
+        return _or_its_channels(lambda: decode_rgb(source, name, reading), source)
+    values = channel_values(source, name, reading.channels)
+    with unreadable_if_it_fails(name):
+        return picture_from(values, reading)
+
+
+def image_shape(source: ImageSource, name: str) -> tuple[int, int]:
+    """Return the upright (height, width) from the header, without decoding the pixels.
+
+    Raises:
+        UnreadableImage: the header cannot be read.
+    """
+    found = array_shape(source, name)
+    return image_size(source, name) if found is None else (found.height, found.width)
+
+
+def check_image(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
+    """Read an image to its last byte as cheaply as its format allows.
+
+    Raises:
+        UnreadableImage: as `decode_image`.
+    """
+    if reading.channels == RGB and not is_npy(source):
+        _or_its_channels(lambda: check_decodes(source, name, reading), source)
+    else:
+        decode_image(source, name, reading)
+
+
+def look_at(
+    source: ImageSource, name: str, side: int, value_range: tuple[float, float] | None = None
+) -> tuple[Image.Image, str, tuple[int, int]]:
+    """Decode an image for people to look at, and say what it is; see `decode_reduced`.
+
+    The values of an array are stretched to what is seen, since a single image cannot say what its set's range is.
+
+    Raises:
+        UnreadableImage: as `decode_image`.
+    """
+    found = array_shape(source, name)
+    if found is None:
+        return decode_reduced(source, name, side, value_range)
+    values = channel_values(source, name, found.channels)
+    with unreadable_if_it_fails(name):
+        ranges = None if values.dtype.itemsize == 1 else tuple(range_of(values[..., c]) for c in range(found.channels))
+        shown = picture_from(values, Reading(side, None, found.channels, ranges))
+        mode = f"{found.channels} channels, {values.dtype}" if found.channels > 1 else f"grey, {values.dtype}"
+    return shown.convert("RGB"), mode, (found.height, found.width)
+
+
+def array_shape(source: ImageSource, name: str, channels: int | None = None) -> ArrayShape | None:
+    """Return the shape of an image that is an array to us, from its header; None of one that Pillow reads.
+
+    Raises:
+        UnreadableImage: the header is damaged, or the array is no image.
+    """
+    with unreadable_if_it_fails(name):
+        if is_npy(source):
+            return npy_shape(source, channels)
+        if is_tiff(source) and not _pillow_reads(source, name):
+            return tiff_shape(source, channels)
+    return None
+
+
+def channel_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic]:
+    """Return the (H, W, channels) values of an image as they are; those of a single channel for three are grey.
+
+    Raises:
+        UnreadableImage: it cannot be decoded, or has another number of channels.
+    """
+    with unreadable_if_it_fails(name):
+        if is_npy(source):
+            values = read_npy(source, channels)
+        else:
+            values = _pillow_values(source, name, channels)
+            if values is None:
+                if not is_tiff(source):
+                    raise ValueError(f"it has no {channels} channels that Pillow knows, {_expected(channels)}")
+                values = read_tiff(source, channels)
+        if values.shape[2] == GREY and channels == RGB:
+            return np.repeat(values, RGB, axis=2)
+        if values.shape[2] != channels:
+            raise ValueError(f"it has {values.shape[2]} channels, {_expected(channels)}")
+        return values
+
+
+def deep_channel_values(source: ImageSource, name: str, channels: int = RGB) -> NDArray[np.generic] | None:
+    """Return the values of an image of more than 8 bits a channel, (H, W), (H, W, 3) or (H, W, channels); else None.
+
+    Raises:
+        UnreadableImage: as `decode_image`.
+    """
+    if channels == RGB and not is_npy(source):
+        return raw_values(source, name)
+    values = channel_values(source, name, channels)
+    return None if values.dtype.itemsize == 1 else values
+
+
+def picture_from(values: NDArray[np.generic], reading: Reading) -> Image.Image:
+    """Return (H, W, C) values as a picture, at the size and from the values that a reading says.
+
+    Raises:
+        ValueError: there are no ranges and the values are floats or beyond 16 bits.
+    """
+    ranges = reading.channel_ranges or (reading.value_range,) * values.shape[2]
+    if values.dtype.kind == "b":
+        values = values.astype(np.uint8) * 255
+    planes = [
+        Image.fromarray(np.ascontiguousarray(values[..., channel]))
+        if values.dtype == np.uint8
+        else to_8_bits(values[..., channel], ranges[channel])
+        for channel in range(values.shape[2])
+    ]
+    picture = Image.merge("RGB", planes) if len(planes) == RGB else Planes(planes)
+    return reduced(picture, reading)
+
+
+def as_read(image: Image.Image | NDArray[np.generic], reading: Reading) -> Image.Image:
+    """Return a picture in memory, or an array of pixels, as the images of a set are read.
+
+    Args:
+        image: opened by Pillow, or `Planes`, or values (H, W) or (H, W, C).
+        reading: how.
+
+    Raises:
+        ValueError: its pixels have no known range, or it has another number of channels.
+    """
+    if isinstance(image, np.ndarray):
+        values = image[..., None] if image.ndim == 2 else image
+        if values.ndim != 3:
+            raise ValueError(f"an array has {image.ndim} axes, expected (H, W) or (H, W, C)")
+        if values.shape[2] == GREY and reading.channels == RGB:
+            values = np.repeat(values, RGB, axis=2)
+        if values.shape[2] != reading.channels:
+            raise ValueError(f"it has {values.shape[2]} channels, {_expected(reading.channels)}")
+        return picture_from(values, reading)
+    if isinstance(image, Planes):
+        if len(image.planes) != reading.channels:
+            raise ValueError(f"it has {len(image.planes)} channels, {_expected(reading.channels)}")
+        return reduced(image, reading)
+    if reading.channels == RGB:
+        return upright_rgb(image, reading)
+    values = _values_of(image, reading.channels)
+    if values is None:
+        raise ValueError(f"it is {image.mode}, {_expected(reading.channels)}")
+    return picture_from(values, reading)
+
+
+def reduced(picture: Image.Image, reading: Reading) -> Image.Image:
+    """Return a picture at the size that a reading hands it over with."""
+    size = reading.reduced(picture.size)
+    return picture if size == picture.size else picture.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
+
+
+def range_of(values: NDArray[np.generic], outside: float = 0.0) -> tuple[float, float]:
+    """Return the (low, high) that finite values lie between, but for a share of them on either side."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        return 0.0, 1.0
+    low, high = (float(edge) for edge in np.quantile(finite, (outside, 1 - outside)))
+    return (low, high) if high > low else (low, low + 1)
+
+
+def _pillow_reads(source: ImageSource, name: str) -> bool:
+    try:
+        with opened(source, name):
+            return True
+    except UnreadableImage:
+        return False
+
+
+def _pillow_values(source: ImageSource, name: str, channels: int) -> NDArray[np.generic] | None:
+    """Return the (H, W, C) values of an image that Pillow reads; None where it cannot have so many channels."""
+    try:
+        with opened(source, name) as image:
+            return _values_of(image, channels)
+    except UnreadableImage:
+        if is_tiff(source):
+            return None  # of channels that Pillow does not know
+        raise
+
+
+def _values_of(image: Image.Image, channels: int) -> NDArray[np.generic] | None:
+    if is_deep(image):
+        values = np.atleast_3d(deep_values(image, opacity=True))
+        return values if values.shape[2] == channels else None
+    if channels not in MODES or (channels != GREY and image.mode not in ("LA", "RGBA", "PA", "P", "CMYK")):
+        return None
+    upright = turned_upright(image)
+    if image.mode == "CMYK" and channels == RGBA:
+        return np.asarray(upright)
+    return np.atleast_3d(np.asarray(upright.convert(MODES[channels])))
+
+
+def _or_its_channels(decode: Callable[[], T], source: ImageSource) -> T:
+    """Return what a decoder of RGB images returns; where it fails at an array, say what the array is."""
+    try:
+        return decode()
+    except UnreadableImage as problem:
+        if not is_tiff(source):
+            raise
+        try:
+            shape = tiff_shape(source)
+        except Exception:  # what Pillow has said is all that is known
+            raise problem from None
+        if shape.channels <= RGBA:
+            raise
+        begin = str(problem).partition(":")[0]
+        raise UnreadableImage(f"{begin}: it has {shape.channels} channels, {_expected(RGB)}") from None
+
+
+def _expected(channels: int) -> str:
+    return f"expected {channels} (--channels says how many a set has)"
