@@ -220,7 +220,8 @@ def measure(part: str, work: Path, options: argparse.Namespace) -> None:
     found = first_step(work / part, options) if part == "first-step" else compare(work / part, size, options)
     about = {name: value for name, value in vars(options).items() if name not in ("work", "photos", "small", "parts")}
     about |= {"processors": os.cpu_count(), "others": "the machine was shared: load " + f"{os.getloadavg()[1]:.1f}"}
-    store(f"data_cpu_{part}", {**found, "options": about, **surroundings("cpu")})
+    suffix = "" if options.workers == 2 else f"_workers{options.workers}"
+    store(f"data_cpu_{part}{suffix}", {**found, "options": about, **surroundings("cpu")})
 
 
 def _made(folder: Path, make: Any) -> None:

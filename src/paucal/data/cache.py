@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from paucal.data.channels.planes import RGB, picture_of, pixels_of
 from paucal.data.images import Copies, ImageSet, Store
 from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
 from paucal.memory import available_memory
@@ -21,7 +22,6 @@ MOST_BYTES = 4 << 30
 _SHARE_OF_FREE = 0.25
 _SAMPLE = 256
 _MARGIN = 1.5
-_CHANNELS = 3
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -32,19 +32,22 @@ class CachedStore(Copies):
         pixels: (total bytes,) uint8, in shared memory.
         offsets: (N,) int64, where each image begins.
         shapes: (N, 2) int64, heights and widths.
+        channels: of every image.
         original: the store of images that were reduced for this one; None where they are as large as their copies.
     """
 
-    def __init__(self, pixels: Tensor, offsets: Tensor, shapes: Tensor, original: Store | None = None) -> None:
+    def __init__(
+        self, pixels: Tensor, offsets: Tensor, shapes: Tensor, original: Store | None = None, channels: int = RGB
+    ) -> None:
         super().__init__(original)
-        self.pixels, self.offsets, self.shapes = pixels, offsets, shapes
+        self.pixels, self.offsets, self.shapes, self.channels = pixels, offsets, shapes, channels
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def read(self, index: int) -> Image.Image:
-        """Return the image as RGB, a copy."""
-        return Image.fromarray(self.view(index))
+        """Return the image, a copy."""
+        return picture_of(self.view(index))
 
     def size(self, index: int) -> tuple[int, int]:
         """Return the (height, width) of the image itself."""
@@ -54,11 +57,11 @@ class CachedStore(Copies):
         """Accept: what is cached was decoded."""
 
     def view(self, index: int) -> NDArray[np.uint8]:
-        """Return the (H, W, 3) pixels themselves, not a copy."""
+        """Return the (H, W, C) pixels themselves, not a copy."""
         height, width = self._stored_size(index)
         start = int(self.offsets[index])
-        flat = self.pixels[start : start + height * width * _CHANNELS]
-        return flat.numpy().reshape(height, width, _CHANNELS)
+        flat = self.pixels[start : start + height * width * self.channels]
+        return flat.numpy().reshape(height, width, self.channels)
 
     def _stored_size(self, index: int) -> tuple[int, int]:
         height, width = self.shapes[index].tolist()
@@ -106,7 +109,7 @@ def cache_images(
     kept = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
     tables = [torch.from_numpy(table[kept]).share_memory_() for table in (filler.offsets, filler.shapes)]
     original = None if image_set.reading.side is None else good.store
-    return replace(good, store=CachedStore(pixels, tables[0], tables[1], original)), names
+    return replace(good, store=CachedStore(pixels, tables[0], tables[1], original, image_set.reading.channels)), names
 
 
 class _FullError(Exception):
@@ -122,7 +125,7 @@ class _Filler:
         self._source, self._pixels, self._used, self._lock = source, pixels.numpy(), 0, threading.Lock()
 
     def __call__(self, index: int) -> None:
-        image = np.asarray(self._source.read(index))
+        image = pixels_of(self._source.read(index))
         with self._lock:
             start = self._used
             self._used = end = start + image.size
@@ -136,7 +139,7 @@ def _capacity(image_set: ImageSet, budget: int) -> int | None:
     """Return the bytes to set aside, from a sample of headers, or None if the budget is too small."""
     sizes = [image_set.reading.reduced((height, width)) for height, width in image_set.sample_sizes(_SAMPLE).tolist()]
     each = sum(height * width for height, width in sizes) / len(sizes) if sizes else math.inf
-    estimate = each * _CHANNELS * len(image_set)
+    estimate = each * image_set.reading.channels * len(image_set)
     # The margin covers an unlucky sample; memory that is set aside but not written to is not taken.
     return min(budget, int(_MARGIN * estimate)) if estimate <= budget else None
 

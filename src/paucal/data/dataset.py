@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from paucal.data.decoded.kept import kept_pixels
 from paucal.data.images import UNKNOWN, ImageSet, Targets
 from paucal.data.maps.reader import name_classes
-from paucal.data.randomness import preserved, reseed
+from paucal.data.randomness import derive_seed, preserved, reseed
+from paucal.data.views.at_once import AtOnce, Pixels
 from paucal.data.views.transforms import ViewTransform
 from paucal.types import Batch
 
@@ -83,13 +85,33 @@ class ViewDataset(Dataset[Sample]):
 
         The global generators are put back once for all: that takes ten times as long as seeding them.
         """
+        together = self._made_at_once(keys)
+        if together is not None:
+            return together
         with preserved():
             return [self._sample(key) for key in keys]
+
+    def _made_at_once(self, keys: list[SampleKey]) -> list[Sample] | None:
+        """Return the samples of small images that need next to nothing done, made together; None for others."""
+        transform = self._transforms[0] if len(self._transforms) == 1 else None
+        if not isinstance(transform, AtOnce):
+            return None
+        images: list[Pixels] = []
+        for key in keys:
+            pixels = kept_pixels(self.image_set.store, key.index)
+            if pixels is None or not transform.suits(pixels):
+                return None
+            images.append(pixels)
+        views, geometry = transform.at_once(images, (derive_seed(self.seed, *key) for key in keys))
+        pairs = zip(keys, views.unbind(), geometry.unbind(), strict=True)
+        return [self._with_targets(key, [(view, theta)]) for key, view, theta in pairs]
 
     def _sample(self, key: SampleKey) -> Sample:
         image = self.image_set.store.read(key.index)
         reseed(self.seed, *key)
-        pairs = [transform(image) for transform in self._transforms]
+        return self._with_targets(key, [transform(image) for transform in self._transforms])
+
+    def _with_targets(self, key: SampleKey, pairs: list[tuple[Tensor, Tensor]]) -> Sample:
         return Sample(
             id=key.index,
             views=[view for view, _ in pairs],

@@ -3,13 +3,13 @@
 import errno
 import signal
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
@@ -60,13 +60,32 @@ class TrainLoader(WorkerLoader):
 
 
 def make_train_loader(
-    dataset: ViewDataset, sampler: StepSampler, workers: int = 0, pin_memory: bool = False
+    dataset: Dataset[Any],
+    sampler: StepSampler,
+    workers: int = 0,
+    pin_memory: bool = False,
+    into_batch: Callable[[list[Any]], Any] = collate,
 ) -> TrainLoader:
     """Return a loader of one `types.Batch` per forward pass, the same for any number of workers.
 
-    Its length is that of the whole run; iterating gives what is left after the sampler's `start`.
+    Its length is that of the whole run; iterating gives what is left after the sampler's `start`. Samples of another
+    kind than `ViewDataset` gives come with a function that puts them together.
     """
-    return TrainLoader(dataset, batch_sampler=sampler, **_settings(workers, pin_memory))
+    return TrainLoader(dataset, batch_sampler=sampler, **_settings(workers, pin_memory, into_batch))
+
+
+def make_ordered_loader(
+    dataset: Dataset[Any],
+    indices: NDArray[np.int64],
+    batch_size: int,
+    into_batch: Callable[[list[Any]], Any],
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> DataLoader[Any]:
+    """Return a loader over the samples at some positions, in order, every one once."""
+    return WorkerLoader(
+        dataset, batch_sampler=_InOrder(indices, batch_size), **_settings(workers, pin_memory, into_batch)
+    )
 
 
 def make_eval_loader(
@@ -122,10 +141,10 @@ def _let_go(problem: BaseException) -> None:
                 process.join()
 
 
-def _settings(workers: int, pin_memory: bool) -> dict[str, Any]:
+def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], Any] = collate) -> dict[str, Any]:
     return {
         "num_workers": workers,
-        "collate_fn": collate,
+        "collate_fn": into_batch,
         "pin_memory": pin_memory,
         "persistent_workers": workers > 0,
         "worker_init_fn": _prepare_worker,

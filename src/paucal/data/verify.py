@@ -1,6 +1,5 @@
 """Decode every image once before a run, so that a damaged file shows at the start and not in epoch 3."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -9,6 +8,7 @@ import numpy as np
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
+from paucal.memory import usable_cores
 from paucal.types import UserError
 
 OnBad = Literal["refuse", "skip"]
@@ -30,7 +30,7 @@ def verify_images(
     Args:
         image_set: the images.
         on_bad: "refuse" raises when an image is unreadable, "skip" leaves it out.
-        workers: threads; None for one per processor core.
+        workers: threads; None for one per processor core that it may use.
         progress: called with (images done, images in all) from the calling thread.
 
     Returns:
@@ -47,7 +47,7 @@ def for_each(
     count: int, work: Callable[[int], None], workers: int | None, progress: ReportProgress | None
 ) -> dict[int, str]:
     """Call `work` on every position in threads; return the messages of the positions that were unreadable."""
-    threads = workers or min(_MOST_THREADS, os.cpu_count() or 1)
+    threads = workers or min(_MOST_THREADS, usable_cores())
     starts = range(0, count, _CHUNK)
     bad: dict[int, str] = {}
     pool = ThreadPoolExecutor(threads)

@@ -42,13 +42,13 @@ def photos(tmp_path):
 @pytest.fixture
 def decoded(monkeypatch):
     """The names of the images that are decoded."""
-    names, real = [], prepare.decode_rgb
+    names, real = [], prepare.decode_image
 
     def noted(source, name, reading):
         names.append(name)
         return real(source, name, reading)
 
-    monkeypatch.setattr(prepare, "decode_rgb", noted)
+    monkeypatch.setattr(prepare, "decode_image", noted)
     return names
 
 
@@ -231,7 +231,7 @@ def test_prepare__leaves_nothing_half_written_after_an_interrupt(photos, cache, 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "decode_rgb", interrupted)
+    monkeypatch.setattr(prepare, "decode_image", interrupted)
     with pytest.raises(KeyboardInterrupt):
         prepare_images(open_images(photos), SMALL)
     assert [file for file in cache.iterdir() if file.suffix != ".npz"] == []

@@ -18,6 +18,7 @@ from paucal.types import Crops, UserError
 
 PLAIN = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 WHOLE = (1.0, 1.0)
+BLURLESS = (0.0, 0.0)
 NOTHING = {"blur_prob": 0.0, "solarise_prob": 0.0, "hflip": 0.0, "jitter_prob": 0.0}
 
 
@@ -229,3 +230,24 @@ def test_crop_views__refuses_what_makes_no_sense(changes, message):
     arguments = {"pipeline": "dino", "groups": [Crops(2, 8)], "normalisation": PLAIN, **changes}
     with pytest.raises(UserError, match=message):
         crop_views(**arguments)
+
+
+@pytest.mark.parametrize("pipeline", ["dino", "deit"])
+@pytest.mark.parametrize("resize", ["letterbox", "squash"])
+def test_crop_views__of_a_fitted_image_know_where_they_come_from(pipeline, resize, no_grey):
+    groups = [Crops(1, (48, 64), WHOLE), Crops(1, 48, WHOLE)]
+    views = crop_views(pipeline, groups, PLAIN, (48, 64), BLURLESS, 0.0, 0.0, resize)
+    if pipeline == "deit":
+        for transform, _ in views:
+            transform.transform._rand_augment = None
+    source = coordinates(60, 160)
+    for transform, _ in views:
+        with seeded(0):
+            view, theta = transform(source)
+        grid = torch.nn.functional.affine_grid(theta[None], [1, 3, *view.shape[1:]], align_corners=False)[0]
+        inside = (grid.abs() < 0.8).all(-1)
+        shown = view[:2].permute(1, 2, 0) * 2 - 1
+        assert (grid - shown)[inside].abs().max() < 0.06
+        bars = grid[..., 0].abs() > 1.25
+        assert bool(bars.any()) == (resize == "letterbox")  # 60 x 160 in 64 x 48: bars on the left and on the right
+        assert not view[:, bars].any()

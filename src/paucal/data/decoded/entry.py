@@ -12,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paucal.data.channels.planes import RGB, moments_of, picture_of, pixels_of
 from paucal.data.decoded.folder import INDEX, PIXELS, UNFINISHED
 from paucal.data.decoded.known import DIGEST
-from paucal.data.decoded.moments import image_moments
 from paucal.data.images import Copies, Store
 
-_CHANNELS = 3
 _SMALL = 128  # pixels
-_UNKNOWN = np.full((2, 3), np.nan)
 
 
 class FullError(Exception):
@@ -33,17 +31,22 @@ class Table:
         offsets: (N,) int64, where each image begins.
         shapes: (N, 2) int64, heights and widths as stored.
         sizes: (N, 2) int64, heights and widths of the images themselves.
-        moments: (N, 2, 3) float64, see `image_moments`; NaN for small images, of which they are found as quickly when
-            they are needed.
+        moments: (N, 2, C) float64 of C channels, see `moments_of`; NaN for small images, of which they are found as
+            quickly when they are needed.
         digests: (N, 16) uint8 of the encoded images.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, channels: int = RGB) -> None:
         self.offsets = np.zeros(count, dtype=np.int64)
         self.shapes = np.zeros((count, 2), dtype=np.int64)
         self.sizes = np.zeros((count, 2), dtype=np.int64)
-        self.moments = np.zeros((count, 2, 3))
+        self.moments = np.zeros((count, 2, channels))
         self.digests = np.zeros((count, DIGEST), dtype=np.uint8)
+
+    @property
+    def channels(self) -> int:
+        """How many channels every image has."""
+        return self.moments.shape[-1]
 
     def rows(self, chosen: NDArray[np.int64]) -> "Table":
         """Return some rows, in that order."""
@@ -54,11 +57,13 @@ class Table:
 
     def fits(self, n_bytes: int) -> bool:
         """Return whether this can be the index of so many bytes of pixels."""
-        model, count = vars(Table(1)), len(self.offsets)
+        if self.moments.ndim != 3:
+            return False
+        model, count = vars(Table(1, self.channels)), len(self.offsets)
         for name, values in vars(self).items():
             if values.dtype != model[name].dtype or values.shape != (count, *model[name].shape[1:]):
                 return False
-        ends = self.offsets + self.shapes.prod(axis=1) * _CHANNELS
+        ends = self.offsets + self.shapes.prod(axis=1) * self.channels
         return bool(count and self.offsets.min() >= 0 and self.shapes.min() > 0 and ends.max() <= n_bytes)
 
 
@@ -66,7 +71,7 @@ class Entry:
     """An entry that is mapped into memory; it can be sent to another process, which maps it anew.
 
     Args:
-        path: of the pixels, images one after the other, (H, W, 3) uint8.
+        path: of the pixels, images one after the other, (H, W, C) uint8.
         table: where each one is.
 
     Raises:
@@ -75,7 +80,7 @@ class Entry:
 
     def __init__(self, path: Path, table: Table) -> None:
         self.path, self.table = path, table
-        self._pixels: NDArray[np.uint8] | None = np.memmap(path, dtype=np.uint8, mode="r")
+        self._pixels: NDArray[np.uint8] | None = _mapped(path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_pixels": None}
@@ -83,17 +88,22 @@ class Entry:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         try:
-            self._pixels = np.memmap(self.path, dtype=np.uint8, mode="r")
+            self._pixels = _mapped(self.path)
         except (OSError, ValueError):  # removed since
             self._pixels = None
 
     def view(self, row: int) -> NDArray[np.uint8] | None:
-        """Return the (H, W, 3) pixels of an image, not a copy; None where the file is gone."""
+        """Return the (H, W, C) pixels of an image, not a copy; None where the file is gone."""
         if self._pixels is None:
             return None
         height, width = self.table.shapes[row].tolist()
-        start = int(self.table.offsets[row])
-        return self._pixels[start : start + height * width * _CHANNELS].reshape(height, width, _CHANNELS)
+        start, channels = int(self.table.offsets[row]), self.table.channels
+        return self._pixels[start : start + height * width * channels].reshape(height, width, channels)
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    """Return a file as an array; a plain one, since slices of a `memmap` take three times as long."""
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
 
 
 class MappedStore(Copies):
@@ -112,10 +122,10 @@ class MappedStore(Copies):
         return len(self.entry.table.offsets)
 
     def read(self, index: int) -> Image.Image:
-        """Return the image as RGB, a copy."""
+        """Return the image, a copy."""
         view = self.entry.view(index)
         if view is not None:
-            return Image.fromarray(view)
+            return picture_of(view)
         assert self.original is not None
         return self.original.read(index)
 
@@ -162,10 +172,11 @@ class EntryWriter:
         folder: of the cache.
         count: images there may be.
         room: bytes that they may take.
+        channels: of every image.
     """
 
-    def __init__(self, folder: Path, count: int, room: int) -> None:
-        self.table = Table(count)
+    def __init__(self, folder: Path, count: int, room: int, channels: int = RGB) -> None:
+        self.table = Table(count, channels)
         self._folder, self._room, self._used, self._lock = folder, room, 0, threading.Lock()
         self._path = folder / f".{os.getpid()}-{threading.get_ident()}-{os.urandom(4).hex()}{UNFINISHED}"
 
@@ -179,7 +190,8 @@ class EntryWriter:
 
     def add(self, index: int, image: Image.Image, size: tuple[int, int]) -> None:
         """Store an image of that (height, width) as it is now; raises `FullError`."""
-        self._put(index, np.asarray(image), size, _UNKNOWN if min(image.size) < _SMALL else image_moments(image))
+        unknown = np.full((2, self.table.channels), np.nan)
+        self._put(index, pixels_of(image), size, unknown if min(image.size) < _SMALL else moments_of(image))
 
     def copy(self, index: int, entry: Entry, row: int) -> bool:
         """Store an image that another entry has; return whether it was still there. Raises `FullError`."""

@@ -14,13 +14,14 @@ import PIL
 from numpy.typing import NDArray
 
 from paucal.data.cache import cache_images
-from paucal.data.decode import Reading, UnreadableImage, decode_rgb
+from paucal.data.channels.decoding import decode_image
+from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
 from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
 from paucal.data.decoded.known import KnownImages, content_of, digest_of
 from paucal.data.decoded.read_as import ReadAs
 from paucal.data.decoded.streamed import stream_images
-from paucal.data.decoded.value_range import measure_range
+from paucal.data.decoded.value_range import with_ranges
 from paucal.data.images import ImageSet, locate
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.verify import OnBad, ReportProgress, for_each, without_bad
@@ -58,7 +59,7 @@ def prepare_images(
 
     Args:
         image_set: the images, of files or in memory.
-        reading: how they are handed over. Without a range it is measured where images have more than 8 bits.
+        reading: how they are handed over. Without ranges these are measured where images have more than 8 bits.
         on_bad: what to do with unreadable images, see `verify_images`.
         workers: threads; None for one per processor core.
         progress: called with (images done, images in all) from the calling thread.
@@ -69,8 +70,7 @@ def prepare_images(
     Raises:
         UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
     """
-    if reading.value_range is None:
-        reading = replace(reading, value_range=measure_range(image_set))
+    reading = with_ranges(reading, image_set)
     if image_set.stream is not None:
         return stream_images(image_set, reading, on_bad, workers, progress)
     # Every image is looked at through the reading, also where nothing is reduced: then it changes nothing.
@@ -88,7 +88,8 @@ def prepare_images(
 def _estimate(images: ImageSet) -> float:
     """Return the bytes that the decoded images take, from a sample of headers."""
     sizes = [images.reading.reduced((height, width)) for height, width in images.sample_sizes(_SAMPLE).tolist()]
-    return float(np.mean([height * width for height, width in sizes])) * 3 * len(images) if sizes else 0.0
+    pixels = float(np.mean([height * width for height, width in sizes])) if sizes else 0.0
+    return pixels * images.reading.channels * len(images)
 
 
 class _Pass:
@@ -123,7 +124,7 @@ class _Pass:
 
     def _fill(self) -> None:
         others = _Others(self.folder, self.about)
-        with EntryWriter(self.folder, len(self.places), self.room) as writer:
+        with EntryWriter(self.folder, len(self.places), self.room, self.seen.reading.channels) as writer:
             self._each(np.flatnonzero(~self.known), lambda index: self._take(index, writer, others))
             chosen = self._good()
             if not self._entry():  # what was new may have been bad, or the set a copy of another one
@@ -148,7 +149,7 @@ class _Pass:
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
             if others.give(digest, index, writer):
                 return
-        image = decode_rgb(source, name, self.seen.reading)
+        image = decode_image(source, name, self.seen.reading)
         # What is larger than the side it is reduced to was not reduced, so its header need not be read again.
         reduced = min(image.size) == self.seen.reading.side
         writer.add(index, image, store.size(place) if reduced else (image.height, image.width))

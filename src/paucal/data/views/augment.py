@@ -9,6 +9,7 @@ from typing import Literal
 from PIL import Image
 from timm.data.auto_augment import RandAugment, rand_augment_transform
 
+from paucal.data.channels.planes import RGB
 from paucal.data.views.normalisation import Normalisation
 from paucal.types import UserError
 
@@ -27,6 +28,7 @@ _SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?)")
 _SETS = ("tweights", "t3a", "t3aw")
 _RANGES = {"m": (0, 10), "n": (1, 15), "mmax": (1, 30), "inc": (0, 1), "mstd": (0, 1000), "p": (0, 1)}
 _WHOLE = ("m", "n", "mmax", "inc")
+_GEOMETRIC = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")  # of RandAugment's operations
 _TRANSLATION = 0.45  # timm's largest shift of RandAugment, as a share of the shorter side
 
 
@@ -76,6 +78,9 @@ def build_rand_augment(
 ) -> RandAugment | None:
     """Build timm's RandAugment as timm's own training transform does, or None where it is off.
 
+    Images of other than three channels have the operations that move pixels alone: saturation and the like are of
+    colours.
+
     Args:
         augmentation: its `rand_augment` and `interpolation` are used.
         size: (height, width) of the view in pixels.
@@ -94,7 +99,8 @@ def build_rand_augment(
         "interpolation": RESAMPLING[augmentation.interpolation],
     }
     try:
-        policy = rand_augment_transform(description, settings)
+        colours = len(normalisation.mean) == RGB
+        policy = rand_augment_transform(description, settings, None if colours else list(_GEOMETRIC))
     except (AssertionError, ValueError, KeyError):
         raise UserError(
             f"rand_augment is '{description}'; expected a description such as 'rand-m9-mstd0.5-inc1', or none"

@@ -23,7 +23,7 @@ def crop_sheet(batch: Batch, normalisation: Normalisation) -> Image.Image:
         normalisation: what was applied, to be undone.
     """
     images = min(MOST_IMAGES, len(batch))
-    views = [normalisation.undo(view[:images].detach().float().cpu()) for view in batch.views]
+    views = [normalisation.shown(view[:images].detach().float().cpu()) for view in batch.views]
     places, width, height = _places([(view.shape[-2], view.shape[-1]) for view in views])
     page = Image.new("RGB", (width, images * (height + GAP) + GAP), "white")
     for row in range(images):

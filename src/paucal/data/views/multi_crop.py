@@ -15,9 +15,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import adjust_hue
 
-from paucal.data.views.augment import Augmentation
+from paucal.data.channels.planes import Planes
+from paucal.data.views.augment import Augmentation, Resize
 from paucal.data.views.normalisation import Normalisation
-from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry
+from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fitted
 from paucal.types import Crops, UserError
 
 Pipeline = Literal["dino", "deit"]
@@ -37,7 +38,8 @@ class DinoCrop:
 
     The randomness is drawn from torch's global generator (CPU); see `randomness.reseed`. A crop of an image of twice
     its sides took 0.6 to 0.9, 1.6 to 2.0 and 4.8 to 7.1 ms of a slow core's time at 32, 96 and 224 pixels (local to
-    first global crop); hue and blur are most of that, in Pillow.
+    first global crop); hue and blur are most of that, in Pillow. Images of other than three channels have no colours
+    to change: they are blurred as others.
 
     Args:
         size: (height, width) of the view in pixels.
@@ -73,20 +75,21 @@ class DinoCrop:
         self._blur = blur
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
         view, theta = self._cropped(image)
         draws = torch.rand(len(self._probs)).tolist()
         flip, jitter, grey, blur, solarise = (draw < prob for draw, prob in zip(draws, self._probs, strict=True))
         if flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             theta[0, 0] = -theta[0, 0]
-        if jitter:
+        coloured = not isinstance(view, Planes)
+        if jitter and coloured:
             view = jittered(view)
-        if grey:
+        if grey and coloured:
             view = view.convert("L").convert("RGB")
         if blur:
             view = view.filter(ImageFilter.GaussianBlur(_uniform(*self._blur)))
-        if solarise:
+        if solarise and coloured:
             view = view.point(SOLARISED)
         return self.normalisation.apply(view), theta
 
@@ -96,6 +99,27 @@ class DinoCrop:
         box = (left, top, left + width, top + height)
         view = image.crop(box).resize((self.size[1], self.size[0]), Image.Resampling.BICUBIC)
         return view, box_geometry(box, image.size)
+
+
+class FittedFirst:
+    """Brings an image to a shape before a transform crops it, and tells the geometry in the image that was given.
+
+    Args:
+        transform: of the fitted image.
+        size: (height, width), of which only the shape counts.
+        resize: "letterbox" or "squash"; see `transforms.fitted`.
+        normalisation: has the colour of bars.
+    """
+
+    def __init__(self, transform: ViewTransform, size: Size, resize: Resize, normalisation: Normalisation) -> None:
+        self.transform, self.size, self.normalisation = transform, size, normalisation
+        self.resize: Resize = resize
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        image, factors = fitted(image, self.size, self.resize, self.normalisation, "bicubic")
+        view, theta = self.transform(image)
+        return view, theta * factors
 
 
 def jittered(view: Image.Image) -> Image.Image:
@@ -123,6 +147,7 @@ def crop_views(
     blur: tuple[float, float] = BLUR,
     hflip: float = 0.5,
     jitter_prob: float = JITTER_PROB,
+    resize: Resize = "crop",
 ) -> list[tuple[ViewTransform, int]]:
     """Return what `ViewDataset` makes views with: transforms and their counts, in the order of the groups.
 
@@ -138,6 +163,8 @@ def crop_views(
             Images much smaller than that would lose all detail: scale it with side / 224. Not used by "deit".
         hflip: probability of mirroring left and right.
         jitter_prob: probability of changing the colours. Not used by "deit".
+        resize: how images of another shape than `image_size` are brought to it before they are cropped; see
+            `transforms.fitted`.
 
     Raises:
         UserError: there is no global crop, or a value is out of range.
@@ -161,7 +188,10 @@ def crop_views(
         kinds = [(FIRST, 1), (FURTHER, crops.count - 1)] if number == 0 else [(LOCAL, crops.count)]
         for probs, count in kinds:
             views.append((DinoCrop(size, scale, normalisation, *probs, blur, hflip, jitter_prob), count))
-    return [(transform, count) for transform, count in views if count]
+    kept = [(transform, count) for transform, count in views if count]
+    if resize == "crop":
+        return kept
+    return [(FittedFirst(transform, image_size, resize, normalisation), count) for transform, count in kept]
 
 
 def _enhanced(kind: type, factor: float, view: Image.Image) -> Image.Image:

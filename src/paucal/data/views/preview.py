@@ -27,7 +27,7 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
         normalisation: what was applied, to be undone.
         classes: names for the labels; empty for no captions.
     """
-    views = normalisation.undo(batch.views[0][:MOST_IMAGES].detach().float().cpu())
+    views = normalisation.shown(batch.views[0][:MOST_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])
     captions = [_caption(label, classes) for label in _labels(batch, len(views))] if classes else []

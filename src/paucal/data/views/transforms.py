@@ -1,7 +1,7 @@
 """From a decoded image to a normalised view, together with where each point of the view comes from."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from PIL import Image
@@ -9,6 +9,8 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import v2
 
+from paucal.data.channels.planes import on_page
+from paucal.data.views.at_once import Pixels, padded_crops, whole_views
 from paucal.data.views.augment import RESAMPLING, Augmentation, Interpolation, Resize, build_rand_augment
 from paucal.data.views.located_rand_augment import LocatedRandAugment
 from paucal.data.views.normalisation import Normalisation
@@ -48,9 +50,8 @@ def fitted(
     if across == image.width:
         down = max(image.height, round(image.width * height / width))
     across, down = across + (across - image.width) % 2, down + (down - image.height) % 2  # bars of the same breadth
-    red, green, blue = (min(255, max(0, round(255 * value))) for value in normalisation.mean)
-    page = Image.new("RGB", (across, down), (red, green, blue))
-    page.paste(image, ((across - image.width) // 2, (down - image.height) // 2))
+    colour = [min(255, max(0, round(255 * value))) for value in normalisation.mean]
+    page = on_page(image, (across, down), ((across - image.width) // 2, (down - image.height) // 2), colour)
     return page, torch.tensor([[across / image.width], [down / image.height]])
 
 
@@ -97,10 +98,20 @@ class TrainTransform:
         self._erase = RandomErasing(augmentation.erase_prob, mode="pixel", device="cpu")
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
         image, factors = fitted(image, self.size, self.resize, self.normalisation, self.augmentation.interpolation)
         view, theta = self._changed_then_cropped(image) if self._crops_last else self._cropped_then_changed(image)
         return self._erase(self.normalisation.apply(view)), theta * factors
+
+    def suits(self, pixels: Pixels) -> bool:
+        """Whether `at_once` can have the image: of the view's size, to be shifted and mirrored and no more."""
+        todo = self.augmentation
+        plain = todo.crop == "padded" and todo.rand_augment is None and not todo.erase_prob and not self._crops_last
+        return plain and pixels.shape == (*self.size, len(self.normalisation.mean))
+
+    def at_once(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Return (N, C, H, W) views and their (N, 2, 3) geometry: those of a call each, made together."""
+        return padded_crops(images, seeds, self.augmentation.padding, self.augmentation.hflip, self.normalisation)
 
     def _cropped_then_changed(self, image: Image.Image) -> tuple[Image.Image, Tensor]:
         view, theta = self._cropped(image)
@@ -176,12 +187,20 @@ class EvalTransform:
         self.interpolation: Interpolation = interpolation
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (3, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
+        """Return the (C, H, W) view and its (2, 3) geometry, as `types.Batch.geometry` defines it."""
         # The tiny term undoes rounding such as 224 / (224 / 256) = 255.99999.
         height, width = (math.floor(side / self.crop_ratio + 1e-6) for side in self.size)
         image, factors = fitted(image, self.size, self.resize, self.normalisation, self.interpolation)
         view, theta = cover_and_centre(image, (height, width), self.size, self.interpolation)
         return self.normalisation.apply(view), theta * factors
+
+    def suits(self, pixels: Pixels) -> bool:
+        """Whether `at_once` can have the image: of the view's size, of which all is shown."""
+        return self.crop_ratio == 1 and pixels.shape == (*self.size, len(self.normalisation.mean))
+
+    def at_once(self, images: Sequence[Pixels], seeds: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Return (N, C, H, W) views and their (N, 2, 3) geometry: those of a call each, made together."""
+        return whole_views(images, self.normalisation)
 
 
 class WholeImage:
@@ -199,7 +218,7 @@ class WholeImage:
         self.interpolation: Interpolation = interpolation
 
     def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
-        """Return the (3, H, W) view and its (2, 3) geometry, which is that of the whole image."""
+        """Return the (C, H, W) view and its (2, 3) geometry, which is that of the whole image."""
         view = _resized(image, self.size, self.interpolation)
         return self.normalisation.apply(view), box_geometry((0, 0, *image.size), image.size)
 
