@@ -1,0 +1,149 @@
+"""What the values of masks mean."""
+
+import numpy as np
+import pytest
+
+from paucal.data.masks.class_names import NamedClasses, read_class_names
+from paucal.data.masks.coding import IGNORED, MaskCoding, Seen, find_coding
+from paucal.types import UserError
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "classes", "ignore"),
+    [
+        ((0, 255), "binary", (0, 255), None),
+        ((0, 1), "index", (0, 1), None),
+        ((0, 1, 3), "index", (0, 1, 2, 3), None),  # 2 occurs nowhere
+        ((0, 1, 2, 255), "index", (0, 1, 2), 255),  # VOC's void
+        ((0, 15), "index", tuple(range(16)), None),
+        (tuple(range(151)), "index", tuple(range(151)), None),  # ADE20K
+        ((0, 128), "grey", (0, 128), None),
+        ((0, 85, 170, 255), "grey", (0, 85, 170, 255), None),
+    ],
+)
+def test_coding__is_told_from_the_values(values, kind, classes, ignore):
+    assert find_coding(Seen(values)) == MaskCoding(kind, classes, ignore)
+
+
+def test_what_is_said__wins_over_what_looks_likely():
+    assert find_coding(Seen((0, 128)), "index").count == 129
+    assert find_coding(Seen((0, 1, 2)), "grey").values == (0, 1, 2)
+    assert find_coding(Seen((0, 1, 2, 9)), ignore=[9]) == MaskCoding("index", (0, 1, 2), 9)
+    assert find_coding(Seen((0, 1, 2)), ignore=[0]) == MaskCoding("index", (1, 2), 0)
+    assert find_coding(Seen((3, 40, 200), lossy="a.jpg"), "binary").values == (0, 255)
+
+
+def test_palettes__are_indices():
+    assert find_coding(Seen((0, 100, 200), palette=True)).kind == "index"
+
+
+def test_encode__numbers_classes_and_marks_what_nobody_labelled():
+    values = np.asarray([[0, 85, 7], [170, 85, 0]], dtype=np.int32)
+    coding = MaskCoding("grey", (85, 0, 170), ignore=7)
+    assert coding.encode(values, "x").tolist() == [[1, 0, IGNORED], [2, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    "coding",
+    [
+        MaskCoding("index", (1, 2, 3), 0),
+        MaskCoding("binary", (0, 255)),
+        MaskCoding("binary", (0, 1)),
+        MaskCoding("grey", (0, 85, 170)),
+        MaskCoding("colour", (0x800000, 0, 0x00FF00)),
+    ],
+)
+def test_decode__gives_back_what_encode_has_read(coding):
+    classes = np.arange(6).reshape(2, 3) % coding.count
+    values = coding.decode(classes).astype(np.int32)
+    if coding.kind == "colour":
+        assert values.shape == (2, 3, 3)
+        values = values[..., 0] << 16 | values[..., 1] << 8 | values[..., 2]
+    assert coding.encode(values, "x").tolist() == classes.tolist()
+
+
+def test_binary__cuts_in_the_middle_or_above_zero():
+    values = np.asarray([[0, 1, 127, 128, 250]], dtype=np.int32)
+    assert MaskCoding("binary", (0, 255)).encode(values, "x").tolist() == [[0, 0, 0, 1, 1]]
+    assert MaskCoding("binary", (0, 1)).encode(values[:, :2], "x").tolist() == [[0, 1]]
+
+
+def test_values_of_no_class__are_refused_with_the_file():
+    with pytest.raises(UserError, match=r"mask a\.png has the value 7, .*--ignore"):
+        MaskCoding("index", (0, 1)).encode(np.asarray([[0, 7]], dtype=np.int32), "a.png")
+    with pytest.raises(UserError, match=r"has the value \(0, 0, 9\)"):
+        MaskCoding("colour", (0, 255)).encode(np.asarray([[0, 9]], dtype=np.int32), "a.png")
+
+
+@pytest.mark.parametrize(
+    ("seen", "more", "words"),
+    [
+        (Seen(tuple(range(0, 256, 2))), {}, "as after blurring or resizing"),
+        (Seen((0, 3, 250, 255), lossy="a.jpg"), {}, "a.jpg is in a lossy format"),
+        (Seen((0, 400), deep="a.png"), {"wanted": "grey"}, "a.png has 16 bits a pixel"),
+        (Seen((0, 20000), deep="a.png"), {}, "a.png has 16 bits a pixel"),
+        (Seen((0, 300), deep="a.png"), {"wanted": "index"}, "255 classes are the most"),
+        (Seen((255,)), {}, "are of one class"),
+        (Seen((0,)), {}, "are of one class"),
+        (Seen((0,)), {"ignore": [0]}, "no pixel of the masks is labelled"),
+        (Seen((0, 255)), {"ignore": [1, 2, 3]}, "expected one grey value"),
+        (Seen((0, 255), colour=True), {"ignore": [1]}, "expected red, green and blue"),
+        (Seen((0, 255)), {"wanted": "colour"}, "the masks are grey"),
+        (Seen((0, 255), colour=True), {"wanted": "index"}, "the masks are in colour"),
+        (Seen(tuple(range(300)), colour=True), {}, "300 colours, and 255"),
+        (Seen((0, 1, 2)), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
+        (
+            Seen((0, 1)),
+            {"named": NamedClasses(("a", "b"), (0, 9), colours=True)},
+            "gives colours and the masks are grey",
+        ),
+    ],
+)
+def test_masks_that_mean_nothing__are_refused(seen, more, words):
+    with pytest.raises(UserError, match=words):
+        find_coding(seen, **more)
+
+
+def test_names__give_classes_that_no_mask_shows():
+    assert find_coding(Seen((0, 1)), named=NamedClasses(("a", "b", "c"))).values == (0, 1, 2)
+    named = NamedClasses(("road", "sky"), (7, 23))
+    assert find_coding(Seen((7, 23, 255)), named=named) == MaskCoding("index", (7, 23), 255)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cat\ndog\n", NamedClasses(("cat", "dog"))),
+        ("name\ncat\ndog\n", NamedClasses(("cat", "dog"))),
+        ("0,cat\n7,dog\n", NamedClasses(("cat", "dog"), (0, 7))),
+        ("name,value\ncat,1\ndog,2\n", NamedClasses(("cat", "dog"), (1, 2))),
+        ("name,r,g,b\nsky, 0, 0,255\nroad,128,0,0\n", NamedClasses(("sky", "road"), (255, 0x800000), colours=True)),
+        ("0,0,255,sky\n128,0,0,road\n", NamedClasses(("sky", "road"), (255, 0x800000), colours=True)),
+    ],
+)
+def test_files_of_classes__are_read(tmp_path, text, expected):
+    path = tmp_path / "classes.txt"
+    path.write_text(text)
+    assert read_class_names(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "names no class"),
+        (b"cat\ncat\n", "has 'cat' twice"),
+        (b"cat,1\ndog,1\n", "has .1. twice"),
+        (b"cat,1\ndog\n", "differ in length"),
+        (b"cat,one\n", "is not of the form"),
+        (b"cat,1,2,300\n", "is not of the form"),
+        (b"\xff\xfe\x00\x01", "is no text"),
+        (b"1,2,3,4,5\n", "is not of the form"),
+    ],
+)
+def test_files_of_classes_that_do_not_do__are_refused(tmp_path, content, words):
+    path = tmp_path / "classes.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        read_class_names(path)
+    with pytest.raises(UserError, match="no such file"):
+        read_class_names(tmp_path / "none.txt")

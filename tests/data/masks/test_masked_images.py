@@ -1,0 +1,112 @@
+"""Sets of images with masks, read and checked."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.masks.made import grey, save
+from paucal.data.decode import UnreadableImage
+from paucal.data.masks.masked_images import image_set, with_masks
+from paucal.data.masks.pairs import find_pairs
+from paucal.types import UserError
+
+
+def opened(root, **more):
+    pairs = find_pairs(root)
+    return with_masks(image_set(pairs, str(root)), pairs.pairs, **more)
+
+
+def make(root, masks, size=(4, 6)):
+    for number, mask in enumerate(masks):
+        save(root / f"images/{number}.png", np.full((*size, 3), 40 * number, dtype=np.uint8))
+        save(root / f"masks/{number}.png", mask)
+    return root
+
+
+def test_masks__are_class_numbers_and_say_which_classes_an_image_shows(tmp_path):
+    top = np.zeros((4, 6), dtype=np.uint8)
+    top[:2] = 2
+    top[0, 0] = 255
+    made = opened(make(tmp_path, [top, np.zeros((4, 6), np.uint8)]))
+    assert made.images.classes == ("class 0", "class 1", "class 2")
+    assert made.images.multi_hot.tolist() == [[1, 0, 1], [1, 0, 0]]
+    assert made.pixels.tolist() == [[12, 0, 11], [24, 0, 0]]
+    assert made.masks.read(0).tolist() == top.tolist()
+    assert made.images.declared == ["", ""]
+
+
+def test_masks__that_do_not_fit_in_memory_are_read_again(tmp_path, monkeypatch):
+    mask = np.arange(24, dtype=np.uint8).reshape(4, 6) % 3
+    make(tmp_path, [mask, mask.T.reshape(4, 6)])
+    kept = opened(tmp_path)
+    monkeypatch.setattr("paucal.data.masks.masked_images.available_memory", lambda: 0)
+    read = opened(tmp_path)
+    assert kept.masks._kept is not None
+    assert read.masks._kept is None
+    assert [read.masks.read(n).tolist() for n in (0, 1)] == [kept.masks.read(n).tolist() for n in (0, 1)]
+
+
+def test_smaller_masks__are_enlarged_by_the_nearest_pixel_and_said(tmp_path):
+    make(tmp_path, [grey([0, 1, 1], [1, 0, 1]), np.zeros((4, 6), np.uint8)])
+    made = opened(tmp_path)
+    assert made.masks.read(0).tolist() == np.kron([[0, 1, 1], [1, 0, 1]], np.ones((2, 2), int)).tolist()
+    assert any("1 mask is smaller than its image" in note and "(0.png)" in note for note in made.images.notes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((6, 4), "is turned, or of another image"), ((8, 12), "another size"), ((4, 5), "another size")],
+)
+def test_masks_of_another_size_or_shape__are_refused(tmp_path, shape, words):
+    make(tmp_path, [np.zeros((4, 6), np.uint8), np.ones(shape, np.uint8)])
+    with pytest.raises(UserError, match=rf"mask 1\.png has {shape[0]}x{shape[1]} pixels .*4x6: it .*{words}"):
+        opened(tmp_path)
+
+
+def test_colours__are_classes_also_where_a_mask_has_only_grey_ones(tmp_path):
+    colours = np.zeros((4, 6, 3), np.uint8)
+    colours[:2] = (255, 255, 255)
+    colours[3, 3] = (128, 0, 0)
+    made = opened(make(tmp_path, [colours, np.zeros((4, 6, 3), np.uint8), np.full((4, 6), 255, np.uint8)]))
+    assert made.images.classes == ("#000000", "#800000", "#ffffff")
+    assert [made.masks.read(n)[0, 0] for n in range(3)] == [2, 0, 2]
+
+
+def test_palettes__are_read_as_numbers_not_as_colours(tmp_path):
+    make(tmp_path, [np.zeros((4, 6), np.uint8), np.zeros((4, 6), np.uint8)])
+    for number in range(2):
+        picture = Image.fromarray(np.full((4, 6), number, np.uint8), "L").convert("P")
+        picture.putdata([number, 1 - number] * 12)
+        picture.putpalette([9, 9, 9, 200, 0, 0])
+        picture.save(tmp_path / f"masks/{number}.png")
+    made = opened(tmp_path)
+    assert made.coding.kind == "index"
+    assert made.masks.read(1)[0].tolist() == [1, 0, 1, 0, 1, 0]
+
+
+def test_sixteen_bits__are_numbers_of_classes_or_refused(tmp_path):
+    deep = np.zeros((4, 6), np.uint16)
+    deep[0] = 3
+    made = opened(make(tmp_path, [deep, deep]))
+    assert made.masks.read(0)[0].tolist() == [3] * 6
+    save(tmp_path / "masks/1.png", (deep * 9000).astype(np.uint16))
+    with pytest.raises(UserError, match="values up to 27000, and 255 classes are the most"):
+        opened(tmp_path)
+
+
+def test_damaged_masks__are_named(tmp_path):
+    make(tmp_path, [np.zeros((4, 6), np.uint8), np.ones((4, 6), np.uint8)])
+    (tmp_path / "masks/1.png").write_bytes((tmp_path / "masks/1.png").read_bytes()[:40])
+    with pytest.raises(UnreadableImage, match=r"1\.png \(a mask\) cannot be decoded"):
+        opened(tmp_path)
+    Image.fromarray(np.zeros((4, 6), np.float32)).save(tmp_path / "masks/1.tiff")
+    (tmp_path / "masks/1.png").unlink()
+    with pytest.raises(UnreadableImage, match="it holds floats"):
+        opened(tmp_path)
+
+
+def test_photographs_as_masks__are_refused(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    make(tmp_path, [noise, noise], size=(40, 60))
+    with pytest.raises(UserError, match="2400 colours, and 255 classes are the most"):
+        opened(tmp_path)
