@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paucal.data.decoded.read_as import whole_image
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
-from paucal.data.maps.store import MapWriter, content_hash
+from paucal.data.maps.hashes import content_hashes
+from paucal.data.maps.store import MapWriter
 from paucal.data.views.transforms import ViewTransform
 from paucal.labeling.teacher import DenseTeacher
 from paucal.types import Batch
@@ -66,12 +66,7 @@ def check_teacher(
 
 def hash_images(images: ImageSet, advance: Advance | None = None) -> list[str]:
     """Return the hash of every image's content."""
-    hashes = []
-    for position in range(len(images)):
-        hashes.append(content_hash(whole_image(images, position)))
-        if advance is not None:
-            advance(position + 1, len(images))
-    return hashes
+    return content_hashes(images, range(len(images)), advance)
 
 
 def write_maps(

@@ -1,6 +1,7 @@
 """Label maps on disk: what is written is read, and what does not fit is refused."""
 
 import json
+import os
 import pickle
 from dataclasses import replace
 
@@ -9,9 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+from paucal.data.decode import Reading
+from paucal.data.decoded.folder import VARIABLE
+from paucal.data.decoded.prepare import prepare_images
 from paucal.data.images import ImageSet
+from paucal.data.maps import hashes
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import MapFacts, MapWriter, content_hash
+from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
 
@@ -158,3 +164,32 @@ def test_index__says_who_made_the_maps(tmp_path):
     index = json.loads((tmp_path / "index.json").read_text())
     assert index["teacher"] == "a teacher"
     assert LabelMaps(tmp_path).facts.trained_on == ("0.png",)
+
+
+def test_hashes__of_files_are_computed_once_until_a_file_changes(make_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    folder = make_folder("a/0.png", "a/1.png", "b/2.jpg")
+    images = open_images(folder)
+    plain = [content_hash(images.store.read(n)) for n in range(3)]
+    seen: list[int] = []
+    whole = hashes.whole_image
+    monkeypatch.setattr(hashes, "whole_image", lambda one, n: (seen.append(n), whole(one, n))[1])
+    told: list[tuple[int, int]] = []
+    assert hashes.content_hashes(images, [2, 0, 1], lambda *step: told.append(step)) == [plain[2], *plain[:2]]
+    assert (seen, told) == ([2, 0, 1], [(1, 3), (2, 3), (3, 3)])
+    seen.clear()
+    told.clear()
+    kept = prepare_images(open_images(folder), Reading(side=2))[0]  # copies of a smaller size stand for their files
+    assert hashes.content_hashes(kept, np.arange(3), lambda *step: told.append(step)) == plain
+    assert (seen, told) == ([], [(3, 3)])
+    Image.new("RGB", (12, 8), (9, 9, 9)).save(folder / "a" / "1.png")
+    os.utime(folder / "a" / "1.png", ns=(1, 1))
+    again = hashes.content_hashes(open_images(folder), np.arange(3))
+    assert seen == [1]
+    assert [one == other for one, other in zip(again, plain, strict=True)] == [True, False, True]
+
+
+def test_hashes__without_a_cache_are_computed_anew(make_folder, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "off")
+    images = open_images(make_folder("a/0.png", "b/1.png"))
+    assert hashes.content_hashes(images, [0, 1]) == [content_hash(images.store.read(n)) for n in range(2)]

@@ -1,7 +1,6 @@
 """Label maps as training reads them: one image at a time, in the set's own order of classes."""
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, get_args
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from paucal.data.decoded.read_as import whole_image
 from paucal.data.images import ImageSet
+from paucal.data.maps.hashes import Advance, content_hashes
 from paucal.data.maps.store import (
     CLASSES,
     DONE,
@@ -21,14 +20,11 @@ from paucal.data.maps.store import (
     VALUES,
     Covered,
     MapFacts,
-    content_hash,
     open_array,
     read_index,
     require_shapes,
 )
 from paucal.types import UserError
-
-Advance = Callable[[int, int], None]
 
 
 class LabelMaps:
@@ -87,21 +83,22 @@ class LabelMaps:
         order = _class_order(self.facts, images)
         foreign = len(order) > len(images.classes)
         rows = np.full(len(images), -1)
-        covered = np.ones((len(images), 2), dtype=np.float32)
-        for number, position in enumerate(positions):
-            key = images.keys[position]
-            row = self._row.get(key)
-            if row is None:
-                raise UserError(f"--labels: {str(self.folder)!r} has no map of {key!r}: it was made from other images.")
-            image = whole_image(images, int(position))
-            if content_hash(image) != self._hashes[row]:
-                raise UserError(f"--labels: {key!r} has changed since its label map was made: run 'paucal label' anew.")
-            rows[position] = row
-            covered[position] = min(image.size) / np.array(image.size)
-            if advance is not None:
-                advance(number + 1, len(positions))
+        rows[positions] = [self._row_of(images.keys[int(position)]) for position in positions]
+        hashes = content_hashes(images, positions, advance)
+        for position, found in zip(positions.tolist(), hashes, strict=True):
+            if found != self._hashes[rows[position]]:
+                raise UserError(
+                    f"--labels: {images.keys[position]!r} has changed since its label map was made: run 'paucal label' "
+                    "anew."
+                )
         self._check_classes(rows[positions])
-        return MapReader(self.folder, rows, order, covered if self.facts.covered == "square" else None, foreign)
+        covered = _covered(images, positions) if self.facts.covered == "square" else None
+        return MapReader(self.folder, rows, order, covered, foreign)
+
+    def _row_of(self, key: str) -> int:
+        if key not in self._row:
+            raise UserError(f"--labels: {str(self.folder)!r} has no map of {key!r}: it was made from other images.")
+        return self._row[key]
 
     def _check_classes(self, rows: NDArray[np.int64]) -> None:
         for begin in range(0, len(rows), 1024):
@@ -179,6 +176,15 @@ def name_classes(indices: Tensor) -> tuple[Tensor, Tensor]:
     most = max(len(classes) for classes, _ in found)
     padded = [functional.pad(classes, (0, most - len(classes)), value=-1) for classes, _ in found]
     return torch.stack(padded), torch.stack([slots for _, slots in found])
+
+
+def _covered(images: ImageSet, positions: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return (N, 2) shares of the width and height that the largest square about the centre has, where it is asked."""
+    found = np.ones((len(images), 2), dtype=np.float32)
+    for position in positions.tolist():
+        height, width = images.store.size(position)
+        found[position] = min(height, width) / np.array([width, height])
+    return found
 
 
 def _class_order(facts: MapFacts, images: ImageSet) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.start import StartWeights, start_from
+from paucal.data.channels.planes import RGB
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapFacts, MapWriter
@@ -168,6 +169,11 @@ def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> 
         raise UserError(
             f"--teacher: {run.path} gives several labels for an image, and token labels are shares of one: train a "
             "teacher on images with one label each."
+        )
+    if card.preprocessing.channels != RGB:
+        raise UserError(
+            f"--teacher: {run.path} reads {card.preprocessing.channels} channels, and label maps are made of images in "
+            "RGB: give another teacher."
         )
     size = height_and_width(image_size or card.preprocessing.image_size)
     if size != card.backbone.image_size:
