@@ -1,6 +1,7 @@
-"""How much memory this process may still take."""
+"""How much of the machine this process may take: memory and processor cores."""
 
 import os
+import sys
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
@@ -12,6 +13,31 @@ def available_memory() -> int:
     """Return the bytes of memory that are free for use, within the limit of a container if there is one."""
     limits = [value for value in (_from_meminfo(), _from_cgroup()) if value is not None]
     return min(limits) if limits else _from_sysconf()
+
+
+def usable_cores() -> int:
+    """Return the processor cores that this process may run on, which taskset, SLURM and containers make fewer."""
+    try:
+        return max(1, len(os.sched_getaffinity(0)))
+    except (AttributeError, OSError):  # macOS and Windows
+        return os.cpu_count() or 1
+
+
+def peak_memory(device: str) -> int | None:
+    """Return the bytes that this process has taken at most: of its GPU where it computes on one, else of the machine.
+
+    None where the system does not say (Windows).
+    """
+    import torch  # here: who counts cores needs no more than a moment
+
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        import resource
+    except ImportError:
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _from_meminfo() -> int | None:
