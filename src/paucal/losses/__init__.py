@@ -37,6 +37,7 @@ from paucal.losses.lejepa import LeJepaLoss, lejepa_loss
 from paucal.losses.locality_guidance import guidance_loss, guide_energy
 from paucal.losses.multi_label import multi_label_loss
 from paucal.losses.prototypes import Sharpness, Targets, prototype_cross_entropy
+from paucal.losses.segmentation import pixel_loss
 from paucal.losses.token_labeling import TokenLabelLoss, token_label_loss
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "pair_index",
     "pair_targets",
     "permuted_pairs",
+    "pixel_loss",
     "pool_grid",
     "prototype_cross_entropy",
     "rank",

@@ -42,6 +42,73 @@ class CosineWarmup:
 
 
 @dataclass(frozen=True)
+class LinearWarmup:
+    """Linear warm-up, then a straight line that counts from step 0: "poly" of power 1, as segmentation is trained.
+
+    The schedule of Swin's, DrLoc's and LV-ViT's segmentation programs. As in `CosineWarmup` the fall is not restarted
+    after the warm-up.
+
+    Attributes:
+        peak: the learning rate from which the line falls.
+        horizon: step at which it reaches the floor.
+        warmup: steps of linear warm-up.
+        start: learning rate at step 0.
+        floor: learning rate at the horizon, and after it.
+
+    Example:
+        >>> schedule = LinearWarmup(peak=6e-5, horizon=160_000, warmup=1500)
+        >>> [f"{schedule(step):.2e}" for step in (0, 750, 1500, 80_000, 160_000)]
+        ['0.00e+00', '3.00e-05', '5.94e-05', '3.00e-05', '0.00e+00']
+    """
+
+    peak: float
+    horizon: int
+    warmup: int = 0
+    start: float = 0.0
+    floor: float = 0.0
+
+    def __call__(self, step: float) -> float:
+        """Return the learning rate of the step that follows `step` completed ones."""
+        if step < self.warmup:
+            return self.start + (self.peak - self.start) * step / self.warmup
+        return self.floor + (self.peak - self.floor) * max(0.0, 1 - step / max(self.horizon, 1))
+
+
+@dataclass(frozen=True)
+class WarmupThenSteps:
+    """Linear warm-up, then a rate that falls to a tenth at each of a few steps, as detectors are trained.
+
+    The schedule of Swin's and DrLoc's detection programs: "1x" is 12 epochs with falls after 8 and 11, "3x" 36 with
+    falls after 27 and 33.
+
+    Attributes:
+        peak: the learning rate after the warm-up.
+        falls: completed steps from which on the rate is a tenth of what it was.
+        warmup: steps of linear warm-up.
+        start: learning rate at step 0.
+        factor: by which the rate falls.
+
+    Example:
+        >>> schedule = WarmupThenSteps(peak=1e-4, falls=(8000, 11_000), warmup=500, start=1e-7)
+        >>> [f"{schedule(step):.2e}" for step in (0, 100, 500, 7999, 8000, 11_000)]
+        ['1.00e-07', '2.01e-05', '1.00e-04', '1.00e-04', '1.00e-05', '1.00e-06']
+    """
+
+    peak: float
+    falls: tuple[int, ...]
+    warmup: int = 0
+    start: float = 0.0
+    factor: float = 0.1
+
+    def __call__(self, step: float) -> float:
+        """Return the learning rate of the step that follows `step` completed ones."""
+        rate = self.peak * self.factor ** sum(step >= fall for fall in self.falls)
+        if step < self.warmup:
+            return self.start + (rate - self.start) * step / self.warmup
+        return rate
+
+
+@dataclass(frozen=True)
 class WarmupThenCosine:
     """Linear warm-up that reaches the peak in its last step, then a half cosine that begins there.
 

@@ -1,0 +1,33 @@
+"""The loss of pixels: cross-entropy over those that somebody has labelled."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from paucal.losses.precision import precise
+
+
+def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
+    """Return the mean cross-entropy of the labelled pixels of a batch, in nats.
+
+    Args:
+        logits: (B, K, H, W).
+        mask: (B, H, W) class numbers, of any integer type.
+        ignored: the number of pixels that count for nothing.
+
+    Returns:
+        A scalar; 0, with a gradient of 0, where no pixel is labelled (torch's mean would not be a number).
+
+    Raises:
+        ValueError: the sizes differ.
+
+    Example:
+        >>> import torch
+        >>> mask = torch.tensor([[[0, 1, 255]]])
+        >>> round(pixel_loss(torch.zeros(1, 2, 1, 3), mask).item(), 4)
+        0.6931
+    """
+    if logits.shape[0] != mask.shape[0] or logits.shape[2:] != mask.shape[1:]:
+        raise ValueError(f"logits are {tuple(logits.shape)} and the mask {tuple(mask.shape)}: sizes must agree")
+    mask = mask.long()
+    total = F.cross_entropy(precise(logits), mask, ignore_index=ignored, reduction="sum")
+    return total / (mask != ignored).sum().clamp(min=1)

@@ -1,0 +1,1 @@
+"""Tasks beyond classes of whole images: boxes and masks, with the project's backbones."""

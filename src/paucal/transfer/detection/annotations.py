@@ -1,0 +1,255 @@
+"""Images with boxes: what the readers of each format give, checked and brought into one form."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.data.images import ImageSet
+from paucal.data.sources.stores import FileStore
+from paucal.transfer.detection.masks.outlines import Corners, masks_of
+from paucal.transfer.detection.masks.run_lengths import RunLengths
+from paucal.types import UserError
+from paucal.wording import counted
+
+MOST_CLASSES = 10_000
+SMALLEST = 1e-3  # pixels: a box with a shorter side has no area that could overlap with anything
+OFF_BY_ONE = 1  # pixels that sizes may differ by, as some programs count from 0 and others from 1
+
+
+@dataclass
+class Annotated:
+    """One image as a file of annotations describes it; nothing of it is checked yet.
+
+    Attributes:
+        key: path below the folder of the set, with forward slashes.
+        boxes: (left, top, right, bottom) in pixels, edges of the image at 0 and its sides.
+        names: of the class of each box.
+        crowd: whether each box stands for many objects: it is neither learnt nor counted against a detector.
+        size: (height, width) that the file says the image has; None where it says nothing.
+        declared: "train", "val", "test" or "".
+        source: the file that describes it, for messages.
+        outlines: the "segmentation" of each box as COCO's file has it; what is false stands for none, and no list at
+            all for none of any box.
+    """
+
+    key: str
+    boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    crowd: list[bool] = field(default_factory=list)
+    size: tuple[int, int] | None = None
+    declared: str = ""
+    source: str = ""
+    outlines: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes of one image.
+
+    Attributes:
+        corners: (N, 4) float32, left, top, right and bottom in pixels of an image of `size`.
+        labels: (N,) int64, positions among the classes of the set.
+        crowd: (N,) bool, which stand for many objects at once.
+        size: (height, width) in pixels.
+        masks: one for each box, of an image of `size`; None where they are not known.
+    """
+
+    corners: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    crowd: NDArray[np.bool_]
+    size: tuple[int, int]
+    masks: tuple[RunLengths, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class BoxedImages:
+    """A set of images, and the boxes of each by its key.
+
+    Attributes:
+        images: whose `multi_hot` rows say which classes have a box, so that they can be split by class.
+        boxes: by key; images without objects have none, and teach what is no object.
+        category_ids: the number of each class in the files it came from, for predictions in the same format.
+        bare: how many boxes have no outline; crowds, which are neither learnt nor judged, are not among them.
+    """
+
+    images: ImageSet
+    boxes: Mapping[str, Boxes]
+    category_ids: tuple[int, ...]
+    bare: int = 0
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
+        return self.images.classes
+
+    def of(self, index: int) -> Boxes:
+        """Return the boxes of the image at a position."""
+        return self.boxes[self.images.keys[index]]
+
+    def count(self, indices: Iterable[int]) -> int:
+        """Return the number of boxes of some images."""
+        return sum(len(self.of(int(index))) for index in indices)
+
+    @property
+    def total(self) -> int:
+        """Number of boxes of all images."""
+        return sum(map(len, self.boxes.values()))
+
+    def without_masks(self) -> "BoxedImages":
+        """Return the same images and boxes, their masks forgotten."""
+        return replace(self, boxes={key: replace(one, masks=None) for key, one in self.boxes.items()})
+
+
+def boxed_images(
+    root: Path, found: Sequence[Annotated], numbers: Mapping[str, int], notes: Sequence[str] = ()
+) -> BoxedImages:
+    """Check what a reader has found against the images themselves.
+
+    Boxes without an area are dropped and boxes that reach over an edge are cut there; both are counted in the notes.
+    Classes without a box are left out. Images have masks where each of their boxes has an outline.
+
+    Args:
+        root: folder that the keys begin at.
+        found: the images.
+        numbers: of each class that the files list.
+        notes: sentences of the reader.
+
+    Raises:
+        UserError: there is no image or no box, an image is named twice or missing or of another size than its boxes
+            say, a box lies outside of its image or ends before it begins, or an outline does not do.
+    """
+    _require_images(root, found)
+    store = FileStore(root, [one.key for one in found])
+    sizes = [_true_size(one, store.size(index)) for index, one in enumerate(found)]
+    tally: Counter[str] = Counter()
+    cut = [_cut_boxes(one, size, tally) for one, size in zip(found, sizes, strict=True)]
+    used = {one.name for boxes in cut for one in boxes if not one.crowd}
+    classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used)
+    if not classes:
+        raise UserError(f"{str(root)!r} has no box in {counted(len(found), 'image')}: annotate some objects first.")
+    place = {name: index for index, name in enumerate(classes)}
+    made = {one.key: _made(boxes, place, size, tally) for one, boxes, size in zip(found, cut, sizes, strict=True)}
+    presence = np.zeros((len(found), len(classes)), dtype=np.int8)
+    for row, one in enumerate(found):
+        presence[row, made[one.key].labels] = 1
+    images = ImageSet(
+        name=root.name,
+        location=str(root.resolve()),
+        classes=classes,
+        keys=[one.key for one in found],
+        labels=np.full(len(found), -1, dtype=np.int64),
+        declared=[one.declared for one in found],
+        store=store,
+        notes=(*notes, *_told(tally, numbers, classes, int((presence.sum(1) == 0).sum()))),
+        multi_hot=presence,
+    )
+    return BoxedImages(images, made, tuple(numbers[name] for name in classes), tally["bare"])
+
+
+def _require_images(root: Path, found: Sequence[Annotated]) -> None:
+    if not found:
+        raise UserError(f"{str(root)!r} has annotations of no image: give a folder with images and their boxes.")
+    twice = [key for key, count in Counter(one.key for one in found).items() if count > 1]
+    if twice:
+        raise UserError(f"the image {twice[0]!r} is described twice in {str(root)!r}: give each image one description.")
+    inside = root.resolve()
+    for one in found:
+        path = root / one.key
+        if not path.resolve().is_relative_to(inside):
+            raise UserError(
+                f"{one.source} names {one.key!r}, which lies outside of {str(root)!r}: give the image there."
+            )
+        if not path.is_file():
+            raise UserError(f"{one.source} describes {one.key!r}, and there is no such image in {str(root)!r}: add it.")
+
+
+def _true_size(one: Annotated, true: tuple[int, int]) -> tuple[int, int]:
+    """Return an image's own (height, width), which its boxes must be meant for."""
+    if one.size is None or all(abs(a - b) <= OFF_BY_ONE for a, b in zip(one.size, true, strict=True)):
+        return true
+    told, own = f"{one.size[1]}x{one.size[0]}", f"{true[1]}x{true[0]}"
+    if one.size == true[::-1]:
+        raise UserError(
+            f"{one.source} says {one.key!r} has {told} pixels and it has {own} once its EXIF tag turns it upright: "
+            "store the image upright, or without the tag, so that its boxes fit."
+        )
+    raise UserError(
+        f"{one.source} says {one.key!r} has {told} pixels and it has {own}: give the image that its boxes "
+        "were drawn on."
+    )
+
+
+class _Box(NamedTuple):
+    """A box within its image; `where` begins sentences about its outline."""
+
+    corners: Corners
+    name: str
+    crowd: bool
+    outline: Any
+    where: str
+
+
+def _cut_boxes(one: Annotated, size: tuple[int, int], tally: Counter[str]) -> list[_Box]:
+    height, width = size
+    kept: list[_Box] = []
+    outlines = one.outlines or [None] * len(one.boxes)
+    for box, name, many, outline in zip(one.boxes, one.names, one.crowd, outlines, strict=True):
+        left, top, right, bottom = box
+        image = f"{one.source} gives {one.key!r} ({width}x{height} pixels)"
+        where = f"{image} a box of {name!r}"
+        if not np.isfinite(box).all():
+            raise UserError(f"{where} whose corners {_plain(box)} are no numbers: correct it.")
+        if right < left or bottom < top:
+            raise UserError(f"{where} that ends before it begins ({_plain(box)}, left top right bottom): correct it.")
+        if right - left < SMALLEST or bottom - top < SMALLEST:
+            tally["empty"] += 1
+            continue
+        inside = (max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height)))
+        if inside[2] - inside[0] < SMALLEST or inside[3] - inside[1] < SMALLEST:
+            raise UserError(f"{where} outside of it ({_plain(box)}, left top right bottom): correct it.")
+        tally["cut"] += max(abs(a - b) for a, b in zip(box, inside, strict=True)) > OFF_BY_ONE
+        tally["crowd"] += many
+        kept.append(_Box(inside, name, many, outline, f"{image} an outline of {name!r}"))
+    return kept
+
+
+def _made(boxes: Sequence[_Box], place: Mapping[str, int], size: tuple[int, int], tally: Counter[str]) -> Boxes:
+    known = [one for one in boxes if one.name in place]
+    corners, crowd = [one.corners for one in known], [one.crowd for one in known]
+    outlines, where = [one.outline for one in known], [one.where for one in known]
+    return Boxes(
+        np.asarray(corners, dtype=np.float32).reshape(-1, 4),
+        np.asarray([place[one.name] for one in known], dtype=np.int64),
+        np.asarray(crowd, dtype=np.bool_),
+        size,
+        masks_of(outlines, corners, crowd, size, where, tally),
+    )
+
+
+def _told(tally: Counter[str], numbers: Mapping[str, int], classes: Sequence[str], bare: int) -> list[str]:
+    unused = [name for name in numbers if name not in classes]
+    words = {
+        "empty": "without an area dropped",
+        "cut": "cut at the edge of the image",
+        "crowd": "marked as a crowd, which is neither learnt nor counted",
+        "pixelless": "with an outline that covers no pixel: its mask is the box",
+    }
+    told = [f"{counted(tally[kind], 'box', 'boxes')} {what}" for kind, what in words.items() if tally[kind]]
+    if unused:
+        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+        told.append(f"{counted(len(unused), 'class', 'classes')} without a box left out: {shown}")
+    if bare:
+        told.append(f"{counted(bare, 'image')} without a box: they teach what is no object")
+    return told
+
+
+def _plain(box: Sequence[float]) -> str:
+    return " ".join(f"{value:g}" for value in box)

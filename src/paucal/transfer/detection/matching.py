@@ -1,0 +1,188 @@
+"""COCO's matching of detections with objects, kept per image, so that images can be drawn again and again.
+
+The numbers that are reported are those of torchmetrics; what is here gives their intervals and curves, and agrees with
+them on the whole set. An image drawn twice counts twice, which needs no new matching.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paucal.evaluation.intervals import Score, percentile
+from paucal.transfer.detection.annotations import Boxes
+from paucal.transfer.detection.judging import OVERLAPS, RECALLS, Found
+from paucal.transfer.detection.masks.run_lengths import RunLengths, mask_overlaps
+
+DRAWS = 300
+MOST = 100  # detections of an image and class that count
+
+
+@dataclass(frozen=True)
+class ClassMatches:
+    """All detections of one class, the surest first, and whether each is a hit.
+
+    Attributes:
+        images: (D,) int64, the image of each.
+        scores: (D,) float32.
+        hits: (T, D) bool, at each of ten overlaps.
+        ignored: (T, D) bool: it lies on a crowd, and counts neither way.
+        objects: (I,) int64, number of objects of the class in each image.
+    """
+
+    images: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    hits: NDArray[np.bool_]
+    ignored: NDArray[np.bool_]
+    objects: NDArray[np.int64]
+
+    def precisions(self, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Return (T, 101) precisions at rising recall, where each image counts `weights` times; None without objects.
+
+        As COCO does, each precision is the best at this recall or a higher one, and 0 where none is reached.
+        """
+        total = float(weights @ self.objects)
+        if total <= 0:
+            return None
+        of_detection = weights[self.images]
+        hits = np.cumsum(self.hits * of_detection, axis=1)
+        counted = np.cumsum(~self.ignored * of_detection, axis=1)
+        precision = hits / np.maximum(counted, 1e-12)
+        best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+        padded = np.pad(best, ((0, 0), (0, 1)))
+        places = [np.searchsorted(row / total, RECALLS) for row in hits]
+        return np.stack([row[place] for row, place in zip(padded, places, strict=True)])
+
+
+def match(found: Sequence[Found], truth: Sequence[Boxes], n_classes: int, masks: bool = False) -> list[ClassMatches]:
+    """Match the detections of each class with its objects, as COCO's program does.
+
+    The surest detection chooses first, the object that it overlaps most with among those that are left; what overlaps
+    with a crowd only is ignored.
+
+    Args:
+        found: of each image.
+        truth: of the same images.
+        n_classes: K.
+        masks: whether overlaps of masks count, and not those of boxes.
+    """
+    return [_match_class(found, truth, label, masks) for label in range(n_classes)]
+
+
+def average_precision(
+    matches: Sequence[ClassMatches], weights: NDArray[np.float64], overlaps: slice = slice(None)
+) -> float:
+    """Return the mean over classes that have an object, and over the overlaps.
+
+    Args:
+        matches: per class.
+        weights: (I,) how often each image counts.
+        overlaps: which of the ten; `slice(0, 1)` for AP50.
+    """
+    curves = [curve for one in matches if (curve := one.precisions(weights)) is not None]
+    return float(np.mean([curve[overlaps].mean() for curve in curves])) if curves else 0.0
+
+
+def with_interval(
+    value: float, matches: Sequence[ClassMatches], n_images: int, seed: int = 0, overlaps: slice = slice(None)
+) -> Score:
+    """Return a score with the 95 % interval of 300 draws of the images with replacement.
+
+    Args:
+        value: on the images as they are.
+        matches: per class.
+        n_images: how many images were judged.
+        seed: of the draws.
+        overlaps: as in `average_precision`.
+    """
+    generator = np.random.default_rng(seed)
+    draws = []
+    for _ in range(DRAWS):
+        drawn = np.bincount(generator.integers(n_images, size=n_images), minlength=n_images).astype(np.float64)
+        draws.append(average_precision(matches, drawn, overlaps))
+    return percentile(value, np.asarray(draws))
+
+
+def _match_class(found: Sequence[Found], truth: Sequence[Boxes], label: int, masks: bool) -> ClassMatches:
+    images, scores, hits, ignored = [], [], [], []
+    objects = np.zeros(len(truth), dtype=np.int64)
+    for index, (one, known) in enumerate(zip(found, truth, strict=True)):
+        mine, theirs = np.flatnonzero(one.labels == label)[:MOST], known.labels == label
+        objects[index] = int((theirs & ~known.crowd).sum())
+        crowd = known.crowd[theirs]
+        if masks:
+            own, other = picked(one.masks, mine), picked(known.masks, np.flatnonzero(theirs))
+            shared = mask_overlaps(own, other, crowd)
+        else:
+            shared = overlaps_of(one.boxes[mine], known.corners[theirs], crowd)
+        hit, off = match_overlaps(shared, crowd)
+        images.append(np.full(len(mine), index))
+        scores.append(one.scores[mine])
+        hits.append(hit)
+        ignored.append(off)
+    joined = np.concatenate(scores)
+    order = np.argsort(-joined, kind="stable")
+    return ClassMatches(
+        np.concatenate(images).astype(np.int64)[order],
+        joined[order],
+        np.concatenate(hits, axis=1)[:, order],
+        np.concatenate(ignored, axis=1)[:, order],
+        objects,
+    )
+
+
+def match_image(
+    boxes: NDArray[np.float32], objects: NDArray[np.float32], crowd: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return (T, D) whether each detection of a class in one image is a hit, and whether it is ignored.
+
+    Args:
+        boxes: (D, 4) corners, the surest first.
+        objects: (G, 4) corners.
+        crowd: (G,) which of them are crowds.
+    """
+    return match_overlaps(overlaps_of(boxes, objects, crowd), crowd)
+
+
+def match_overlaps(
+    shared: NDArray[np.float64], crowd: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return what `match_image` does, from overlaps.
+
+    Args:
+        shared: (D, G) overlap of each detection, the surest first, with each object.
+        crowd: (G,) which of the objects are crowds.
+    """
+    hits = np.zeros((len(OVERLAPS), len(shared)), dtype=bool)
+    ignored = np.zeros_like(hits)
+    if not len(crowd):
+        return hits, ignored
+    free = np.ones((len(OVERLAPS), len(crowd)), dtype=bool)
+    least = OVERLAPS[:, None] - 1e-10
+    rows = np.arange(len(OVERLAPS))
+    for number, row in enumerate(shared):
+        possible = np.where(free & ~crowd & (row >= least), row, -1.0)
+        best = possible.argmax(1)
+        hits[:, number] = possible[rows, best] >= 0
+        free[rows[hits[:, number]], best[hits[:, number]]] = False
+        ignored[:, number] = ~hits[:, number] & ((row >= least) & crowd).any(1)
+    return hits, ignored
+
+
+def picked(masks: Sequence[RunLengths] | None, places: NDArray[np.int64]) -> list[RunLengths]:
+    """Return the masks at some places, none where there are none."""
+    return [] if masks is None else [masks[int(place)] for place in places]
+
+
+def overlaps_of(
+    boxes: NDArray[np.float32], objects: NDArray[np.float32], crowd: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return (D, G) intersection over union; over the detection's own area where the object is a crowd."""
+    first, second = boxes.astype(np.float64), objects.astype(np.float64)
+    corner = np.maximum(first[:, None, :2], second[None, :, :2])
+    sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - corner
+    shared = np.prod(np.maximum(sides, 0), axis=2)
+    own, other = np.prod(first[:, 2:] - first[:, :2], axis=1), np.prod(second[:, 2:] - second[:, :2], axis=1)
+    union = np.where(crowd[None], own[:, None], own[:, None] + other[None] - shared)
+    return shared / np.maximum(union, 1e-12)

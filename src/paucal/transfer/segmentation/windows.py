@@ -1,0 +1,111 @@
+"""Whole images through a network that sees windows of one size: overlapping ones, at several scales, and mirrored.
+
+As in the papers' evaluation (DrLoc, section 4; LV-ViT, section 4.4): logits are averaged where windows overlap, and
+probabilities over scales and mirror images.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paucal.backbones.layout import Size
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """How a whole image is looked at.
+
+    Attributes:
+        size: (height, width) of a window in pixels.
+        overlap: share of a window that the next one sees again.
+        scales: factors on the image's sides, over which probabilities are averaged.
+        mirror: whether mirror images are averaged, too.
+        batch: windows per forward pass.
+    """
+
+    size: Size
+    overlap: float = 1 / 3
+    scales: tuple[float, ...] = (1.0,)
+    mirror: bool = False
+    batch: int = 4
+
+
+@torch.inference_mode()
+def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOptions) -> Tensor:
+    """Return the (K, H, W) float32 probabilities of an image's pixels.
+
+    Args:
+        network: gives (B, K, h, w) logits of (B, C, h, w) windows; in evaluation mode.
+        image: (C, H, W), normalised, on the network's device.
+        options: how.
+    """
+    total, height, width = None, image.shape[-2], image.shape[-1]
+    for scale, mirrored in product(options.scales, (False, True) if options.mirror else (False,)):
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        seen = image.flip(-1) if mirrored else image
+        if size != (height, width):
+            seen = F.interpolate(seen[None], size, mode="bilinear", antialias=True)[0]
+        logits = window_logits(network, seen, options)
+        if size != (height, width):
+            logits = F.interpolate(logits[None], (height, width), mode="bilinear", align_corners=False)[0]
+        shares = (logits.flip(-1) if mirrored else logits).softmax(0)
+        total = shares if total is None else total + shares
+    assert total is not None
+    return total / (len(options.scales) * (2 if options.mirror else 1))
+
+
+def window_logits(network: nn.Module, image: Tensor, options: WindowOptions) -> Tensor:
+    """Return (K, H, W) float32 logits, the mean of all windows that see a pixel.
+
+    An image that is smaller than a window is filled up with zeros, which are the mean colour, on the right and bottom.
+    """
+    height, width = image.shape[-2:]
+    rows, columns = options.size
+    padded = F.pad(image, (0, max(0, columns - width), 0, max(0, rows - height)))
+    tops = window_starts(padded.shape[-2], rows, options.overlap)
+    lefts = window_starts(padded.shape[-1], columns, options.overlap)
+    places = list(product(tops, lefts))
+    total: Tensor = padded.new_zeros(0)
+    counts = padded.new_zeros(1, *padded.shape[-2:])
+    for first in range(0, len(places), options.batch):
+        some = places[first : first + options.batch]
+        windows = torch.stack([padded[:, top : top + rows, left : left + columns] for top, left in some])
+        logits = network(windows).float()
+        if not len(total):
+            total = logits.new_zeros(logits.shape[1], *padded.shape[-2:])
+        for (top, left), one in zip(some, logits, strict=True):
+            total[:, top : top + rows, left : left + columns] += one
+            counts[:, top : top + rows, left : left + columns] += 1
+    return (total / counts)[:, :height, :width]
+
+
+def window_starts(length: int, window: int, overlap: float) -> list[int]:
+    """Return where windows begin along a side: in equal strides, the last one moved back to end with the image.
+
+    Args:
+        length: of the side in pixels, at least that of a window.
+        window: its length.
+        overlap: share of a window that the next one sees again, below 1.
+
+    Example:
+        >>> window_starts(512, 256, 1 / 3), window_starts(256, 256, 0.0), window_starts(300, 256, 0.0)
+        ([0, 171, 256], [0], [0, 44])
+    """
+    stride = max(1, round(window * (1 - overlap)))
+    count = max(0, -(-(length - window) // stride))
+    return [min(place * stride, length - window) for place in range(count + 1)]
+
+
+def scales_in_words(scales: Sequence[float], mirror: bool) -> str:
+    """Return how an image is looked at, for people.
+
+    Example:
+        >>> scales_in_words((1.0,), False), scales_in_words((0.5, 1.0), True)
+        ('one scale', 'scales 0.5, 1, mirrored')
+    """
+    words = "one scale" if tuple(scales) == (1.0,) else f"scales {', '.join(f'{scale:g}' for scale in scales)}"
+    return f"{words}, mirrored" if mirror else words

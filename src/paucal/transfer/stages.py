@@ -1,0 +1,237 @@
+"""Maps of several strides from any backbone, as detectors and segmenters read them.
+
+A backbone of stages (ResNet, Swin, EfficientNet) gives the map of each of its strides from 4 pixels up. One of a single
+grid (ViT, DHVT, LV-ViT) gets a simple pyramid of its last grid (ViTDet: Li et al., ECCV 2022, section 3).
+
+What reads the maps takes the stride of each for a power of two and its cells for exact (torchvision's RoIAlign does,
+without a word). Here both hold for every model: images are padded on their right and bottom, patches of 14 pixels see
+the image at 14/16 of its size, and a map that is a cell off (PiT) is resampled.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from timm.layers.norm import LayerNorm2d
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paucal.backbones import BackboneSpec, FeatureBackbone, fit_to_image_size
+from paucal.backbones.empty_models import build_empty, patch_size
+from paucal.backbones.layout import Size
+from paucal.backbones.probe import model_name, probe_images, undisturbed
+from paucal.backbones.sizing import fit_to_image_sizes
+from paucal.types import FeatureRequest, UserError
+
+SMALLEST_STRIDE, PYRAMID = 4, 4  # pixels; levels made of a single grid
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class StageMaps(nn.Module):
+    """A backbone read as maps of growing stride, for images of any size.
+
+    Maps of models without batch norm (Swin, ConvNeXt) go through a layer norm each, as in their published detectors.
+    What is in the model but reaches no map (a head, a last norm) loses `requires_grad`.
+
+    Args:
+        backbone: of any family.
+        any_size: whether the model runs at other sizes than `backbone.image_size`; see `stage_maps`.
+        finest: stride in pixels of the finest map wanted; those below it are left out, and cost nothing.
+
+    Attributes:
+        strides: pixels from one cell to the next, of each map; powers of two, growing.
+        channels: of each map.
+        multiple: images are padded to multiples of this side, in pixels.
+        fixed_size: (height, width) that all images are padded to, where the model runs at no other; else None.
+
+    Raises:
+        UserError: the model keeps no grid, or is bound to a size that is no multiple of its largest stride.
+
+    Example:
+        >>> import timm, torch
+        >>> maps = StageMaps(FeatureBackbone(timm.create_model("resnet18", num_classes=0), (64, 64)))
+        >>> maps.strides, maps.channels
+        ((4, 8, 16, 32), (64, 128, 256, 512))
+        >>> [tuple(one.shape[2:]) for one in maps(torch.zeros(1, 3, 50, 70))]
+        [(16, 24), (8, 12), (4, 6), (2, 3)]
+    """
+
+    def __init__(self, backbone: FeatureBackbone, any_size: bool = True, finest: int = SMALLEST_STRIDE) -> None:
+        super().__init__()
+        self.backbone = backbone
+        found = _stages_of(backbone)
+        self._stages = {stride: one for stride, one in found.items() if len(found) == 1 or stride >= finest}
+        normed = not any(isinstance(module, BATCH_NORMS) for module in backbone.model.modules())
+        self._single = len(found) == 1
+        if not self._single:
+            self.strides = tuple(self._stages)
+            self.channels = tuple(channels for _, channels in self._stages.values())
+            self.levels = nn.ModuleList(LayerNorm2d(n) if normed else nn.Identity() for n in self.channels)
+            self._shrink = 1.0
+        else:
+            stride = math.sqrt(math.prod(backbone.cell_size))
+            factors = [one for one in pyramid_factors(stride) if _power_of_two(stride) / one >= finest]
+            self.strides = tuple(round(_power_of_two(stride) / factor) for factor in factors)
+            self.levels = nn.ModuleList(_Rescale(backbone.dim, factor) for factor in factors)
+            self.channels = tuple(level.channels for level in self.levels if isinstance(level, _Rescale))
+            self._shrink = stride / _power_of_two(stride)
+        self.multiple = self.strides[-1]
+        height, width = backbone.image_size
+        self.fixed_size = None if any_size else (round(height / self._shrink), round(width / self._shrink))
+        self._require_whole()
+        self._release_unused()
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Return the maps of a batch, shallow to deep.
+
+        Args:
+            images: (B, C, H, W), normalised as the model expects. They are padded with zeros on the right and bottom.
+
+        Returns:
+            One (B, channels, H' / stride, W' / stride) map per stride, where H' and W' are the padded sides.
+
+        Raises:
+            UserError: the images are larger than `fixed_size`.
+        """
+        images = self._padded(images)
+        height, width = images.shape[-2:]
+        if self._shrink != 1:
+            seen = (round(height * self._shrink), round(width * self._shrink))
+            images = F.interpolate(images, seen, mode="bilinear", antialias=True)
+        maps = [level(grid) for level, grid in zip(self.levels, self._grids(images), strict=True)]
+        return [_exact(grid, (height // n, width // n)) for grid, n in zip(maps, self.strides, strict=True)]
+
+    def padded_size(self, height: int, width: int) -> Size:
+        """Return (height, width) that images of a size are padded to, in pixels."""
+        if self.fixed_size is None:
+            return -(-height // self.multiple) * self.multiple, -(-width // self.multiple) * self.multiple
+        if height > self.fixed_size[0] or width > self.fixed_size[1]:
+            rows, columns = self.fixed_size
+            raise UserError(
+                f"{model_name(self.backbone.model)} is built for {rows}x{columns} pixels and got {height}x{width}: "
+                "build it for the largest image, or choose a model that takes any size, such as a Swin or a ResNet."
+            )
+        return self.fixed_size
+
+    def _padded(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        rows, columns = self.padded_size(height, width)
+        return F.pad(images, (0, columns - width, 0, rows - height)) if (rows, columns) != (height, width) else images
+
+    def _grids(self, images: Tensor) -> Sequence[Tensor]:
+        if self._single:
+            return [self.backbone(images).grids[0]] * len(self.levels)
+        indices = [index for index, _ in self._stages.values()]
+        return self.backbone.model.forward_intermediates(  # type: ignore[operator]
+            images, indices=indices, intermediates_only=True
+        )
+
+    def _require_whole(self) -> None:
+        if self.fixed_size is not None and any(side % self.multiple for side in self.fixed_size):
+            rows, columns = self.fixed_size
+            raise UserError(
+                f"{model_name(self.backbone.model)} reads images of {rows}x{columns} pixels only, which are no "
+                f"multiples of {self.multiple}: give --img-size one, or choose another model."
+            )
+
+    def _release_unused(self) -> None:
+        """Let no optimizer or other process wait for gradients that never come."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        side = 2 * self.multiple
+        with undisturbed(self), torch.enable_grad():
+            images = probe_images(self.backbone.model, self.fixed_size or (side, side))
+            total = sum((one.sum() for one in self(images)), start=images.new_zeros(()))
+            reached = torch.autograd.grad(total, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, reached, strict=True):
+            if gradient is None:
+                parameter.requires_grad_(False)
+
+
+def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: int = SMALLEST_STRIDE) -> StageMaps:
+    """Build a backbone and read it as maps; for any size of image where the model can.
+
+    Args:
+        spec: the model, its `image_size` the side of the largest images in pixels.
+        drop_path_rate: chance that a block is skipped in training; None for the model's own.
+        finest: stride in pixels of the finest map wanted.
+
+    Raises:
+        UserError: the model does not exist, keeps no grid, or is bound to a size that is no multiple of its stride.
+    """
+    spec = replace(spec, image_size=_seen_size(spec))
+    other = (2 * spec.image_size[0], spec.image_size[1])
+    arguments = {**spec.arguments, **fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments}
+    try:
+        fit_to_image_sizes(spec.name, [spec.image_size, other], arguments)
+    except UserError:
+        return StageMaps(spec.build(drop_path_rate=drop_path_rate), any_size=False, finest=finest)
+    return StageMaps(spec.build([spec.image_size, other], drop_path_rate), finest=finest)
+
+
+def pyramid_factors(stride: float) -> tuple[float, ...]:
+    """Return by how much the one grid of a model is enlarged for each level, the finest first.
+
+    ViTDet's 4, 2, 1 and 1/2 for patches of 16 pixels; the finest level has a stride of 4 for any patch from there up.
+
+    Args:
+        stride: pixels from one cell of the grid to the next.
+
+    Example:
+        >>> pyramid_factors(16), pyramid_factors(4), pyramid_factors(14)
+        ((4.0, 2.0, 1.0, 0.5), (1.0, 0.5, 0.25, 0.125), (4.0, 2.0, 1.0, 0.5))
+    """
+    finest = max(1.0, _power_of_two(stride) / SMALLEST_STRIDE)
+    return tuple(finest / 2**level for level in range(PYRAMID))
+
+
+class _Rescale(nn.Module):
+    """One level of the simple pyramid: transposed convolutions up, the largest of each 2x2 cells down."""
+
+    def __init__(self, channels: int, factor: float) -> None:
+        super().__init__()
+        doublings = round(math.log2(factor))
+        widths = [max(1, channels // 2**n) for n in range(max(doublings, 0) + 1)]
+        layers: list[nn.Module] = [nn.MaxPool2d(2) for _ in range(-doublings)]
+        for before, after in pairwise(widths):
+            layers += [nn.ConvTranspose2d(before, after, 2, 2), LayerNorm2d(after), nn.GELU()]
+        self.channels = widths[-1]
+        # A norm and a GELU lie between two convolutions; the last one is followed by what reads the map.
+        self.layers = nn.Sequential(*(layers[:-2] if doublings > 0 else layers))
+
+    def forward(self, grid: Tensor) -> Tensor:
+        return self.layers(grid)
+
+
+def _stages_of(backbone: FeatureBackbone) -> dict[int, tuple[int, int]]:
+    """Return (index, channels) of the deepest map of each stride from 4 pixels up; strides are powers of two."""
+    if not hasattr(backbone.model, "forward_intermediates"):
+        return {0: (0, backbone.dim)}
+    area = math.prod(backbone.image_size)
+    found: dict[int, tuple[int, int]] = {}
+    for index, (channels, rows, columns) in enumerate(backbone.shapes(FeatureRequest("stages"))):
+        stride = _power_of_two(math.sqrt(area / (rows * columns)))
+        if stride >= SMALLEST_STRIDE:
+            found[stride] = (index, channels)
+    return dict(sorted(found.items())) or {0: (0, backbone.dim)}
+
+
+def _seen_size(spec: BackboneSpec) -> Size:
+    """Return the size in pixels at which the model sees images: smaller or larger where its patches are 14 pixels."""
+    patch = patch_size(build_empty(spec.name, spec.arguments))
+    if patch is None or all(side == _power_of_two(side) for side in patch):
+        return spec.image_size
+    cells = [-(-side // _power_of_two(length)) for side, length in zip(spec.image_size, patch, strict=True)]
+    return cells[0] * patch[0], cells[1] * patch[1]
+
+
+def _power_of_two(stride: float) -> int:
+    return 2 ** round(math.log2(stride))
+
+
+def _exact(grid: Tensor, size: Size) -> Tensor:
+    """Resample a map whose cells do not fill the image exactly."""
+    if (grid.shape[-2], grid.shape[-1]) == size:
+        return grid
+    return F.interpolate(grid, size, mode="bilinear", align_corners=False)
