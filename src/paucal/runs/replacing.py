@@ -29,6 +29,7 @@ FILES = {
     ),
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
     *("check.json", "rungs.json", "probe.safetensors", "trials"),
+    *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
 }
 NUMBERED = re.compile(r"head-\d+(x\d+)?\.safetensors")
 TEMPORARY = re.compile(r"\..+\.tmp")

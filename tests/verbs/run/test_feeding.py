@@ -1,6 +1,8 @@
 """How images are prepared for a run's model, and for files that are judged: as their weights had them."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 
 from contracts.test_objectives import StopAfter
 from paucal.backbones.weights.inputs import ImageInput
+from paucal.data.decode import Reading
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training_settings import TrainSettings
@@ -47,8 +50,9 @@ def test_run__crops_as_its_weights_do(settings, start, ratio, chosen):
 
 def test_run__takes_mean_and_deviation_of_its_start():
     settings = TrainSettings(model="resnet50", normalise="model")
-    assert normalisation(settings, None, START) == Normalisation(START.mean, START.std)  # type: ignore[arg-type]
-    assert normalisation(settings, None) == Normalisation()  # type: ignore[arg-type]
+    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=Reading()))
+    assert normalisation(settings, coloured, START) == Normalisation(START.mean, START.std)
+    assert normalisation(settings, coloured) == Normalisation()
 
 
 def photos(root, grey):

@@ -1,5 +1,6 @@
 """What every finished run gives to the Python program that made it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,11 @@ class FinishedRun:
     def history(self) -> list[dict[str, float]]:
         """The rows of `metrics.csv`: one per epoch."""
         return RunFolder(self.folder).read_rows()
+
+    @property
+    def test_scores(self) -> Mapping[str, float]:
+        """The scores on images that nothing was learned from or chosen by; empty where there are none."""
+        return {}
 
     @property
     def run(self) -> Path:

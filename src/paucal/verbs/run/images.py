@@ -1,6 +1,5 @@
 """From a location to images that are checked, decoded and split."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paucal.data.channels.counting import count_channels
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.decoded.read_as import as_opened
@@ -22,6 +22,7 @@ from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
 from paucal.evaluation.yardstick import Yardstick, yardstick
+from paucal.memory import usable_cores
 from paucal.rules.circumstances import Facts, best_device
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings, LabelledDataSettings
@@ -64,7 +65,7 @@ class Prepared:
             hinted_size=self.images.hints.image_size,
             hinted_epochs=self.images.hints.epochs,
             flip=self.images.hints.flip,
-            cores=os.cpu_count() or 1,
+            cores=usable_cores(),
             device=device,
             bf16=bf16,
             devices=torch.cuda.device_count() if device == "cuda" else 1,
@@ -104,14 +105,28 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def reading_for(image_size: Sequence[int] | None, value_range: tuple[float, float] | None = None) -> Reading:
+def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
     """Return how images are read for a network that sees this (height, width), or one side; None for whole ones.
 
     Args:
         image_size: in pixels.
-        value_range: that a model was trained with, of images of more than 8 bits; None to measure it.
+        like: has the channels, and the values that a model was trained with; without values they are measured.
     """
-    return Reading(None if image_size is None else side_for(image_size), value_range)
+    return replace(like, side=None if image_size is None else side_for(image_size))
+
+
+def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
+    """Return with how many channels, and from which values, images are read.
+
+    Args:
+        settings: may say how many channels.
+        images: whose headers tell it otherwise.
+        stored: of a run that goes on.
+
+    Raises:
+        UserError: the images differ in their channels.
+    """
+    return stored or Reading(channels=settings.channels or count_channels(images))
 
 
 def load_images(
@@ -213,6 +228,7 @@ def open_again(
         on_bad_image=stored.get("on_bad_image", "refuse"),
         classes=stored.get("classes"),
         image_column=stored.get("image_column"),
+        channels=stored.get("channels"),
         label_column=stored.get("label_column"),
         label_separator=stored.get("label_separator"),
     )

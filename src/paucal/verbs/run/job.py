@@ -9,11 +9,12 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Optimization, Outcome, Watch
 from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.images import Advance
 from paucal.verbs.run.voice import Voice
 
 S = TypeVar("S", bound=JobSettings)
-R = TypeVar("R", covariant=True)
+R = TypeVar("R", bound=FinishedRun, covariant=True)
 Bars = Callable[[str], AbstractContextManager[Advance]]
 
 

@@ -18,7 +18,10 @@ from paucal.settings.values import from_python, given_names
 from paucal.training import Outcome, Records, checkpoint_position, fit
 from paucal.types import UserError
 from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.job import Job, Watcher
+from paucal.verbs.run.loggers.filling import Loggers
+from paucal.verbs.run.loggers.kinds import check_loggers
 from paucal.verbs.run.outputs import settle_output
 from paucal.verbs.run.processes import (
     agreed,
@@ -36,7 +39,7 @@ from paucal.verbs.run.voice import Mute, Quiet, Voice
 from paucal.verbs.run.writing import Writing
 
 S = TypeVar("S", bound=JobSettings)
-R = TypeVar("R")
+R = TypeVar("R", bound=FinishedRun)
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ def _told(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any
 
 def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], voice: Voice) -> Assembled[S]:
     settings, given = job.check(settings, given)
+    check_loggers(settings.logger)
     settings = job.pin(settle_output(settings, job.reads, voice))
     return job.assemble(settings, given, voice.progress)
 
@@ -205,9 +209,10 @@ def _write_beginning(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) 
 def _go(
     job: Job[S, R], run: RunFolder, assembled: Assembled[S], voice: Voice, callbacks: Sequence[Callback]
 ) -> R | Stopped:
+    names = assembled.settings.logger if is_first() else None
     lead_children_to(run.path)
     try:
-        with voice.logging_to(run.log):
+        with voice.logging_to(run.log), Loggers(run, names, voice) as loggers:
             if job.is_open(assembled):
                 settled = _settled(job, run, assembled, voice)
                 if settled is None:
@@ -215,13 +220,17 @@ def _go(
                     voice.say(str(stopped))
                     return stopped
                 assembled = settled
+            loggers.describe(assembled.settings)
             while True:
                 watcher = job.watcher(run, assembled, voice)
-                outcome = _fit(job, run, assembled, voice, watcher, callbacks)
+                outcome = _fit(job, run, assembled, voice, watcher, callbacks, loggers)
                 if outcome.finished:
-                    return job.conclude(run, assembled, outcome, watcher, voice)
+                    result = job.conclude(run, assembled, outcome, watcher, voice)
+                    loggers.finish(result.test_scores, outcome.step)
+                    return result
                 if not agreed(watcher.wants_a_change):
                     break
+                loggers.go_back()
                 assembled = _next_stage(job, run, assembled, watcher, voice)
             stopped = Stopped(run.path, outcome.step, assembled.plan.total_steps, job.verb)
             for line in [*watcher.last_words(), str(stopped)]:
@@ -279,6 +288,7 @@ def _fit(
     voice: Voice,
     watcher: Watcher,
     callbacks: Sequence[Callback],
+    loggers: Loggers,
 ) -> Outcome:
     if not assembled.plan.total_steps:  # what the run has is all that it will have
         return Outcome(True, 0, [], {}, 0.0)
@@ -288,6 +298,6 @@ def _fit(
         lambda: job.loader(assembled, start),
         job.optimization(assembled),
         assembled.plan,
-        Records(run, saver(run, assembled.card), watcher.watch(), watcher.on_epoch, watcher.on_start),
+        Records(run, saver(run, assembled.card), watcher.watch(), loggers.heard(watcher.on_epoch), watcher.on_start),
         [*voice.callbacks(), *callbacks],
     )

@@ -5,7 +5,9 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.data.channels.planes import RGB
 from paucal.data.dataset import ViewDataset
+from paucal.data.decode import Reading
 from paucal.data.loader import TrainLoader, make_eval_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
@@ -30,15 +32,18 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
     return Card.from_dict(run.read_json(run.card.name)).preprocessing
 
 
-def stored_range(run: RunFolder | None) -> tuple[float, float] | None:
-    """Return the range of values that a run that goes on reads its images with; None where it has stored none."""
+def stored_reading(run: RunFolder | None) -> Reading | None:
+    """Return how a run that goes on reads its images; None where it has stored nothing yet."""
     stored = stored_preprocessing(run)
-    return None if stored is None else stored.value_range
+    return None if stored is None else stored.reading
 
 
 def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput | None = None) -> Normalisation:
-    """Return mean and deviation: of the training images, ImageNet's, or those that belong to the weights."""
-    if settings.normalise == "computed":
+    """Return mean and deviation: of the training images, ImageNet's, or those that belong to the weights.
+
+    Images of other than three channels have only their own.
+    """
+    if settings.normalise == "computed" or prepared.images.reading.channels != RGB:
         return compute_normalisation(prepared.images, prepared.part("train"))
     if settings.normalise == "model":
         fed = start or input_of_timm(settings.model or "")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 80  # characters of a value
 # Settings that may change when a run goes on: on the CPU none of them changes the result.
-CHANGEABLE = ("workers", "device", "time_limit")
+CHANGEABLE = ("workers", "device", "time_limit", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 
 

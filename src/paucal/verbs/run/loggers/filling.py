@@ -1,0 +1,168 @@
+"""The loggers of a run while it goes on: settings at its beginning, a row per epoch, test scores at its end.
+
+The run's own `metrics.csv` is written whatever becomes of them: a logger that fails in the middle is left out from
+there on, and the run goes on.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+
+from paucal.runs import RunFolder
+from paucal.settings.groups import JobSettings
+from paucal.training.keeper import OnEpoch
+from paucal.types import UserError
+from paucal.verbs.run.loggers.kinds import KINDS, check_loggers, checked_id
+from paucal.verbs.run.voice import Voice
+from paucal.wording import shortened
+
+RECORD = "loggers.json"
+MOST_SHOWN = 200  # characters of what went wrong
+
+
+class Loggers:
+    """The loggers of a run; a context, which ends them.
+
+    A run that goes on fills the same ones. Epochs that a kill has undone, and that are made once more with the same
+    result, are not logged twice.
+
+    Args:
+        run: the run folder, which keeps the ids under which the programs know the run.
+        names: of `KINDS`; empty on all processes but the first.
+        voice: says where the logs are, and what went wrong.
+
+    Raises:
+        UserError: on entering, where a package is missing or a program cannot be started.
+    """
+
+    def __init__(self, run: RunFolder, names: Sequence[str] | None, voice: Voice) -> None:
+        self._run, self._names, self._voice = run, list(dict.fromkeys(names or ())), voice
+        self._open: dict[str, Logger] = {}
+        self._ids: dict[str, str] = {}
+        self._new: list[str] = []
+        self._logged = 0  # the step of the newest row in the loggers
+        self._settings: dict[str, Any] = {}
+        self._ending = "stopped"
+
+    def __enter__(self) -> "Loggers":
+        if self._names:
+            check_loggers(self._names)
+            self._read()
+            try:
+                self._start()
+            except BaseException:
+                self._close("failed")
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close("failed" if problem is not None else self._ending)
+
+    def describe(self, settings: JobSettings) -> None:
+        """Log the resolved settings, where the programs do not have them yet."""
+        self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
+        for name in self._new:  # some refuse to change a setting that they have
+            self._try(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
+        self._new = []
+
+    def heard(self, on_epoch: OnEpoch) -> OnEpoch:
+        """Return a function that logs an epoch's row and then calls another one."""
+        if not self._open:
+            return on_epoch
+
+        def both(epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
+            self.log_row(row)
+            return on_epoch(epoch, epochs, row)
+
+        return both
+
+    def log_row(self, row: Mapping[str, float]) -> None:
+        """Log the row of an epoch, unless the loggers have it from before a kill."""
+        step = int(row["step"])
+        if step <= self._logged:
+            return
+        for name in list(self._open):
+            self._try(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
+        self._logged = step
+        self._write()
+
+    def go_back(self) -> None:
+        """Log what comes anew: the run has changed, and may go on from an earlier step."""
+        self._logged = 0
+
+    def finish(self, scores: Mapping[str, float], step: int) -> None:
+        """Log the scores on the test images; the run has come to its end."""
+        finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
+        for name in list(self._open) if finite else ():
+            self._try(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
+        self._ending = "success"
+
+    def _read(self) -> None:
+        if not (self._run.path / RECORD).exists():
+            return
+        stored = self._run.read_json(RECORD)
+        ids = stored.get("ids")
+        known = {name: checked_id(found) for name, found in ids.items()} if isinstance(ids, dict) else {}
+        self._ids = {name: found for name, found in known.items() if found is not None}
+        step = stored.get("step")
+        self._logged = step if isinstance(step, int) else 0
+
+    def _write(self) -> None:
+        self._run.write_json(RECORD, {"ids": self._ids, "step": self._logged})
+
+    def _start(self) -> None:
+        self._new = [name for name in self._names if name not in self._ids]
+        if self._new:
+            self._logged = 0  # a logger that joins has no row yet
+        for name in self._names:
+            logger, place = _opened(name, self._run, self._ids.get(name))
+            self._open[name] = logger
+            self._ids[name] = str(logger.version)
+            self._write()
+            self._voice.say(f"{name}: logging to {place}")
+
+    def _try(self, name: str, act: Callable[[Any], None]) -> None:
+        """Do something with a logger, which is left out from there on where it fails."""
+        if name not in self._open:
+            return
+        try:
+            act(self._open[name])
+        except Exception as problem:  # each program has its own, and none of them is worth the run
+            del self._open[name]
+            text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
+            self._voice.say(f"note: {name} takes no more values ({text}); the run goes on, metrics.csv has them all")
+
+    def _close(self, ending: str) -> None:
+        for name in list(self._open):
+            self._try(name, lambda logger, kind=KINDS[name]: kind.close(logger, ending))
+        self._open = {}
+
+
+def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
+    """Open a logger; return it and where its logs are.
+
+    Raises:
+        UserError: the program cannot be started.
+    """
+    kind = KINDS[name]
+    try:
+        logger = kind.open(run, known)
+        return logger, kind.place(logger)
+    except UserError:
+        raise
+    except Exception as problem:  # of the program, of its database, of the network
+        text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
+        raise UserError(
+            f"--logger {name} cannot be started ({type(problem).__name__}: {text}): mend that, or leave {name} out."
+        ) from problem
+
+
+def _log(logger: Any, values: dict[str, float], step: int) -> None:
+    logger.log_metrics(values, step)
+    logger.save()  # what is not on the disk yet would be lost with the process
