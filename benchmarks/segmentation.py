@@ -1,0 +1,98 @@
+"""Beside a run of `paucal segment` with two classes: what a threshold on grey levels reaches on the same split.
+
+    python benchmarks/segmentation.py RUN --result benchmarks/results/segmentation_membrane.json
+
+The level, and the side of it that is the second class, are those with the highest mean IoU on the training images;
+they are judged once on the test images of the run. With `--blur` the image is blurred first, by each of a few radii of
+which the training images choose one.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import ImageFilter
+
+from paucal.data.masks.coding import IGNORED
+from paucal.evaluation.segmentation import SegmentationReport, Tally, iou, segmentation_report
+from paucal.runs import open_run
+from paucal.settings.options import setting_fields
+from paucal.verbs.run.resuming import stored_settings
+from paucal.verbs.run.voice import Quiet
+from paucal.verbs.segmenting.images import Segmented, open_segmented
+from paucal.verbs.segmenting.settings import SegmentSettings
+
+RADII = (0.0, 1.0, 2.0, 3.0, 4.0)  # pixels
+
+
+def main() -> None:
+    """Read the arguments, judge the thresholds, and print both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--result", type=Path, help="JSON file to write")
+    chosen = parser.parse_args()
+    run = open_run(chosen.run)
+    settings, _ = stored_settings(run, SegmentSettings, "segment")
+    prepared = open_segmented(settings, Quiet().progress, run)
+    found = {"plain": threshold(prepared, (0.0,)), "blurred": threshold(prepared, RADII)}
+    judged = run.read_json("evaluation/test/segmentation.json")
+    result = {
+        "command": " ".join(map(str, run.read_json("env.json").get("command", []))),
+        "settings": {name: getattr(settings, name) for name in setting_fields(settings)},
+        "seconds": run.read_json("summary.json")["seconds"],
+        "network": {name: judged[name] for name in ("mean_iou", "pixel_accuracy", "images")},
+        "per_class": {row["class"]: row["value"] for row in judged["classes"]},
+        "thresholds": {name: {**how, **scores(report)} for name, (how, report) in found.items()},
+    }
+    print(json.dumps({name: result[name] for name in ("network", "per_class", "thresholds")}, indent=1))
+    if chosen.result is not None:
+        chosen.result.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def threshold(prepared: Segmented, radii: tuple[float, ...]) -> tuple[dict[str, object], SegmentationReport]:
+    """Return the threshold that is best on the training images, and what it reaches on the test images."""
+    best: tuple[float, float, int, bool] = (-1.0, 0.0, 0, True)
+    for radius in radii:
+        counts = np.sum([histogram(prepared, index, radius) for index in prepared.part("train").tolist()], axis=0)
+        for level in range(1, 256):
+            for above in (True, False):
+                score = float(np.nanmean(iou(at_level(counts, level, above))))
+                best = max(best, (score, radius, level, above))
+    score, radius, level, above = best
+    tallies = [
+        Tally(index, at_level(histogram(prepared, index, radius), level, above))
+        for index in prepared.part("test").tolist()
+    ]
+    how = {"radius": radius, "level": level, "second_class_is_above": above, "train_mean_iou": score}
+    return how, segmentation_report(tallies, prepared.images.classes)
+
+
+def histogram(prepared: Segmented, index: int, radius: float) -> np.ndarray:
+    """Return the (2, 256) labelled pixels of an image by class and grey level."""
+    image = prepared.images.store.read(index).convert("L")
+    if radius:
+        image = image.filter(ImageFilter.GaussianBlur(radius))
+    grey, mask = np.asarray(image), prepared.masks.read(index)
+    known = mask != IGNORED
+    codes = mask[known].astype(np.int64) * 256 + grey[known]
+    return np.bincount(codes, minlength=512).reshape(2, 256)
+
+
+def at_level(counts: np.ndarray, level: int, above: bool) -> np.ndarray:
+    """Return the (2, 2) confusion of answering the second class from a level on, or below it."""
+    high, low = counts[:, level:].sum(1), counts[:, :level].sum(1)
+    return np.stack([low, high] if above else [high, low], axis=1)
+
+
+def scores(report: SegmentationReport) -> dict[str, object]:
+    """Return the scores as plain values."""
+    content = report.to_dict()
+    return {
+        **{name: content[name] for name in ("mean_iou", "pixel_accuracy")},
+        "per_class": {row["class"]: row["value"] for row in content["classes"]},
+    }
+
+
+if __name__ == "__main__":
+    main()

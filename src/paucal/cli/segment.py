@@ -1,0 +1,28 @@
+"""`paucal segment`: from images and masks to a judged model of pixels."""
+
+from collections.abc import Sequence
+
+from paucal.cli.arguments import parse_run
+from paucal.verbs.segmenting.settings import SegmentSettings
+
+DESCRIPTION = """Train a network that gives every pixel of an image a class, and judge it on images it has not seen.
+DATA has a folder of images and one of masks in it, whose files have the same names (images/ and masks/).
+Everything that is not given is chosen from the data, and the choice is printed with its reason."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
+    values, given, changes = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.run.life import Stopped, begin, resume, show_config
+    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.segmenting.job import SegmentationJob
+
+    if values.print_config:
+        print(show_config(SegmentationJob(), SegmentSettings(**changes), given), end="")
+        return 0
+    if "resume" in given:
+        result = resume(SegmentationJob(), values.resume, Voice(), changes)
+    else:
+        result = begin(SegmentationJob(), SegmentSettings(**changes), given, Voice())
+    return 130 if isinstance(result, Stopped) else 0

@@ -1,0 +1,50 @@
+"""The papers' segmentation of ADE20K: UperNet for 160,000 steps of 16 crops."""
+
+from typing import Any
+
+from paucal.recipes.recipe import Recipe
+
+# DrLoc's supplement, Tables 12 and 13, which use the Swin code base, as EsViT's and LV-ViT's numbers rest on it.
+_ADE20K: dict[str, Any] = {
+    "img_size": [512],
+    "width": 512,
+    "dropout": 0.1,
+    "auxiliary": 0.4,
+    "batch_size": 2,
+    "devices": 8,
+    "epochs": 127,  # of 20,210 images: 160,000 steps
+    "crops": 1,
+    "val_fraction": 0.0,  # the papers select nothing: all 20,210 images train, and the last step is the model
+    "lr": 6e-5,
+    "min_lr": 0.0,
+    "backbone_lr": 1.0,
+    "freeze": "none",
+    "warmup_epochs": 1.19,  # 1,500 steps
+    "schedule": "linear",
+    "weight_decay": 0.01,
+    "clip": 0.0,
+    "scale": [0.5, 2.0],
+    "hflip": 0.5,
+    "colour": 0.4,
+    "overlap": 0.33,
+}
+_SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # of the test images; the supplement's section 4.2
+_COST = "160,000 steps of 16 crops of 512 pixels: eight GPUs with 2 crops each (--devices 8), about a day"
+RECIPES: dict[str, Recipe] = {
+    "upernet-ade20k": Recipe(
+        "UperNet as in the papers' ADE20K tables: 160,000 steps of 16 crops of 512 pixels",
+        "arXiv:2106.03746, supplement, tables 12 and 13",
+        _COST,
+        "Swin-T from ImageNet-1K: mean IoU 43.87, with DrLoc in the pre-training 44.33 (table 12)",
+        {**_ADE20K, "model": "swin_tiny_patch4_window7_224", "drop_path": 0.2, "scales": _SCALES},
+        tunes="a pre-trained backbone: give --init a run, a weights file or timm",
+    ),
+    "upernet-ade20k-lvvit": Recipe(
+        "the same for LV-ViT, whose head is half as wide",
+        "arXiv:2104.10858, the table of ADE20K, and the program",
+        _COST,
+        "LV-ViT-S: mean IoU 47.9, at several scales 48.6; LV-ViT-M: 49.4 and 50.6",
+        {**_ADE20K, "model": "lvvit_s", "width": 256},
+        tunes="a pre-trained LV-ViT: give --init a run or a weights file",
+    ),
+}

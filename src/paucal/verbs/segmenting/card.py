@@ -1,0 +1,128 @@
+"""What `model.json` says of a segmentation model, and the model built from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.data.masks.coding import MaskCoding
+from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.transfer.segmentation.network import SegmentationNetwork, segmentation_network
+from paucal.types import UserError
+
+TASK = "segmentation"
+FORMAT = 1
+MOST_WIDTH = 4096
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a model.
+
+    Attributes:
+        width: channels within.
+        dropout: share of channels dropped in training.
+    """
+
+    width: int
+    dropout: float
+
+    def __post_init__(self) -> None:
+        if type(self.width) is not int or not 1 <= self.width <= MOST_WIDTH or not 0 <= float(self.dropout) < 1:
+            raise UserError(
+                f"model.json has a head of width {self.width!r} and dropout {self.dropout!r}, expected 1 to "
+                f"{MOST_WIDTH} channels and a share below 1: restore it."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationCard(Card):
+    """The card of a model that gives every pixel a class.
+
+    Attributes:
+        head: of the network.
+        coding: what the values of its training masks meant; predicted masks have the same.
+        overlap: share of a window that the next one sees again.
+    """
+
+    head: Head
+    coding: MaskCoding
+    overlap: float = 1 / 3
+
+    def build(self, pretrained: bool = False, drop_path_rate: float | None = None) -> SegmentationNetwork:
+        """Build the network with fresh weights.
+
+        Raises:
+            UserError: the backbone cannot be built.
+        """
+        spec = replace(self.backbone, pretrained=pretrained)
+        return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "task": TASK,
+            "format": FORMAT,
+            "backbone": self.backbone.to_dict(),
+            "head": {"name": "upernet", "width": self.head.width, "dropout": self.head.dropout},
+            "classes": list(self.classes),
+            "masks": {
+                "kind": self.coding.kind,
+                "values": list(self.coding.values),
+                "ignore": self.coding.ignore,
+            },
+            "overlap": self.overlap,
+            "preprocessing": self.preprocessing.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "SegmentationCard":
+        """Read what `to_dict` gave.
+
+        Raises:
+            UserError: it is no card of a segmentation model of this version, or its values do not fit each other.
+        """
+        if value.get("task") != TASK or value.get("format") != FORMAT:
+            raise UserError(
+                f"model.json is of task {value.get('task', 'classification')!r} and format {value.get('format')!r}, "
+                f"expected {TASK!r} and {FORMAT}: give a run of 'paucal segment'."
+            )
+        try:
+            return cls._read(value)
+        except (KeyError, TypeError, AttributeError, ValueError) as problem:
+            raise UserError(
+                f"model.json is no card of a segmentation model ({problem}): restore it or train again."
+            ) from problem
+
+    @classmethod
+    def _read(cls, value: Mapping[str, Any]) -> "SegmentationCard":
+        plain = {name: _tuples(entry) for name, entry in value["preprocessing"].items()}
+        names, masks, overlap = value["classes"], value["masks"], value["overlap"]
+        coding = MaskCoding(masks["kind"], tuple(masks["values"]), masks["ignore"])
+        if not isinstance(names, list) or len(names) != coding.count or not all(type(n) is str for n in names):
+            raise UserError(f"model.json must name the {coding.count} classes of its masks: restore it.")
+        if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:
+            raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore it.")
+        card = cls(
+            backbone=BackboneSpec.from_dict(value["backbone"]),
+            classes=tuple(names),
+            preprocessing=Preprocessing(**cast(dict[str, Any], plain)),
+            head=Head(value["head"]["width"], value["head"]["dropout"]),
+            coding=coding,
+            overlap=float(overlap),
+        )
+        if card.preprocessing.image_size != card.backbone.image_size:
+            raise UserError(
+                f"model.json has windows of {card.preprocessing.image_size} pixels for a model of "
+                f"{card.backbone.image_size}: restore it."
+            )
+        if card.preprocessing.channels != card.backbone.in_chans:
+            raise UserError(
+                f"model.json prepares images of {card.preprocessing.channels} channels for a model of "
+                f"{card.backbone.in_chans}: restore it."
+            )
+        return card
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value

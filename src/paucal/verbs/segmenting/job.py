@@ -1,0 +1,180 @@
+"""What `paucal segment` says about its runs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paucal.data.loader import TrainLoader
+from paucal.recipes.recipe import fill_in, require_start
+from paucal.recipes.segmentation import RECIPES
+from paucal.runs import RunFolder, write_atomically
+from paucal.settings.options import check_ranges, flag, setting_fields
+from paucal.training import Optimization, Outcome, Watch
+from paucal.types import UserError
+from paucal.verbs.run.job import Bars
+from paucal.verbs.run.start_weights import pin_start, plain_init
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.segmenting.assembly import AssembledSegmentation, assemble, optimization, quick_look
+from paucal.verbs.segmenting.conclusion import SegmentResult, conclude
+from paucal.verbs.segmenting.images import PATHS, pin_paths
+from paucal.verbs.segmenting.loaders import train_loader
+from paucal.verbs.segmenting.settings import SegmentSettings
+from paucal.verbs.segmenting.sheet import crop_sheet
+from paucal.verbs.segmenting.timing import plan_for_time
+from paucal.verbs.segmenting.validation import LOSS, SCORE, scores
+
+# What all runs can be told, and a folder of masks cannot mean.
+MEANINGLESS = ("data_root", "download", "image_column", "channels")
+FACTORS = (0.05, 20.0)  # that images are scaled by
+
+
+class SegmentationWatcher:
+    """Scores each epoch on the validation images; nothing it sees ends the run."""
+
+    def __init__(self, assembled: AssembledSegmentation, voice: Voice) -> None:
+        self._assembled, self._voice = assembled, voice
+
+    def watch(self) -> Watch | None:
+        """Return the scores on the validation images; without them the newest state is kept."""
+        made = self._assembled
+        if not len(made.prepared.part("val")):
+            return None
+        validate = scores(made.segmented, made.card.preprocessing, made.card.classes, quick_look(made.settings))
+        return Watch(validate, SCORE, LOSS)
+
+    on_start = None  # the weights a run begins with know nothing of the classes
+
+    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        """Say how an epoch went."""
+        self._voice.on_epoch(epoch, epochs, row)
+
+    wants_a_change = False
+
+    def prepare_next(self) -> None:
+        """Have only one stage."""
+
+    def last_words(self) -> list[str]:
+        """Return nothing: whoever stopped the run knows why."""
+        return []
+
+
+class SegmentationJob:
+    """Training of a segmentation model; a `Job`."""
+
+    verb = "segment"
+    kind = SegmentSettings
+    reads: tuple[str, ...] = (*PATHS, "init")
+
+    def check(self, settings: SegmentSettings, given: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
+        """Fill in a recipe and refuse what makes no sense."""
+        settings = plain_init(settings)
+        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
+        require_start(RECIPES, settings.recipe, settings.init)
+        check_ranges(settings)
+        _refuse_meaningless(settings)
+        check_factors("scale", settings.scale, exact=2)
+        check_factors("scales", settings.scales)
+        return _one_length(settings, origin), origin
+
+    def pin(self, settings: SegmentSettings) -> SegmentSettings:
+        """Return settings with full paths."""
+        return pin_paths(settings if settings.init in (None, "auto") else pin_start(settings))
+
+    def assemble(
+        self, settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    ) -> AssembledSegmentation:
+        """Open images and masks, choose what was left open, build the network, and plan its length."""
+        assembled = assemble(settings, given, bars, run)
+        with bars("trying how long a step takes"):
+            return plan_for_time(assembled)
+
+    def announce(self, assembled: AssembledSegmentation, voice: Voice) -> None:
+        """Say what will be trained, on what, and why the settings are what they are."""
+        prepared, classes = assembled.prepared, assembled.card.classes
+        counts = prepared.counts()
+        voice.say(
+            f"data: {prepared.images.name}, {len(prepared.images)} images with masks, {len(classes)} classes; "
+            f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
+        )
+        voice.say(f"split: {prepared.split.description}")
+        voice.say(f"model: {assembled.describe()}")
+        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+
+    def is_open(self, assembled: AssembledSegmentation) -> bool:
+        """Return False: a run has its length from the beginning."""
+        return False
+
+    def find_out(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> bool:
+        """Have nothing to find out."""
+        return True
+
+    def write_beginning(self, run: RunFolder, assembled: AssembledSegmentation) -> None:
+        """Draw crops as the network will see them, with their masks."""
+        alone = replace(assembled, settings=replace(assembled.settings, workers=0))
+        picture = crop_sheet(next(iter(self.loader(alone, 0))), alone.seg_card)  # type: ignore[arg-type]
+        write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
+
+    def loader(self, assembled: AssembledSegmentation, start: int) -> TrainLoader:
+        """Return the loader of this process, from a forward pass on."""
+        return train_loader(assembled, start)
+
+    def optimization(self, assembled: AssembledSegmentation) -> Optimization:
+        """Return AdamW and its schedule."""
+        return optimization(assembled)
+
+    def watcher(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> SegmentationWatcher:
+        """Return who scores the epochs."""
+        return SegmentationWatcher(assembled, voice)
+
+    def conclude(
+        self,
+        run: RunFolder,
+        assembled: AssembledSegmentation,
+        outcome: Outcome,
+        watcher: SegmentationWatcher,
+        voice: Voice,
+    ) -> SegmentResult:
+        """Judge the best model on the test images and write everything down."""
+        return conclude(run, assembled, outcome, voice)
+
+
+def _refuse_meaningless(settings: SegmentSettings) -> None:
+    declared = setting_fields(settings)
+    for name in MEANINGLESS:
+        if getattr(settings, name) != declared[name].default:
+            raise UserError(f"{flag(name)} says nothing about a folder of RGB images and masks: leave it out.")
+    if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
+        raise UserError(
+            f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} to the backbone: give "
+            "fewer, more --epochs, or --freeze backbone."
+        )
+
+
+def check_factors(name: str, values: list[float] | None, exact: int | None = None) -> None:
+    """Raise a UserError for factors on the sides of images that are out of range, too many, or out of order."""
+    if values is None:
+        return
+    low, high = FACTORS
+    sound = all(low <= value <= high for value in values) and len(values) == (exact or len(values)) and len(values) < 20
+    if not sound or (exact and values[0] > values[-1]):
+        expected = "the smallest and the largest factor" if exact else "up to 19 factors"
+        raise UserError(
+            f"{flag(name)} is {' '.join(f'{value:g}' for value in values)}, expected {expected}, each from {low:g} to "
+            f"{high:g}."
+        )
+
+
+def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
+    """Return settings of which one alone says how long a run is.
+
+    Raises:
+        UserError: both were given.
+    """
+    if settings.time is None or settings.epochs is None:
+        return settings
+    if origin.get("time") == "config":
+        return replace(settings, time=None)
+    if origin.get("epochs", "").startswith(("config", "recipe")):
+        return replace(settings, epochs=None, warmup_epochs=None)
+    raise UserError(
+        f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
+    )

@@ -1,0 +1,141 @@
+"""The settings of `paucal segment`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.groups import JobSettings
+from paucal.settings.options import MOST_EPOCHS, option
+from paucal.settings.parts import CutSettings
+
+
+@dataclass(frozen=True)
+class MaskSettings:
+    """Where images and masks are, and what the masks' values mean."""
+
+    images: str | None = option("folder of the images, in the place of DATA; goes with --masks", group="data")
+    masks: str | None = option("folder of the masks, whose files are named as the images'", group="data")
+    mask_values: Literal["index", "binary", "grey", "colour"] | None = option(
+        "what the value of a pixel in a mask means: the number of its class, 0 and 255, a grey level or a colour of "
+        "its own for each class; by default told from the masks",
+        group="data",
+    )
+    ignore: list[int] | None = option(
+        "value of pixels that nobody has labelled, or their red, green and blue; by default 255 in masks by index",
+        group="data",
+        low=0,
+        high=65535,
+    )
+    classes: str | None = option(
+        "text file of class names, one a line, or CSV of names with the value (NAME,VALUE) or colour (NAME,R,G,B) of "
+        "each",
+        group="data",
+    )
+    split: str | None = option("divide the images as this split.csv does", group="data")
+    group_by: str | None = option(
+        "keep images of a group in one part: 'duplicates', or a pattern in the names such as 'patient[0-9]+'",
+        group="data",
+    )
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """The head, and how carefully the backbone below it is trained."""
+
+    width: int | None = option("channels within the head; 512 in the papers", group="model", low=4, high=4096)
+    dropout: float = option("share of channels dropped before the classifier", 0.1, group="model", low=0, high=0.9)
+    auxiliary: float = option(
+        "weight of the loss of an auxiliary head in the middle of the backbone, which is not deployed; 0 for none",
+        0.4,
+        group="model",
+        low=0,
+        high=10,
+    )
+    backbone_lr: float | None = option(
+        "factor on the learning rate of the backbone, beside the head's 1", group="fine-tuning", low=0.0001, high=10
+    )
+    layer_decay: float | None = option(
+        "factor on the learning rate from one layer to the one below it, such as 0.9",
+        group="fine-tuning",
+        low=0.01,
+        high=1,
+    )
+    freeze: Literal["none", "stem", "backbone"] | int | None = option(
+        "what of the backbone never changes: none, stem, backbone (all), or a number of stages", group="fine-tuning"
+    )
+    eval_mode: bool = option(
+        "keep the backbone in evaluation mode: running statistics stay as they are and nothing is dropped",
+        False,
+        group="fine-tuning",
+    )
+
+
+@dataclass(frozen=True)
+class SegmentScheduleSettings:
+    """The length and the optimizer."""
+
+    time: str | None = option(
+        "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
+        "hour, half an hour on a GPU"
+    )
+    crops: int | None = option("random crops of each image in an epoch", low=1, high=10_000)
+    schedule: Literal["cosine", "linear"] = option(
+        "how the learning rate falls after the warm-up; linear in the papers", "cosine"
+    )
+    weight_decay: float = option("weight decay of AdamW", 0.01, low=0)
+    clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
+    average: float | None = option("decay of the moving average of the weights; 0 for none", 0.0, low=0, high=0.999999)
+    freeze_epochs: int = option(
+        "epochs at the beginning in which the backbone is held still and only the head learns",
+        0,
+        group="fine-tuning",
+        low=0,
+        high=MOST_EPOCHS,
+    )
+
+
+@dataclass(frozen=True)
+class CropSettings:
+    """How training crops are changed."""
+
+    scale: list[float] | None = option(
+        "smallest and largest factor on an image's sides before it is cropped", group="augmentation"
+    )
+    vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
+    colour: float | None = option(
+        "strength of changes to brightness, contrast and saturation, such as 0.2; 0 for none",
+        group="augmentation",
+        low=0,
+        high=1,
+    )
+
+
+@dataclass(frozen=True)
+class LookSettings:
+    """How whole images are looked at after the training."""
+
+    overlap: float = option("share of a window that the next one sees again", 0.33, group="test", low=0, high=0.9)
+    scales: list[float] | None = option(
+        "sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default its own", group="test"
+    )
+    mirror: bool = option("average with the answer for the mirror image", False, group="test")
+
+
+@dataclass(frozen=True)
+class SegmentSettings(
+    MaskSettings, HeadSettings, SegmentScheduleSettings, CropSettings, LookSettings, CutSettings, JobSettings
+):
+    """Every setting of `paucal segment`; the command line and `paucal.segment` share it."""
+
+    data: str | None = option(  # pyright: ignore[reportIncompatibleVariableOverride] (--images may take its place)
+        "folder with a folder of images and one of masks in it, whose files have the same names (images/ and masks/, "
+        "image/ and label/, ...), or both within train/, val/ and test/",
+        group="data",
+    )
+    img_size: list[int] | None = option(
+        "side in pixels, or height and width, of the crops and windows that the network sees", group="model"
+    )
+    init: str | None = option(
+        "start the backbone from a run folder, a weights file (.safetensors, .pth), 'timm' (its published weights), "
+        "'auto' (trained weights on this machine, or fetched) or 'none'; by default auto",
+        group="fine-tuning",
+    )

@@ -1,0 +1,170 @@
+"""How long a run takes on this machine: steps and looks are tried before a length is planned."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from paucal.evaluation.segmentation import Tally
+from paucal.objectives.base import Objective
+from paucal.training import Plan
+from paucal.types import Batch, Progress, UserError
+from paucal.verbs.run.forecast import duration
+from paucal.verbs.run.trainer_inputs import seconds_of, trainer_plan
+from paucal.verbs.segmenting.assembly import (
+    WARMUP,
+    AssembledSegmentation,
+    careful_look,
+    quick_look,
+)
+from paucal.verbs.segmenting.loaders import train_loader
+from paucal.verbs.segmenting.validation import count_pixels
+from paucal.wording import counted
+
+STEPS, LONGEST = 6, 15.0  # that are timed after one that is not; seconds after which fewer do
+SLOWER = 1.05  # clipping, records and saved states, which a bare step lacks
+LOOKS = 10  # epochs that a run should have, however short it is
+CLOSING = 8.0  # seconds that pictures and the page take, and the beginning of the training
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that parts of a run take.
+
+    Attributes:
+        step: an optimizer step.
+        look: a look at one validation image.
+        test: a look at one test image.
+    """
+
+    step: float
+    look: float
+    test: float
+
+
+def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
+    """Return a run with as many epochs as end within its time; one whose epochs are known stays as it is.
+
+    Raises:
+        UserError: there is not even time for one epoch.
+    """
+    settings = assembled.settings
+    if settings.epochs is not None or settings.time is None:
+        return assembled
+    budget, pace = seconds_of(settings.time, "--time"), measure(assembled)
+    counts = assembled.prepared.counts()
+    spent = time.monotonic() - assembled.begun
+    room = budget - (spent + counts["test"] * pace.test + CLOSING)
+    once = pace.step * counts["train"] / settings.effective_batch  # one crop of each image
+    looks = counts["val"] * pace.look
+    crops, epochs = fill_time(room, once, looks, settings.crops or 1, free="crops" not in _given(assembled))
+    if epochs < 1:
+        raise UserError(
+            f"--time {settings.time} is too short: reading, one epoch and the test take about "
+            f"{duration(budget - room + crops * once + looks)} on this machine; give more, fewer --crops or a smaller "
+            "--img-size."
+        )
+    epoch = crops * once + looks
+    reason = f"{settings.time}: an epoch takes about {duration(epoch)} here (a step {pace.step:.2f} s)"
+    warmup = settings.warmup_epochs
+    changed = replace(settings, epochs=epochs, crops=crops, warmup_epochs=WARMUP * epochs if warmup is None else warmup)
+    origin = {**assembled.origin, "epochs": f"auto: {reason}"}
+    if warmup is None:
+        origin["warmup_epochs"] = "auto: a twentieth of the epochs"
+    if crops != settings.crops:
+        origin["crops"] = f"auto: so that {counted(epochs, 'epoch')} {'fills' if epochs == 1 else 'fill'} the time"
+    plan = trainer_plan(changed, counts["train"] * crops)
+    whole = duration(budget - room + epochs * epoch)
+    words = f"time: about {whole} in all, {counted(epochs, 'epoch')} of {duration(epoch)}"
+    return replace(assembled, settings=changed, origin=origin, plan=plan, remarks=(*assembled.remarks, words))
+
+
+def fill_time(room: float, once: float, looks: float, crops: int, free: bool) -> tuple[int, int]:
+    """Return crops of each image in an epoch, and epochs, that take as much of a time as there is.
+
+    Args:
+        room: seconds for all epochs.
+        once: seconds for one crop of each image.
+        looks: seconds for the look at the validation images after an epoch.
+        crops: as chosen from the images.
+        free: whether they may be fewer or more, so that the last epoch ends with the time and not long before.
+
+    Example:
+        >>> fill_time(100.0, once=1.0, looks=1.0, crops=24, free=False)
+        (24, 4)
+        >>> fill_time(100.0, once=1.0, looks=1.0, crops=24, free=True)
+        (9, 10)
+        >>> fill_time(45.0, once=20.0, looks=3.0, crops=8, free=True)
+        (2, 1)
+    """
+    if free:
+        most = max(1, int(room / (once + looks)))
+        wanted = min(most, max(LOOKS, round(room / (crops * once + looks))))
+        crops = max(1, int((room / wanted - looks) / once))
+    return crops, int(room / (crops * once + looks))
+
+
+def _given(assembled: AssembledSegmentation) -> set[str]:
+    """Return the settings that somebody has said."""
+    return {name for name, words in assembled.origin.items() if not words.startswith(("auto:", "default"))}
+
+
+def measure(assembled: AssembledSegmentation) -> Pace:
+    """Try a few steps and looks; the objective comes back as it was."""
+    objective, device = assembled.objective, torch.device(assembled.settings.device or "cpu")
+    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    objective.to(device)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            step = _seconds_per_step(assembled, objective, device)
+            look, test = _seconds_per_look(assembled, device)
+    finally:
+        objective.zero_grad(set_to_none=True)
+        objective.to("cpu")
+        objective.load_state_dict(before)
+    return Pace(SLOWER * step, look, test)
+
+
+def _seconds_per_step(assembled: AssembledSegmentation, objective: Objective, device: torch.device) -> float:
+    settings = assembled.settings
+    plan: Plan = replace(assembled.plan, total_steps=STEPS + 1)
+    loader = train_loader(assembled, start=0, plan=plan, workers=0)
+    half = torch.bfloat16 if settings.precision == "bf16-mixed" else torch.float16
+    dtype = None if settings.precision in (None, "32-true") else half
+    optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=0.0, fused=True)
+    objective.train()
+    times: list[float] = []
+    begin = time.perf_counter()
+    for batch in loader:
+        _pass(objective, batch.to(device), device, dtype)  # type: ignore[union-attr]
+        if (len(times) + 1) % settings.accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        now = time.perf_counter()
+        times.append(now - begin)
+        begin = now
+        if len(times) > STEPS or sum(times[1:]) > LONGEST:
+            break
+    counted = times[1:] or times
+    return settings.accumulate * sum(counted) / len(counted)
+
+
+def _pass(objective: Objective, batch: Batch, device: torch.device, dtype: torch.dtype | None) -> None:
+    with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
+        terms = objective(batch, Progress(0, 1, 1))
+    terms.total.backward()
+    terms.total.item()  # waits for devices that compute beside the program
+
+
+def _seconds_per_look(assembled: AssembledSegmentation, device: torch.device) -> tuple[float, float]:
+    """Return the seconds that one image takes in validation and in the test."""
+    prepared, settings = assembled.segmented, assembled.settings
+    network, fed = assembled.objective.deployable(), assembled.card.preprocessing
+    one = prepared.part("train")[:1].tolist()
+    found = []
+    for options in (quick_look(settings), careful_look(settings)):
+        begin = time.perf_counter()
+        tallies: list[Tally] = count_pixels(network, prepared, one, fed, options, device)
+        assert tallies
+        found.append(time.perf_counter() - begin)
+    return found[0], found[1]

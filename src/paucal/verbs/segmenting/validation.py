@@ -1,0 +1,89 @@
+"""A network judged on images with masks: every pixel of every image, counted."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paucal.data.masks.coding import IGNORED
+from paucal.data.views.normalisation import Normalisation
+from paucal.distributed import rank, world_size
+from paucal.evaluation.deployed import Preprocessing
+from paucal.evaluation.segmentation import Tally, segmentation_report, tally
+from paucal.transfer.segmentation.windows import WindowOptions, pixel_probabilities
+from paucal.verbs.segmenting.images import Segmented
+
+SCORE, LOSS = "val_mean_iou", "val_loss"
+See = Callable[[int, Tensor], None]
+
+
+def count_pixels(
+    network: nn.Module,
+    prepared: Segmented,
+    indices: Sequence[int],
+    preprocess: Preprocessing,
+    options: WindowOptions,
+    device: torch.device | str,
+    progress: Callable[[int], None] | None = None,
+    see: See | None = None,
+) -> list[Tally]:
+    """Return the counts of given images; processes share them, and each knows all.
+
+    Args:
+        network: what is judged; its modes are left as they are.
+        prepared: the images and masks.
+        indices: of the images.
+        preprocess: how they are prepared.
+        options: how they are looked at.
+        device: where the network is.
+        progress: called with the number of images done by this process.
+        see: called with the number and the (K, H, W) probabilities of each image of this process.
+    """
+    statistics, found = Normalisation(preprocess.mean, preprocess.std), []
+    with evaluating(network):
+        for done, index in enumerate(list(indices)[rank() :: world_size()], start=1):
+            image = statistics.apply(prepared.images.store.read(int(index))).to(device)
+            shares = pixel_probabilities(network, image, options)
+            mask = torch.from_numpy(prepared.masks.read(int(index)))
+            found.append(tally(int(index), shares, mask, IGNORED))
+            if see is not None:
+                see(int(index), shares)
+            if progress is not None:
+                progress(done)
+    return _of_all(found)
+
+
+def scores(
+    prepared: Segmented, preprocess: Preprocessing, classes: Sequence[str], options: WindowOptions
+) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
+    """Return a function that scores a network on the validation images, as `training.Watch` calls it."""
+    indices = prepared.part("val").tolist()
+
+    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        tallies = count_pixels(module, prepared, indices, preprocess, options, device)
+        report = segmentation_report(tallies, classes)
+        return {SCORE: report.mean_iou.value, "val_pixel_accuracy": report.accuracy.value, LOSS: report.loss}
+
+    return validate
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode, and each part of it back into its own."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _of_all(tallies: list[Tally]) -> list[Tally]:
+    if world_size() == 1:
+        return tallies
+    heard: list[list[Tally]] = [[] for _ in range(world_size())]
+    dist.all_gather_object(heard, tallies)
+    return [one for several in heard for one in several]
