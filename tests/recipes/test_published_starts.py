@@ -1,9 +1,13 @@
 """What recipes that tune start from: weights of ImageNet-1k alone, or what was given; never from nothing."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import timm
 
 from cli.calls import failure
+from paucal.data.decode import Reading
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
@@ -60,7 +64,8 @@ def test_moments__are_those_of_the_weights(model, mean):
     start = StartFacts("timm's weights", normalise="model")
     resolved, _ = resolve(settings, Facts(50000, 10, 32, start=start))
     assert resolved.normalise == "model"
-    assert normalisation(resolved, None).mean == pytest.approx(mean)  # type: ignore[arg-type]
+    coloured: Any = SimpleNamespace(images=SimpleNamespace(reading=Reading()))
+    assert normalisation(resolved, coloured).mean == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("name", TUNING)

@@ -13,7 +13,7 @@ RECIPES: dict[str, Recipe] = {
     **dhvt.RECIPES,
     "small-images": Recipe(
         "light augmentation for images of up to 64 pixels and short runs",
-        "benchmarks/drloc_gain.py",
+        "docs/lab_notes.md, DrLoc on few images",
         "minutes on a processor for a few thousand images",
         "docs/lab_notes.md",
         {

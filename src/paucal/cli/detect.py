@@ -1,0 +1,28 @@
+"""`paucal detect`: from images with boxes to a judged detector."""
+
+from collections.abc import Sequence
+
+from paucal.cli.arguments import parse_run
+from paucal.verbs.detecting.settings import DetectSettings
+
+DESCRIPTION = """Train a detector on images with boxes and judge it on images it has not seen.
+DATA is a folder with COCO's JSON or Pascal VOC's XML. What is not given is chosen from the images and the machine, and
+the choice is printed with its reason. 'paucal predict RUN IMAGES' finds objects with the trained detector."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
+    values, given, changes = parse_run("detect", DESCRIPTION, DetectSettings, argv)
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.detecting.job import DetectionJob
+    from paucal.verbs.run.life import Stopped, begin, resume, show_config
+    from paucal.verbs.run.voice import Voice
+
+    if values.print_config:
+        print(show_config(DetectionJob(), DetectSettings(**changes), given), end="")
+        return 0
+    if "resume" in given:
+        result = resume(DetectionJob(), values.resume, Voice(), changes)
+    else:
+        result = begin(DetectionJob(), DetectSettings(**changes), given, Voice())
+    return 130 if isinstance(result, Stopped) else 0

@@ -1,0 +1,183 @@
+"""The end of a run of a detector: judged once on the test images, drawn, and written down."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from paucal.distributed import rank
+from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.intervals import Score
+from paucal.evaluation.record import save_figure
+from paucal.report.detection import write_detection_report
+from paucal.runs import RunFolder, write_atomically, write_text
+from paucal.training import Outcome
+from paucal.transfer.detection.card import load_detector
+from paucal.transfer.detection.document import coco_document
+from paucal.transfer.detection.judging import MASKS, Found, detect_all
+from paucal.transfer.detection.measured import Measured, measured, told
+from paucal.transfer.detection.pictures import SHOWN, draw_found, mistakes_of, precision_recall_figure, sheet
+from paucal.types import UserError
+from paucal.verbs.detecting.assembly import AssembledDetection
+from paucal.verbs.detecting.loaders import SCORE, ordered_loader
+from paucal.verbs.run.finished import FinishedRun
+from paucal.verbs.run.processes import wait_for_all
+from paucal.verbs.run.voice import Voice
+
+EVALUATION = "detection"
+DRAWN = 9  # images on a page
+MASK_TITLES = ((f"{MASKS}ap", "AP"), (f"{MASKS}ap50", "AP50"))
+
+
+@dataclass(frozen=True)
+class DetectResult(FinishedRun):
+    """What a finished run of a detector leaves.
+
+    Attributes:
+        folder: the run folder.
+        scores: "ap" and "ap50" on the test images with their 95 % intervals; "mask_ap" and "mask_ap50" too where the
+            detector answers masks.
+        metrics: all scores on the test images as plain numbers.
+        per_class: average precision by the name of the class; None for classes without an object in the test images.
+        seconds: of training.
+        mask_per_class: the same of masks; empty where the detector answers none.
+    """
+
+    scores: Mapping[str, Score]
+    metrics: Mapping[str, float]
+    per_class: Mapping[str, float | None]
+    seconds: float
+    mask_per_class: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def test_scores(self) -> Mapping[str, float]:
+        """The same as `metrics`."""
+        return self.metrics
+
+    @property
+    def model(self):  # type: ignore[override]
+        """Refuse: a detector is no classifier.
+
+        Raises:
+            UserError: always; the message says what to call.
+        """
+        raise UserError(f"{str(self.folder)!r} is a detector: call paucal.detect_objects(run, images).")
+
+
+def conclude(run: RunFolder, assembled: AssembledDetection, outcome: Outcome, voice: Voice) -> DetectResult:
+    """Judge the kept detector on the test images, which nothing has looked at before, and write everything down."""
+    wait_for_all()  # the first process has written the model
+    indices = [int(index) for index in assembled.prepared.part("test")]
+    device = torch.device(assembled.settings.device or "cpu")
+    detector, card = load_detector(run, device)
+    with voice.progress("judging") as advance:
+        loader = ordered_loader(assembled, assembled.prepared.part("test"), card)
+        answers = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
+    found, truth = [answers[index] for index in indices], [assembled.images.of(index) for index in indices]
+    judged = measured(found, truth, card.classes)
+    result = DetectResult(
+        run.path, judged.scores, judged.metrics, judged.per_class, outcome.seconds, judged.mask_per_class
+    )
+    if rank() == 0:
+        _write(run, assembled, outcome, result, found, judged)
+        for line in closing_lines(run, assembled, outcome, result):
+            voice.say(line)
+    return result
+
+
+def _write(
+    run: RunFolder,
+    assembled: AssembledDetection,
+    outcome: Outcome,
+    result: DetectResult,
+    found: list[Found],
+    judged: Measured,
+) -> None:
+    indices = [int(index) for index in assembled.prepared.part("test")]
+    folder, card = run.evaluation(EVALUATION), assembled.detector_card
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "metrics.json", json.dumps(judged.content(), indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "per_class.csv", judged.table())
+    keys = [assembled.images.images.keys[index] for index in indices]
+    sizes = [assembled.images.of(index).size for index in indices]
+    write_text(folder / "detections.json", coco_document(keys, sizes, found, card.classes, card.category_ids))
+    weights = np.ones(len(indices))
+    save_figure(run.plots / "precision_recall.png", precision_recall_figure(judged.matches[""], card.classes, weights))
+    if MASKS in judged.matches:
+        figure = precision_recall_figure(judged.matches[MASKS], card.classes, weights)
+        save_figure(run.plots / "mask_precision_recall.png", figure)
+    if outcome.rows:
+        best = outcome.best.get("epoch") if len(assembled.prepared.part("val")) else None
+        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, best=best))
+    _draw(run, assembled, indices, found)
+    run.write_json("summary.json", _summary(assembled, outcome, result))
+    write_detection_report(run.path)
+
+
+def _draw(run: RunFolder, assembled: AssembledDetection, indices: list[int], found: list[Found]) -> None:
+    """Draw some test images, and those with the most mistakes."""
+    mistakes = [mistakes_of(one, assembled.images.of(index)) for index, one in zip(indices, found, strict=True)]
+    worst = sorted(range(len(indices)), key=lambda place: -sum(mistakes[place]))[:DRAWN]
+    spread = list(range(0, len(indices), max(1, len(indices) // DRAWN)))[:DRAWN]
+    for name, places in (("detections", spread), ("worst_detections", worst)):
+        pictures: list[Image.Image] = []
+        captions = []
+        for place in places:
+            index, (missed, false) = indices[place], mistakes[place]
+            image = assembled.images.images.store.read(index)
+            pictures.append(draw_found(image, found[place], assembled.images.classes, assembled.images.of(index)))
+            captions.append(f"{assembled.images.images.keys[index].rpartition('/')[2]}: {missed} missed, {false} wrong")
+        page = sheet(pictures, captions)
+        write_atomically(run.plots / f"{name}.png", lambda file, page=page: page.save(file, "PNG"))
+
+
+def _summary(assembled: AssembledDetection, outcome: Outcome, result: DetectResult) -> dict[str, Any]:
+    return {
+        "title": f"{assembled.card.backbone.name} detects in {assembled.images.images.name}",
+        "model": assembled.describe(),
+        "data": assembled.images.images.name,
+        "split": assembled.prepared.split.description,
+        "classes": len(assembled.images.classes),
+        "parts": assembled.prepared.counts(),
+        "steps": outcome.step,
+        "best_val_ap": outcome.best.get(SCORE),
+        "seconds": round(outcome.seconds, 1),
+        "test_ap": result.metrics["ap"],
+        "test_ap50": result.metrics["ap50"],
+        **{f"test_{name}": score.value for name, score in result.scores.items() if name.startswith(MASKS)},
+        "start": None if assembled.start is None else assembled.start.short(),
+        "remarks": list(assembled.remarks),
+    }
+
+
+def closing_lines(run: RunFolder, assembled: AssembledDetection, outcome: Outcome, result: DetectResult) -> list[str]:
+    """Return the last lines that a person reads: the scores, by class, and where everything lies."""
+    n_test = len(assembled.prepared.part("test"))
+    lines = [f"test {title}: {told(result.scores[name])}" for name, title in (("ap", "AP"), ("ap50", "AP50"))]
+    masks = [f"mask {title} {told(result.scores[name])}" for name, title in MASK_TITLES if name in result.scores]
+    shown = [(name, value) for name, value in result.per_class.items() if value is not None]
+    by_class = ", ".join(f"{name} {value:.3f}" for name, value in sorted(shown, key=lambda item: item[1])[:12])
+    kept = "the last state: no images were kept for validation, so nothing was selected"
+    if len(assembled.prepared.part("val")) and outcome.best:
+        kept = f"step {outcome.best['step']:.0f}, the best of the validation images (AP {outcome.best[SCORE]:.3f})"
+    return [
+        "",
+        f"{lines[0]}; {lines[1].removeprefix('test ')} ({n_test} images, {_objects(assembled)} objects)",
+        *([f"of the same objects' pixels: {'; '.join(masks)}"] if masks else []),
+        f"AP by class, the weakest first: {by_class}",
+        f"trained: {assembled.describe()}, {outcome.step} steps, {outcome.seconds:.0f} s; kept: {kept}",
+        f"everything lies in {run.path}: report.html (open it in a browser), {run.weights.name}, "
+        f"evaluation/{EVALUATION}/detections.json (COCO), plots/detections.png (answers of a score from {SHOWN:g}), "
+        "plots/worst_detections.png",
+        "try next:",
+        f"  paucal predict {run.path} new_images/ --pictures found/     # boxes as CSV, and drawn",
+        *([f"  paucal predict {run.path} new_images/ --format json     # with masks, as COCO's JSON"] if masks else []),
+    ]
+
+
+def _objects(assembled: AssembledDetection) -> int:
+    return assembled.images.count(assembled.prepared.part("test"))

@@ -1,0 +1,151 @@
+"""What `paucal detect` says about its runs."""
+
+from collections.abc import Mapping
+
+from paucal.data.loader import TrainLoader
+from paucal.recipes.detection import LENGTH, RECIPES
+from paucal.recipes.recipe import fill_in, require_start
+from paucal.runs import RunFolder, write_atomically
+from paucal.settings.options import check_ranges
+from paucal.training import CosineWarmup, Optimization, Outcome, Watch
+from paucal.training.memory import memory_advice
+from paucal.training.schedules import WarmupThenSteps
+from paucal.transfer.detection.pictures import batch_sheet
+from paucal.verbs.detecting.assembly import AssembledDetection, assemble, check
+from paucal.verbs.detecting.conclusion import DetectResult, conclude
+from paucal.verbs.detecting.loaders import MISSED, SCORE, train_loader, validation
+from paucal.verbs.detecting.settings import DetectSettings
+from paucal.verbs.detecting.timing import find_length
+from paucal.verbs.run.images import pin_data
+from paucal.verbs.run.job import Bars
+from paucal.verbs.run.start_weights import pin_start, plain_init
+from paucal.verbs.run.voice import Voice
+
+START = 1e-3  # of the peak, at the first step of the published warm-up
+
+
+class DetectionWatcher:
+    """Scores a detector on the validation images from time to time; nothing it sees ends the run."""
+
+    def __init__(self, assembled: AssembledDetection, voice: Voice) -> None:
+        self._assembled, self._voice = assembled, voice
+
+    def watch(self) -> Watch | None:
+        """Return the scores on the validation images; without them the newest state is kept."""
+        if not len(self._assembled.prepared.part("val")):
+            return None
+        return Watch(validation(self._assembled), SCORE, MISSED)
+
+    on_start = None
+
+    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
+        """Say what was seen, after how many passes over the images."""
+        settings, plan = self._assembled.settings, self._assembled.plan
+        passes = row["step"] * settings.effective_batch / len(self._assembled.prepared.part("train"))
+        losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
+        scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED]
+        parts = [f"step {row['step']:.0f}/{plan.total_steps} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
+        parts += [f"val: {', '.join(scores)}"] if scores else []
+        self._voice.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
+
+    wants_a_change = False
+
+    def prepare_next(self) -> None:
+        """Have only one stage."""
+
+    def last_words(self) -> list[str]:
+        """Return nothing: whoever stopped the run knows why."""
+        return []
+
+
+class DetectionJob:
+    """Training a detector; a `Job`."""
+
+    verb = "detect"
+    kind = DetectSettings
+    reads: tuple[str, ...] = ("data", "init")
+
+    def check(self, settings: DetectSettings, given: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
+        """Fill in a recipe and refuse what makes no sense."""
+        settings = plain_init(settings)
+        timed = settings.time is not None or settings.steps is not None
+        settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH if timed else ())
+        check(settings)
+        require_start(RECIPES, settings.recipe, settings.init)
+        check_ranges(settings)
+        return settings, origin
+
+    def pin(self, settings: DetectSettings) -> DetectSettings:
+        """Return settings with full paths."""
+        return pin_start(pin_data(settings))
+
+    def assemble(
+        self, settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    ) -> AssembledDetection:
+        """Open the images, choose what was left open, build the detector."""
+        return assemble(settings, given, bars, run)
+
+    def announce(self, assembled: AssembledDetection, voice: Voice) -> None:
+        """Say what will be trained, on what, and why the settings are what they are."""
+        boxed, counts = assembled.images, assembled.prepared.counts()
+        boxes = boxed.count(range(len(boxed.images)))
+        voice.say(
+            f"data: {boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {len(boxed.classes)} classes; "
+            f"{counts['train']} images to train, {counts['val']} to validate, {counts['test']} to test"
+        )
+        voice.say(f"split: {assembled.prepared.split.description}")
+        voice.say(f"model: {assembled.describe()}")
+        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+
+    def is_open(self, assembled: AssembledDetection) -> bool:
+        """Return whether the run has a time and no length yet."""
+        return assembled.settings.time is not None and assembled.settings.steps is None
+
+    def find_out(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> bool:
+        """Measure a few steps and plan the length."""
+        voice.say("timing a few steps on this machine")
+        with memory_advice(assembled.plan):
+            find_length(run, assembled, voice)
+        return True
+
+    def write_beginning(self, run: RunFolder, assembled: AssembledDetection) -> None:
+        """Draw images and boxes as the network will see them."""
+        batch = next(iter(train_loader(assembled, 0)))
+        fed = assembled.card.preprocessing
+        sheet = batch_sheet(batch, assembled.images.classes, fed.mean, fed.std)
+        write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
+
+    def loader(self, assembled: AssembledDetection, start: int) -> TrainLoader:
+        """Return the loader of this process, from a forward pass on."""
+        return train_loader(assembled, start)
+
+    def optimization(self, assembled: AssembledDetection) -> Optimization:
+        """Return AdamW and its schedule."""
+        settings, plan = assembled.settings, assembled.plan
+        per_pass = max(1, len(assembled.prepared.part("train")) // settings.effective_batch)
+        warmup = min(round((settings.warmup_epochs or 0) * per_pass), plan.total_steps // 2)
+        return Optimization(
+            _schedule(settings, plan.total_steps, warmup, per_pass),
+            settings.weight_decay,
+            clip=settings.clip or None,
+            average_decay=settings.average or None,
+        )
+
+    def watcher(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> DetectionWatcher:
+        """Return who scores the detector."""
+        return DetectionWatcher(assembled, voice)
+
+    def conclude(
+        self, run: RunFolder, assembled: AssembledDetection, outcome: Outcome, watcher: DetectionWatcher, voice: Voice
+    ) -> DetectResult:
+        """Judge the best detector on the test images and write everything down."""
+        return conclude(run, assembled, outcome, voice)
+
+
+def _schedule(settings: DetectSettings, steps: int, warmup: int, per_pass: int) -> CosineWarmup | WarmupThenSteps:
+    """Return a half cosine, or a rate that falls after so many passes."""
+    peak = settings.lr or 0.0
+    if not settings.milestones:
+        return CosineWarmup(peak, steps, warmup, floor=settings.min_lr or 0.0)
+    falls = tuple(passes * per_pass for passes in settings.milestones)
+    return WarmupThenSteps(peak, falls, warmup, START * peak)

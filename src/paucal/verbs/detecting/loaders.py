@@ -1,0 +1,75 @@
+"""How a run of a detector reads its images: changed for training, as they are for judging."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paucal.data.loader import TrainLoader, make_ordered_loader, make_train_loader
+from paucal.data.sampler import StepSampler
+from paucal.distributed import rank, world_size
+from paucal.training import Plan
+from paucal.transfer.detection.batch import BoxedDataset, collate_boxes
+from paucal.transfer.detection.card import DetectorCard
+from paucal.transfer.detection.judging import MASKS, Found, coco_scores, detect_all
+from paucal.transfer.detection.masks.copy_paste import CopyPaste
+from paucal.transfer.detection.views import evaluation_view, training_view
+from paucal.verbs.detecting.assembly import AssembledDetection
+
+JUDGED_TOGETHER = 4  # images
+SCORE, MISSED = "val_ap", "val_missed"
+
+
+def train_loader(assembled: AssembledDetection, start: int, plan: Plan | None = None) -> TrainLoader:
+    """Return the loader of this process over the training images, from a forward pass on."""
+    settings, plan = assembled.settings, plan or assembled.plan
+    fed = assembled.card.preprocessing
+    hflip, jitter = settings.hflip or 0.0, settings.jitter or "light"
+    view = training_view(assembled.sides, fed.mean, fed.std, hflip, jitter)
+    sampler = StepSampler(
+        assembled.prepared.part("train"),
+        settings.images_per_pass,
+        plan.total_steps * plan.accumulate,
+        settings.seed,
+        start,
+        rank=rank(),
+        world=world_size(),
+        accumulate=plan.accumulate,
+    )
+    partners = [int(index) for index in assembled.prepared.part("train")]
+    pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
+    dataset = BoxedDataset(assembled.images, view, settings.seed, pasting)
+    return make_train_loader(dataset, sampler, settings.workers or 0, settings.device == "cuda", collate_boxes)
+
+
+def ordered_loader(
+    assembled: AssembledDetection, indices: NDArray[np.int64], card: DetectorCard | None = None
+) -> DataLoader:
+    """Return a loader over some images as the deployed detector sees them."""
+    card, settings = card or assembled.detector_card, assembled.settings
+    view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+    dataset = BoxedDataset(assembled.images, view, seed=0)
+    return make_ordered_loader(dataset, indices, JUDGED_TOGETHER, collate_boxes, settings.workers or 0)
+
+
+def validation(assembled: AssembledDetection) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
+    """Return the function that scores a detector on the validation images."""
+
+    def scores(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
+        indices = assembled.prepared.part("val")
+        found = detect_all(detector, ordered_loader(assembled, indices), device)
+        judged = scores_of(assembled, found, indices)
+        masks = {f"val_{MASKS}ap": judged[f"{MASKS}ap"]} if f"{MASKS}ap" in judged else {}
+        return {SCORE: judged["ap"], "val_ap50": judged["ap50"], **masks, MISSED: 1 - judged["recall"]}
+
+    return scores
+
+
+def scores_of(assembled: AssembledDetection, found: Mapping[int, Found], indices: Sequence[int] | NDArray[np.int64]):
+    """Return COCO's scores of what was found in some images."""
+    order = [int(index) for index in indices]
+    truth = [assembled.images.of(index) for index in order]
+    return coco_scores([found[index] for index in order], truth, len(assembled.images.classes))

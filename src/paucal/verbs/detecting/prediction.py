@@ -1,0 +1,178 @@
+"""Finding objects with the detector of a run, in any images."""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+
+from paucal.evaluation.deployed import usable_device
+from paucal.reading import named_path
+from paucal.runs import RunFolder, open_run, write_atomically
+from paucal.runs.writable import try_folder
+from paucal.settings.options import check_ranges
+from paucal.transfer.detection.annotations import Boxes
+from paucal.transfer.detection.card import DetectorCard, load_detector
+from paucal.transfer.detection.detector import Detector
+from paucal.transfer.detection.document import coco_document
+from paucal.transfer.detection.judging import Found, found_in
+from paucal.transfer.detection.pictures import SHOWN, draw_found
+from paucal.transfer.detection.views import evaluation_view
+from paucal.types import UserError
+from paucal.verbs.prediction.pictures import open_sources, read_all
+from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
+from paucal.verbs.run.outputs import refuse_among
+from paucal.verbs.run.voice import Logged, Voice
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a detector has found in one image.
+
+    Attributes:
+        path: of the image; None where it was given as a picture.
+        found: boxes in pixels of the image, scores, labels and, where the detector answers them, masks, the surest
+            first; `found.mask(0)` is the first object's.
+        classes: names of the labels.
+        size: (height, width) of the image in pixels.
+        picture: the image, with what was found drawn on it; None where it was not asked for.
+    """
+
+    path: str | None
+    found: Found
+    classes: tuple[str, ...]
+    size: tuple[int, int]
+    picture: Image.Image | None = None
+
+
+def detect_objects(
+    run: str | os.PathLike[str] | RunFolder,
+    sources: Sequence[str | Image.Image],
+    settings: PredictSettings | None = None,
+    voice: Voice | None = None,
+    drawn: bool = False,
+) -> list[Objects]:
+    """Find objects in images.
+
+    Args:
+        run: of `paucal detect`.
+        sources: files, folders, patterns and PIL images.
+        settings: device, and what to do about unreadable images.
+        voice: says what is skipped, and shows progress.
+        drawn: whether to draw what was found.
+
+    Raises:
+        UserError: there is no such detector, or an image is not there or cannot be read.
+    """
+    settings, voice = settings or PredictSettings(), voice or Logged()
+    check_ranges(settings)
+    if settings.mirror or settings.scales is not None:
+        flag = "--mirror" if settings.mirror else "--scales"
+        raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
+    folder = run if isinstance(run, RunFolder) else open_run(Path(run))
+    device = usable_device(settings.device)
+    detector, card = load_detector(folder, device)
+    opened = open_sources(sources, voice)
+    # Boxes are told in pixels of the image itself, so it is not reduced on the way.
+    whole = replace(card.preprocessing.reading, side=None)
+    total, results = sum(map(len, opened)), []
+    with voice.progress("detecting") as advance:
+        for name, image in read_all(opened, whole, settings.on_bad_image, voice):
+            results.append(_objects(detector, card, name, image, device, drawn))
+            advance(len(results), total)
+    return results
+
+
+def find_objects(
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, voice: Voice
+) -> str:
+    """Return what `paucal predict` prints for a detector, and draw its pictures where they are asked for.
+
+    Args:
+        source: run of `paucal detect`.
+        paths: of images.
+        settings: of the prediction.
+        wanted: the form of the answer, and the folder for pictures.
+        voice: speaks.
+
+    Raises:
+        UserError: an image or the folder for the pictures does not do.
+    """
+    folder = None if wanted.pictures is None else named_path(wanted.pictures, "--pictures")
+    if folder is not None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"--pictures: {wanted.pictures!r} exists already and is not empty: give another folder.")
+        for path in paths:
+            refuse_among(folder, {"PATHS": path}, flag="--pictures")
+        try_folder(folder)
+    run = open_run(Path(source))
+    rows = detect_objects(run, paths, settings, voice, drawn=folder is not None)
+    if folder is not None:
+        write_pictures(rows, folder)
+    if wanted.format == "csv":
+        return as_csv(rows)
+    return as_coco(rows, DetectorCard.from_dict(run.read_json(run.card.name)))
+
+
+def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:
+    """Return a line per object of at least a score: path, class, score, and its corners in pixels."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "class", "score", "left", "top", "right", "bottom"])
+    for row in rows:
+        answers = row.found.above(least)
+        for box, score, label in zip(answers.boxes, answers.scores, answers.labels.tolist(), strict=True):
+            writer.writerow([row.path, row.classes[label], f"{score:.4f}", *(f"{value:.1f}" for value in box)])
+    return text.getvalue()
+
+
+def as_coco(rows: Sequence[Objects], card: DetectorCard) -> str:
+    """Return all detections as COCO's JSON, with packed masks where the detector answers them."""
+    keys, sizes = [row.path or "" for row in rows], [row.size for row in rows]
+    return coco_document(keys, sizes, [row.found for row in rows], card.classes, card.category_ids)
+
+
+def write_pictures(rows: Sequence[Objects], folder: Path) -> None:
+    """Write the pictures of a prediction, named by their number and by the image, into a folder.
+
+    Raises:
+        UserError: a file of that name is there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    width = len(str(len(rows)))
+    for number, row in enumerate(rows, 1):
+        stem = Path(row.path or "image").stem
+        path = folder / f"{number:0{width}d}-{stem[:100]}.png"
+        if path.exists():
+            raise UserError(f"--pictures: {str(path)!r} exists already: give another folder.")
+        picture = row.picture
+        if picture is not None:
+            write_atomically(path, lambda file, picture=picture: picture.save(file, "PNG"))
+
+
+@torch.inference_mode()
+def _objects(
+    detector: Detector, card: DetectorCard, name: str | None, image: Image.Image, device: torch.device, drawn: bool
+) -> Objects:
+    size = (image.height, image.width)
+    view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+    empty = {
+        "boxes": tv_tensors.BoundingBoxes(torch.zeros(0, 4), format="XYXY", canvas_size=size),  # type: ignore[call-overload]
+        "labels": torch.zeros(0, dtype=torch.int64),
+    }
+    seen = view(tv_tensors.Image(image), empty)[0].as_subclass(torch.Tensor)
+    sides = (int(seen.shape[-2]), int(seen.shape[-1]))
+    answer = detector(seen[None].to(device), [sides])[0]
+    found = found_in(answer, sides, size)
+    picture = draw_found(image, found, card.classes, _nothing(size)) if drawn else None
+    return Objects(name, found, card.classes, size, picture)
+
+
+def _nothing(size: tuple[int, int]) -> Boxes:
+    return Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_), size)

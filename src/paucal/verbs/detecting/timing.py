@@ -1,0 +1,142 @@
+"""How long training and judging take on this machine, tried before the length of a run is planned."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from paucal.rules.resolve import origins
+from paucal.runs import RunFolder
+from paucal.transfer.detection.judging import detect_all
+from paucal.types import Progress, UserError
+from paucal.verbs.detecting.assembly import AssembledDetection
+from paucal.verbs.detecting.loaders import ordered_loader, scores_of, train_loader
+from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.run.resuming import store_changes
+from paucal.verbs.run.trainer_inputs import seconds_of
+from paucal.verbs.run.voice import Voice
+
+STEPS = 4  # that are timed, after one that is not
+LOOKED_AT = 4  # images that are judged
+SLOWER = 1.05  # optimizer, moving average and records, which a bare step lacks
+SHARE_OF_LOOKS = 0.15  # of the time, at most, that validation may take
+MOST_LOOKS = 12
+FEWEST_STEPS = 10
+MOST_PASSES, SCRATCH_PASSES = 60, 300
+WRITING = 12.0  # seconds of scores, intervals and pictures at the end
+RESERVE = 0.02  # of the time
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What was measured, in seconds.
+
+    Attributes:
+        step: of one optimizer step.
+        image: of judging one image.
+    """
+
+    step: float
+    image: float
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is.
+
+    Attributes:
+        steps: optimizer steps.
+        judge_every: optimizer steps between two looks at the validation images.
+        seconds: from the first step to the last file.
+    """
+
+    steps: int
+    judge_every: int
+    seconds: float
+
+
+def measure(assembled: AssembledDetection) -> Pace:
+    """Return what a step and an image take; the objective comes back as it was."""
+    objective, device = assembled.objective, torch.device(assembled.settings.device or "cpu")
+    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    accumulate = assembled.plan.accumulate
+    loader = train_loader(assembled, 0, replace(assembled.plan, total_steps=STEPS + 1, accumulate=1))
+    objective.to(device).train()
+    times: list[float] = []
+    try:
+        with torch.random.fork_rng(devices=[]):
+            begin = time.perf_counter()
+            for batch in loader:
+                objective(batch.to(device), Progress(0, 1, 1)).total.backward()
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+                begin = time.perf_counter()
+        indices = assembled.prepared.part("test")[:LOOKED_AT]
+        if len(assembled.prepared.part("val")):
+            indices = assembled.prepared.part("val")[:LOOKED_AT]
+        begin = time.perf_counter()
+        found = detect_all(assembled.objective.deployable(), ordered_loader(assembled, indices), device)
+        judged = (time.perf_counter() - begin) / max(len(indices), 1)
+        scores_of(assembled, found, indices)  # imports what counts, which takes seconds once
+        if assembled.settings.masks == "on":  # boxes are counted in no time, masks are not
+            begin = time.perf_counter()
+            scores_of(assembled, found, indices)
+            judged += (time.perf_counter() - begin) / max(len(indices), 1)
+    finally:
+        objective.zero_grad(set_to_none=True)
+        objective.to("cpu")
+        objective.load_state_dict(before)
+    later = times[1:] or times
+    return Pace(SLOWER * accumulate * sum(later) / len(later), judged)
+
+
+def planned(pace: Pace, left: float, counts: dict[str, int], passes: float, most_passes: int) -> Length:
+    """Return the longest run that fits in the time that is left.
+
+    Args:
+        pace: what was measured.
+        left: seconds from now to the end.
+        counts: images per part.
+        passes: of a step, over the training images.
+        most_passes: over the training images, after which more would not help.
+
+    Returns:
+        The length; no steps where not even a few fit.
+    """
+    ending = counts["test"] * pace.image + WRITING
+    look = counts["val"] * pace.image
+    usable = left * (1 - RESERVE) - ending
+    looks = max(1, min(MOST_LOOKS, int(SHARE_OF_LOOKS * usable / look) if look > 0 else MOST_LOOKS))
+    steps = min(int((usable - looks * look) / pace.step), int(most_passes / passes))
+    if steps < FEWEST_STEPS:
+        return Length(0, 1, ending)
+    every = -(-steps // looks)
+    return Length(steps, every, steps * pace.step + looks * look + ending)
+
+
+def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> None:
+    """Plan the length of a run for its time, and store it with the run.
+
+    Raises:
+        UserError: the time does not suffice for a few steps.
+    """
+    settings = assembled.settings
+    budget = seconds_of(settings.time or "", "--time")
+    pace, counts = measure(assembled), assembled.prepared.counts()
+    share = settings.effective_batch / max(counts["train"], 1)
+    most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
+    left = budget - (time.monotonic() - assembled.began)
+    found = planned(pace, left, counts, share, most)
+    if not found.steps:
+        needed = budget - left + found.seconds + FEWEST_STEPS * pace.step + counts["val"] * pace.image
+        raise UserError(
+            f"--time is {settings.time}, and a step takes {pace.step:.1f} s here, judging an image {pace.image:.1f} s: "
+            f"give --time {int(1.2 * needed // 60) + 1}m or more, or a smaller --img-size."
+        )
+    words = f"{found.steps} steps of {pace.step:.2f} s ({found.steps * share:.1f} passes) fit in {settings.time}"
+    reasons = {"steps": words, "judge_every": "looks at the validation images take a seventh of the time at most"}
+    changed = replace(settings, steps=found.steps, judge_every=found.judge_every)
+    free = {name: origin for name, origin in assembled.origin.items() if name not in reasons}
+    store_changes(run, changed, origins(changed, free, reasons))
+    voice.say(f"plan: {words}; about {duration(found.seconds)} from now, until {finish(found.seconds)}")

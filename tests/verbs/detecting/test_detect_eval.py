@@ -1,0 +1,56 @@
+"""`paucal eval` of a detector: the same scores again, and those on other images by the names of the classes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import paucal
+from paucal.cli.main import main
+from paucal.runs import RunFolder
+from paucal.types import UserError
+from transfer.detection.made import write_coco
+from verbs.detecting.test_detect_runs import finished, images
+
+__all__ = ["finished", "images"]  # fixtures
+
+
+def test_eval__of_the_test_images_is_what_the_run_found(finished: Path, tmp_path: Path, capsys):
+    assert main(["eval", str(finished), "--output", str(tmp_path / "again")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text())
+    first = RunFolder(finished).read_json("evaluation/detection/metrics.json")
+    assert (again["scores"], again["intervals"], again["per_class"]) == (
+        first["scores"],
+        first["intervals"],
+        first["per_class"],
+    )
+    assert again["images"] == first["images"]
+    detections = [finished / "evaluation" / "detection", tmp_path / "again"]
+    assert len({(folder / "detections.json").read_text() for folder in detections}) == 1
+    assert f"AP {again['scores']['ap']:.3f}" in said
+    assert (tmp_path / "again" / "precision_recall.png").stat().st_size > 1000
+
+
+def test_eval__goes_by_the_names_of_classes_not_by_their_numbers(finished: Path, tmp_path: Path):
+    same = write_coco(tmp_path / "same", 6, seed=5).parent
+    turned = write_coco(tmp_path / "turned", 6, seed=5, numbers={"blue": 1, "red": 2}).parent
+    found = [paucal.evaluate(finished, one, output=str(tmp_path / f"on {one.name}")) for one in (same, turned)]
+    assert found[0].detection[0].images == 6
+    assert found[0].metrics == found[1].metrics
+    assert found[0].detection[0].per_class == found[1].detection[0].per_class
+    assert found[0].score("detection").value == found[0].metrics["ap"]
+    assert {one.score for one in found[0].findings} == {"ap", "ap50"}
+
+
+def test_eval__refuses_strange_classes_and_what_is_of_classifiers(finished: Path, tmp_path: Path):
+    strange = write_coco(tmp_path / "strange", 4).parent
+    file = strange / "_annotations.coco.json"
+    file.write_text(file.read_text().replace('"red"', '"green"'))
+    with pytest.raises(UserError, match="has boxes of 'green', which the detector does not know: it finds"):
+        paucal.evaluate(finished, strange, output=str(tmp_path / "no"))
+    assert not (tmp_path / "no").exists()
+    with pytest.raises(UserError, match=r"--mirror is of classifiers.*is for detection"):
+        paucal.evaluate(finished, mirror=True)
+    with pytest.raises(UserError, match="--protocol judges classifiers and frozen features"):
+        paucal.evaluate(finished, protocol=["classification"])
