@@ -1,4 +1,4 @@
-"""`paucal eval`: judge a trained model on labelled images, or any frozen backbone by the papers' protocols."""
+"""`paucal eval`: a trained model judged on labelled images, boxes or masks, or frozen features by protocols."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.settings.groups import LABELLED
 from paucal.verbs.judging.settings import EvalSettings
 
-DESCRIPTION = """Judge the model of a run on labelled images.
+DESCRIPTION = """Judge the model of a run on labelled images, a detector on boxes, a segmentation network on masks.
 Without DATA it is judged on the run's own test images; other images are taken whole, or their test part where
 they have one, which is a val part that has only a train part beside it, too. With --protocol knn linear logistic
 correspondence few-labels a frozen backbone is judged instead: a run, a weights file, or any timm model, beside the

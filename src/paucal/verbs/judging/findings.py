@@ -2,10 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paucal.evaluation.intervals import Score
 from paucal.verbs.judging.classification import ClassifiedSet
 from paucal.verbs.judging.frozen import FrozenTable
+
+if TYPE_CHECKING:
+    from paucal.verbs.judging.detection import DetectedSet
+    from paucal.verbs.judging.segmentation import SegmentedSet
 
 
 @dataclass(frozen=True)
@@ -14,7 +19,8 @@ class Finding:
 
     Attributes:
         data: name of the data set.
-        protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels".
+        protocol: "classification", "knn", "linear", "logistic", "correspondence" or "few-labels"; "detection" or
+            "segmentation" for such runs.
         setting: of the protocol, such as "k = 20"; empty where it has none.
         score: what is measured.
         model: which of the models; the one that was asked about comes first.
@@ -41,6 +47,8 @@ class Evaluation:
         model: what was judged: a run folder, a file or the name of a timm model.
         classification: the report on each data set; empty where that was not asked for.
         frozen: the table of frozen features; None where none was asked for.
+        detection: the scores of a detector on each data set; empty for other models.
+        segmentation: those of a segmentation network.
         said: what the command line prints beside its tables: notes, warnings, where the results lie.
     """
 
@@ -48,11 +56,13 @@ class Evaluation:
     classification: Sequence[ClassifiedSet] = ()
     frozen: FrozenTable | None = None
     said: Sequence[str] = ()
+    detection: "Sequence[DetectedSet]" = ()
+    segmentation: "Sequence[SegmentedSet]" = ()
 
     @property
     def findings(self) -> list[Finding]:
         """Every number that the command line prints, in its order; `pandas.DataFrame` takes them as they are."""
-        return [*self._of_reports(), *self._of_table()]
+        return [*self._of_reports(), *self._of_table(), *self._of_places()]
 
     def score(self, protocol: str = "classification", data: str | None = None) -> Score:
         """Return the model's first printed score by a protocol, with its interval.
@@ -72,7 +82,11 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores of the classifier on the first data set, as `paucal.train` gives them; empty without one."""
+        """The scores on the first data set, as the verb that trained gives them; empty for frozen features."""
+        if self.detection:
+            return dict(self.detection[0].metrics)
+        if self.segmentation:
+            return self.segmentation[0].metrics
         return self.classification[0].report.values if self.classification else {}
 
     def _of_reports(self) -> Iterator[Finding]:
@@ -81,6 +95,14 @@ class Evaluation:
                 yield _finding(one.data, ("classification", "", name), self.model, score)
             if one.real is not None:
                 yield _finding(one.data, ("classification", "real labels", "top1"), self.model, one.real.top1)
+
+    def _of_places(self) -> Iterator[Finding]:
+        for one in self.detection:
+            for name, score in one.scores.items():
+                yield _finding(one.data, ("detection", "", name), self.model, score)
+        for one in self.segmentation:
+            for name, score in (("mean_iou", one.report.mean_iou), ("pixel_accuracy", one.report.accuracy)):
+                yield _finding(one.data, ("segmentation", "", name), self.model, score)
 
     def _of_table(self) -> Iterator[Finding]:
         for row in self.frozen.rows if self.frozen else ():

@@ -98,8 +98,11 @@ def _reading(subjects: Sequence[Subject]) -> Reading:
 
     Values of more than 8 bits are read as the first model's were, which the others are compared with.
     """
-    sides = [max(subject.preprocessing.image_size) for subject in subjects]
-    return reading_for([max(sides)], subjects[0].preprocessing.value_range)
+    fed = [subject.preprocessing for subject in subjects]
+    if len({one.channels for one in fed}) > 1:
+        told = ", ".join(f"{subject.name} {subject.preprocessing.channels}" for subject in subjects)
+        raise UserError(f"the models read different numbers of channels ({told}): judge each on images of its own.")
+    return reading_for([max(max(one.image_size) for one in fed)], fed[0].reading)
 
 
 def _opened(

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
-from paucal.settings.options import check_ranges
+from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.judging.classification import judge_classifier
@@ -13,6 +14,7 @@ from paucal.verbs.judging.findings import Evaluation
 from paucal.verbs.judging.frozen import judge_frozen
 from paucal.verbs.judging.places import check_places, table_folder
 from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.prediction.tasks import CLASSIFICATION, DETECTION, task_of
 from paucal.verbs.run.voice import Heard, Voice
 
 Source = str | os.PathLike[str]
@@ -20,7 +22,7 @@ Source = str | os.PathLike[str]
 
 @shows_settings(EvalSettings)
 def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, **settings: Any) -> Evaluation:
-    """Judge a model on labelled images; the same as `paucal eval`.
+    """Judge a model on labelled images, on boxes or on masks; the same as `paucal eval`.
 
     Args:
         subject: a run or its folder; for frozen features a weights file or the name of a timm model too.
@@ -55,8 +57,34 @@ def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: 
         raise UserError(
             "--mirror averages the answers of a classifier: give --protocol classification, or leave it out."
         )
+    task = task_of(model) if "classification" in asked else CLASSIFICATION
+    if task != CLASSIFICATION:
+        return _judge_places(model, data, task, settings, voice)
     check_places(model, data, settings)
     reports = judge_classifier(model, data, settings, voice) if "classification" in asked else []
     frozen: list[Protocol] = [name for name in PROTOCOLS if name in asked]
     table = judge_frozen(model, data, frozen, settings, table_folder(model, settings), voice) if frozen else None
     return Evaluation(model, reports, table, tuple(voice.said) if isinstance(voice, Heard) else ())
+
+
+def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSettings, voice: Voice) -> Evaluation:
+    """Judge a detector by boxes, or a segmentation network by masks."""
+    if settings.protocol is not None:
+        raise UserError(
+            f"--protocol judges classifiers and frozen features, and {model} is for {task}: leave it out, or judge its "
+            "features alone with knn, linear or logistic."
+        )
+    for name in ("mirror", "real_labels"):
+        if getattr(settings, name):
+            raise UserError(f"{flag(name)} is of classifiers, and {model} is for {task}: leave it out.")
+    check_places(model, data, settings)
+    # Loaded only now, because they bring what counts boxes and masks.
+    if task == DETECTION:
+        from paucal.verbs.judging.detection import judge_detector
+
+        found = Evaluation(model, detection=judge_detector(model, data, settings, voice))
+    else:
+        from paucal.verbs.judging.segmentation import judge_segmenter
+
+        found = Evaluation(model, segmentation=judge_segmenter(model, data, settings, voice))
+    return replace(found, said=tuple(voice.said) if isinstance(voice, Heard) else ())

@@ -1,0 +1,162 @@
+"""The detector of a run judged on images with boxes: what `paucal eval` does with a run of `paucal detect`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paucal.data.decode import WHOLE
+from paucal.data.loader import make_ordered_loader
+from paucal.data.splits.file import read_split
+from paucal.data.splits.split import held_out_part
+from paucal.evaluation.intervals import Score
+from paucal.evaluation.record import save_figure
+from paucal.runs import RunFolder, open_run, write_text
+from paucal.transfer.detection.annotations import BoxedImages
+from paucal.transfer.detection.batch import BoxedDataset, collate_boxes
+from paucal.transfer.detection.card import DetectorCard, load_detector
+from paucal.transfer.detection.document import coco_document
+from paucal.transfer.detection.judging import MASKS, Found, detect_all, require_metrics
+from paucal.transfer.detection.measured import measured, told
+from paucal.transfer.detection.opening import open_boxed
+from paucal.transfer.detection.pictures import precision_recall_figure
+from paucal.transfer.detection.views import evaluation_view
+from paucal.types import UserError
+from paucal.verbs.judging.places import report_folder
+from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.images import Advance, decoded, reading_for
+from paucal.verbs.run.voice import Voice
+from paucal.wording import counted
+
+TOGETHER = 4  # images in a forward pass, which are padded to the largest of them
+WORST = 5  # classes that are named
+TITLES = {"ap": "AP", "ap50": "AP50", f"{MASKS}ap": "mask AP", f"{MASKS}ap50": "mask AP50"}
+
+
+@dataclass(frozen=True)
+class DetectedSet:
+    """How a detector does on one set of images.
+
+    Attributes:
+        data: name of the set.
+        images: how many were judged.
+        scores: "ap" and "ap50" with their 95 % intervals; "mask_ap" and "mask_ap50" too where masks were judged.
+        metrics: all scores as plain numbers.
+        per_class: average precision by the name of the class; None for classes without an object.
+        folder: where tables, pictures and everything that was found lie.
+        mask_per_class: the same as `per_class` of masks; empty where none were judged.
+    """
+
+    data: str
+    images: int
+    scores: Mapping[str, Score]
+    metrics: Mapping[str, float]
+    per_class: Mapping[str, float | None]
+    folder: Path
+    mask_per_class: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[DetectedSet]:
+    """Judge the detector of a run on each set of images with boxes, on its own where there is none.
+
+    Raises:
+        UserError: there is no such run, its detector does not know a class of the boxes, or there is nothing to judge.
+    """
+    require_metrics()
+    run = open_run(model)
+    device = torch.device(settings.device)
+    detector, card = load_detector(run, device)
+    found = []
+    for target in data or [None]:
+        boxed, indices = _images(run, target, settings, card, voice)
+        judged = [int(index) for index in indices]
+        with voice.progress("evaluating") as advance:
+            progress = partial(_advance, advance, len(judged))
+            answers = detect_all(detector, _loader(boxed, indices, card, settings), device, progress)
+        folder = report_folder(run, target, data, settings)
+        found.append(_record(folder, card, boxed, judged, [answers[index] for index in judged]))
+        _tell(found[-1], voice)
+    return found
+
+
+def _images(
+    run: RunFolder, target: str | None, settings: EvalSettings, card: DetectorCard, voice: Voice
+) -> tuple[BoxedImages, NDArray[np.int64]]:
+    """Return images whose boxes have the detector's numbers of classes, and the positions to judge."""
+    place = target if target is not None else run.settings.get("data")
+    if not isinstance(place, str):
+        raise UserError(f"{str(run.path)!r} does not say on which images it was trained: give DATA.")
+    boxed = with_classes(open_boxed(place), card.classes)
+    for note in boxed.images.notes if target is not None else ():
+        voice.say(f"note: {note}")
+    with voice.progress("reading images") as advance:
+        reading = reading_for([max(card.resize_to)], WHOLE)
+        boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
+    declared = np.asarray(boxed.images.declared)
+    part = held_out_part(boxed.images.declared)
+    if target is None:
+        part, indices = settings.part, read_split(run.split, boxed.images).indices(settings.part)
+    else:
+        indices = np.flatnonzero(declared == part) if part else np.arange(len(boxed.images))
+    if not len(indices):
+        raise UserError(f"{place!r} has no image in the part {part!r}: choose another --part, or give DATA.")
+    return boxed, indices
+
+
+def _advance(advance: Advance, total: int, done: int) -> None:
+    advance(done, total)
+
+
+def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
+    """Return the images with boxes numbered as a detector numbers its classes, by their names.
+
+    Raises:
+        UserError: a box is of a class that the detector does not know.
+    """
+    strange = [name for name in boxed.classes if name not in classes]
+    if strange:
+        raise UserError(
+            f"{boxed.images.location!r} has boxes of {strange[0]!r}, which the detector does not know: it finds "
+            f"{', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}."
+        )
+    numbers = np.asarray([list(classes).index(name) for name in boxed.classes], dtype=np.int64)
+    renumbered = {key: replace(one, labels=numbers[one.labels]) for key, one in boxed.boxes.items()}
+    return replace(boxed, boxes=renumbered)
+
+
+def _loader(boxed: BoxedImages, indices: NDArray[np.int64], card: DetectorCard, settings: EvalSettings):
+    fed = card.preprocessing
+    dataset = BoxedDataset(boxed, evaluation_view(card.resize_to, fed.mean, fed.std), seed=0)
+    return make_ordered_loader(dataset, indices, min(TOGETHER, settings.batch_size), collate_boxes, settings.workers)
+
+
+def _record(
+    folder: Path, card: DetectorCard, boxed: BoxedImages, indices: list[int], found: list[Found]
+) -> DetectedSet:
+    truth = [boxed.of(index) for index in indices]
+    judged = measured(found, truth, card.classes)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"data": boxed.images.name, **judged.content()}
+    write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "per_class.csv", judged.table())
+    keys = [boxed.images.keys[index] for index in indices]
+    document = coco_document(keys, [one.size for one in truth], found, card.classes, card.category_ids)
+    write_text(folder / "detections.json", document)
+    for kind, matches in judged.matches.items():
+        figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
+        save_figure(folder / f"{kind}precision_recall.png", figure)
+    parts = judged.scores, judged.metrics, judged.per_class
+    return DetectedSet(boxed.images.name, len(indices), *parts, folder, judged.mask_per_class)
+
+
+def _tell(one: DetectedSet, voice: Voice) -> None:
+    known = sorted((value, name) for name, value in one.per_class.items() if value is not None)
+    worst = ", ".join(f"{name} {value:.3f}" for value, name in known[:WORST])
+    words = ", ".join(f"{title} {told(one.scores[name])}" for name, title in TITLES.items() if name in one.scores)
+    voice.say(f"{one.data}: {words} on {counted(one.images, 'image')}; tables and pictures lie in {one.folder}")
+    voice.say(f"AP by class, the weakest first: {worst}")

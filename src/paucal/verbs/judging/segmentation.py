@@ -1,0 +1,124 @@
+"""The network of a run judged on images with masks: what `paucal eval` does with a run of `paucal segment`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from paucal.data.masks.masked_images import image_set, with_masks
+from paucal.data.masks.pairs import find_pairs
+from paucal.data.splits.split import Split, held_out_part
+from paucal.evaluation.segmentation import SegmentationReport, segmentation_report
+from paucal.runs import RunFolder, open_run, write_text
+from paucal.types import UserError
+from paucal.verbs.judging.places import report_folder
+from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.images import decoded
+from paucal.verbs.run.resuming import typed_settings
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.segmenting.conclusion import METRICS, write_mask
+from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
+from paucal.verbs.segmenting.images import Segmented, open_segmented
+from paucal.verbs.segmenting.settings import SegmentSettings
+from paucal.verbs.segmenting.tables import per_class_table, per_image_table, report_table, score_text
+from paucal.verbs.segmenting.validation import count_pixels
+from paucal.wording import counted
+
+
+@dataclass(frozen=True)
+class SegmentedSet:
+    """How a network does on one set of images.
+
+    Attributes:
+        data: name of the set.
+        report: scores with intervals, by class, and the confusion of classes.
+        folder: where tables and the predicted masks lie.
+    """
+
+    data: str
+    report: SegmentationReport
+    folder: Path
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores as plain numbers."""
+        found = self.report
+        scores = {"mean_iou": found.mean_iou.value, "pixel_accuracy": found.accuracy.value}
+        return {**scores, "mean_accuracy": found.mean_accuracy, "loss": found.loss}
+
+
+def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[SegmentedSet]:
+    """Judge the network of a run on each set of images with masks, on its own where there is none.
+
+    Images are looked at as the run looked at its test images, with the same scales.
+
+    Raises:
+        UserError: there is no such run, masks have values that it does not know, or there is nothing to judge.
+    """
+    run = open_run(model)
+    network = load_segmenter(run, settings.device)
+    stored = _stored(run)
+    found = []
+    for target in data or [None]:
+        if target is None:
+            prepared, part = open_segmented(stored, voice.progress, run), settings.part
+        else:
+            prepared, part = _opened(target, network, settings, voice), "test"
+        if not len(prepared.part(part)):
+            raise UserError(f"{prepared.images.name} has no image in the part {part!r}: choose another --part.")
+        found.append(_judge(network, prepared, part, stored, report_folder(run, target, data, settings), voice))
+    return found
+
+
+def _stored(run: RunFolder) -> SegmentSettings:
+    try:
+        return typed_settings(run.settings, SegmentSettings)
+    except TypeError as problem:
+        raise UserError(f"the settings of {str(run.path)!r} are not those of a segmentation ({problem}).") from problem
+
+
+def _opened(target: str, network: SegmentationModel, settings: EvalSettings, voice: Voice) -> Segmented:
+    """Open other images with masks, whose values mean what they meant in the training."""
+    pairs = find_pairs(Path(target))
+    with voice.progress("reading images") as advance:
+        images = decoded(image_set(pairs, target), settings, network.reading, advance)
+    with voice.progress("reading masks") as advance:
+        masked = with_masks(images, pairs.pairs, report=advance, coding=network.card.coding)
+    for note in masked.images.notes:
+        voice.say(f"note: {note}")
+    declared = np.asarray(masked.images.declared)
+    part = held_out_part(masked.images.declared)
+    parts = np.where(declared == part, "test", "unused") if part else np.full(len(masked.images), "test")
+    return Segmented(masked.images, Split(parts.astype("<U6"), "judged alone"), masked=masked)
+
+
+def _judge(
+    network: SegmentationModel, prepared: Segmented, part: str, stored: SegmentSettings, folder: Path, voice: Voice
+) -> SegmentedSet:
+    indices, keys, classes = prepared.part(part).tolist(), prepared.images.keys, network.classes
+
+    def keep(index: int, shares: Tensor) -> None:
+        write_mask(folder / "masks", keys[index], shares.argmax(0).cpu().numpy(), network.card.coding)
+
+    look = network.look(tuple(stored.scales or (1.0,)), stored.mirror)
+    with voice.progress("evaluating") as advance:
+        tallies = count_pixels(
+            *(network.network, prepared, indices, network.card.preprocessing),
+            *(replace(look, overlap=stored.overlap), network.device),
+            progress=lambda done: advance(done, len(indices)),
+            see=keep,
+        )
+    report = segmentation_report(tallies, classes, stored.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / METRICS, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "per_class.csv", per_class_table(report))
+    write_text(folder / "per_image.csv", per_image_table(tallies, keys))
+    voice.show(report_table(report))
+    voice.say(
+        f"{prepared.images.name}: mean IoU {score_text(report.mean_iou)}, pixels right {score_text(report.accuracy)} "
+        f"(95 % intervals over {counted(report.images, 'image')}); tables and masks lie in {folder}"
+    )
+    return SegmentedSet(prepared.images.name, report, folder)
