@@ -16,7 +16,9 @@ on the set would mislead or could not begin. --labels lists labels that are prob
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 1 where training would mislead."""
     parser = new_parser("check", DESCRIPTION)
-    parser.add_argument("data", nargs="?", type=str, default="digits", help=f"images: {LABELLED}")
+    parser.add_argument(
+        "data", nargs="?", type=str, default="digits", help=f"images: {LABELLED}; images with masks, or with boxes"
+    )
     add_settings(parser, CheckSettings, skip=["data"])
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.

@@ -5,17 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageEnhance
 
-from paucal.data.checking.duplicates import Pair, alike_pairs, exact_groups, joined
+from paucal.data.checking.duplicates import CANDIDATE_SIDE, Pair, alike_pairs, exact_groups, joined
 from paucal.data.checking.findings import Checked, misleads, ranked
 from paucal.data.checking.labels import classes_table, label_findings, size_findings
 from paucal.data.checking.names import suggested_groups
 from paucal.data.checking.pictures import exact_findings, picture_findings
 from paucal.data.checking.survey import digest_of, survey_images
+from paucal.data.decoded.read_as import smaller
 from paucal.data.images import ImageSet
 from paucal.data.sources.folder import open_folder
 from paucal.data.sources.stores import ArrayStore
+from paucal.verbs.checking.launch import as_pictures
 
 
 def made(keys: list[str], labels: list[int], declared: list[str] | None = None, n_classes: int = 2) -> ImageSet:
@@ -220,3 +222,38 @@ def test_digest__of_arrays_tells_shapes_apart():
 
 def test_joined__is_transitive():
     assert joined([[0, 1], [3, 4], [1, 3], [8, 9]]) == [[0, 1, 3, 4], [8, 9]]
+
+
+def test_near_pairs__of_video_frames_are_those_of_a_plain_loop(tmp_path: Path):
+    scenes = [photo(seed).resize((96, 64)) for seed in (1, 2)]
+    (tmp_path / "a").mkdir()
+    for number in range(24):
+        frame = ImageEnhance.Brightness(scenes[number % 2]).enhance(0.8 + 0.02 * number)
+        frame.save(tmp_path / "a" / f"{number:02}.jpg", quality=60 + number)
+    images = open_folder(tmp_path)
+    found = alike_pairs(survey_images(images), images.store)
+    small = [np.asarray(images.store.read(n).resize((24, 24), Image.Resampling.BOX)).reshape(-1) for n in range(24)]
+    for pair in found:
+        assert pair.likeness == pytest.approx(np.corrcoef(small[pair.first], small[pair.second])[0, 1], abs=1e-4)
+    scenes_of = [list(range(first, 24, 2)) for first in (0, 1)]  # of frames with one hash, the first stands for all
+    assert joined([pair.first, pair.second] for pair in found) == scenes_of
+    reduced = alike_pairs(survey_images(images), smaller(images, CANDIDATE_SIDE).store)
+    assert [(one.first, one.second) for one in reduced] == [(one.first, one.second) for one in found]
+
+
+def test_survey__sees_deep_images_as_the_set_reads_them(tmp_path: Path):
+    """12 bits of 16 are nearly black, and floats nothing at all, without the range of the set."""
+    generator = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "deep" / name).mkdir(parents=True)
+        (tmp_path / "floats" / name).mkdir(parents=True)
+        values = generator.integers(0, 1200, (40, 40)) + 1000
+        Image.fromarray(values.astype(np.uint16)).save(tmp_path / "deep" / name / "1.png")
+        Image.fromarray(values.astype(np.float32) / 7).save(tmp_path / "floats" / name / "1.tif")
+    for kind in ("deep", "floats"):
+        images, problems = as_pictures(open_folder(tmp_path / kind), None)
+        survey = survey_images(images)
+        assert (problems, survey.unreadable) == ([], {})
+        assert survey.brightness == pytest.approx([0.5, 0.5], abs=0.1)
+        one = Checked(images, np.full(2, "train"), False)
+        assert set(kinds(picture_findings(one, survey, []))) == {"deep"}

@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,26 @@ from paucal.data.sources.opening import open_images
 DATA = Path(os.environ.get("PAUCAL_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
 
+def _resized(image: Image.Image) -> Image.Image:
+    return image.resize([max(8, side * 3 // 4) for side in image.size], Image.Resampling.BICUBIC)
+
+
+def _cropped(image: Image.Image) -> Image.Image:
+    """Cut 3 % off every side, a pixel at least."""
+    across, down = (max(1, round(0.03 * side)) for side in image.size)
+    return image.crop((across, down, image.width - across, image.height - down))
+
+
+CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "saved again": lambda image: image,
+    "resized": _resized,
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
+    "less contrast": lambda image: ImageEnhance.Contrast(image).enhance(0.9),
+    "cropped": _cropped,
+}
+UNCUT = [name for name in CHANGES if name != "cropped"]
+
+
 @dataclass(frozen=True)
 class Planted:
     """What was put where.
@@ -22,6 +43,7 @@ class Planted:
         folder: of the images, with train and test below it.
         exact: pairs of keys with the same bytes, the first in train, the second in test.
         near: pairs of keys, the second changed a little.
+        changes: how, for each of these pairs.
         flipped: keys whose class folder is a wrong one.
         broken: keys of files that cannot be read.
     """
@@ -29,11 +51,20 @@ class Planted:
     folder: Path
     exact: set[frozenset[str]]
     near: set[frozenset[str]]
+    changes: dict[frozenset[str], str]
     flipped: set[str]
     broken: set[str]
 
 
-def plant(folder: Path, source: str, count: int, seed: int = 0, copies: int = 12, flips: int = 0) -> Planted:
+def plant(
+    folder: Path,
+    source: str,
+    count: int,
+    seed: int = 0,
+    copies: int = 12,
+    flips: int = 0,
+    changes: Sequence[str] = UNCUT,
+) -> Planted:
     """Write `count` images of a real set as train and test folders, and plant what a check has to find."""
     images = open_images(DATA / source)
     generator = np.random.default_rng(seed)
@@ -52,13 +83,16 @@ def plant(folder: Path, source: str, count: int, seed: int = 0, copies: int = 12
         data[key] = images.store.source(index)  # type: ignore[attr-defined]
     train = [key for key in keys if key.startswith("train") and key not in flipped]
     exact = {_copied(data, key, f"copy{n}") for n, key in enumerate(train[:copies])}
-    near = {_changed(data, key, f"near{n}", n) for n, key in enumerate(train[copies : 2 * copies])}
+    how = {
+        _changed(data, key, f"near{n}", changes[n % len(changes)]): changes[n % len(changes)]
+        for n, key in enumerate(train[copies : 2 * copies])
+    }
     broken = _break(data, train[-4:])
     for key, content in data.items():
         path = folder / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    return Planted(folder, exact, near, flipped, broken)
+    return Planted(folder, exact, set(how), how, flipped, broken)
 
 
 def _copied(data: dict[str, bytes], key: str, name: str) -> frozenset[str]:
@@ -67,18 +101,10 @@ def _copied(data: dict[str, bytes], key: str, name: str) -> frozenset[str]:
     return frozenset({key, twin})
 
 
-def _changed(data: dict[str, bytes], key: str, name: str, number: int) -> frozenset[str]:
-    """Save it again, smaller, brighter or with fewer details."""
-    image = Image.open(io.BytesIO(data[key])).convert("RGB")
-    width, height = image.size
-    changes = [
-        lambda: image,
-        lambda: image.resize((max(8, width * 3 // 4), max(8, height * 3 // 4)), Image.Resampling.BICUBIC),
-        lambda: ImageEnhance.Brightness(image).enhance(1.1),
-        lambda: ImageEnhance.Contrast(image).enhance(0.9),
-    ]
+def _changed(data: dict[str, bytes], key: str, name: str, change: str) -> frozenset[str]:
+    """Change an image in one of the ways above and save it as JPEG, which most of them would be on their way."""
     buffer = io.BytesIO()
-    changes[number % len(changes)]().save(buffer, "JPEG", quality=80)
+    CHANGES[change](Image.open(io.BytesIO(data[key])).convert("RGB")).save(buffer, "JPEG", quality=80)
     twin = f"test/{key.split('/')[1]}/{name}.jpg"
     data[twin] = buffer.getvalue()
     return frozenset({key, twin})

@@ -1,6 +1,6 @@
 """Images that are there more than once: the same bytes, or nearly the same picture."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,16 +9,19 @@ from PIL import Image
 
 from paucal.data.checking.perceptual_hash import near_pairs
 from paucal.data.checking.survey import Survey
-from paucal.data.decode import UnreadableImage
 from paucal.data.images import Store
+from paucal.data.verify import for_each
 
 ALIKE = 0.9  # correlation of two pictures from which on they may be one
 LEAST_CONTRAST = 0.02  # of an image whose hash says something: less is a blank one
 LEAST_SIDE = 16  # pixels, under which different pictures of one class can no longer be told from copies
+CANDIDATE_SIDE = 64  # pixels of the shorter side that candidates are decoded to, where that saves time
 _SIDE = 24  # pixels at which pictures are compared
+_AT_ONCE = 4096  # pairs whose pixels are held as floats
+_LEAST_NORM = 1e-6  # of the pixels of two pictures, under which one of them is blank
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Two images that look alike.
 
@@ -58,7 +61,7 @@ def alike_pairs(survey: Survey, store: Store) -> list[Pair]:
 
     Args:
         survey: of the set.
-        store: its pixels; candidates alone are read again.
+        store: its pixels; candidates alone are read again, and 64 of their pixels a side are enough.
     """
     first_of = {survey.digests[group[0]]: group[0] for group in exact_groups(survey.digests)}
     told = [
@@ -69,12 +72,12 @@ def alike_pairs(survey: Survey, store: Store) -> list[Pair]:
         and first_of.get(survey.digests[position], position) == position
     ]
     positions = np.asarray(told, dtype=np.int64)
-    found, seen = [], _Thumbnails(store)
-    for left, right in positions[near_pairs(survey.hashes[positions])].tolist():
-        likeness = seen.correlation(left, right)
-        if likeness >= ALIKE:
-            found.append(Pair(left, right, likeness))
-    return found
+    candidates = positions[near_pairs(survey.hashes[positions])]
+    likeness = _correlations(candidates, store)
+    return [
+        Pair(int(left), int(right), float(alike))
+        for (left, right), alike in zip(candidates[likeness >= ALIKE], likeness[likeness >= ALIKE], strict=True)
+    ]
 
 
 def joined(groups: Iterable[Sequence[int]]) -> list[list[int]]:
@@ -102,31 +105,27 @@ def joined(groups: Iterable[Sequence[int]]) -> list[list[int]]:
     return list(found.values())
 
 
-class _Thumbnails:
-    """Small pictures of candidates, each read once; only the last few thousand are kept."""
+def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.float32]:
+    """Return the (P,) correlations of the small pictures of (P, 2) candidates; each picture is read once."""
+    told, places = np.unique(candidates, return_inverse=True)
+    pictures = np.zeros((len(told), _SIDE * _SIDE * 3), dtype=np.uint8)
 
-    MOST = 20_000
+    def look(place: int) -> None:
+        picture = store.read(int(told[place])).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        pictures[place] = np.asarray(picture).reshape(-1)
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._kept: dict[int, NDArray[np.float32]] = {}
+    for_each(len(told), look, None, None)  # what is gone since the survey stays black, and is like nothing
+    found = [_pixel_correlation(pictures[some[:, 0]], pictures[some[:, 1]]) for some in _pieces(places.reshape(-1, 2))]
+    return np.concatenate([np.zeros(0, dtype=np.float32), *found])
 
-    def correlation(self, left: int, right: int) -> float:
-        first, second = self._of(left), self._of(right)
-        return float(first @ second)
 
-    def _of(self, position: int) -> NDArray[np.float32]:
-        if position not in self._kept:
-            if len(self._kept) >= self.MOST:
-                self._kept.clear()
-            self._kept[position] = self._read(position)
-        return self._kept[position]
+def _pieces(pairs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Cut pairs into pieces whose pixels fit in memory as floats: a set of video frames has millions of pairs."""
+    return (pairs[begin : begin + _AT_ONCE] for begin in range(0, len(pairs), _AT_ONCE))
 
-    def _read(self, position: int) -> NDArray[np.float32]:
-        try:
-            picture = self._store.read(position).resize((_SIDE, _SIDE), Image.Resampling.BOX)
-        except UnreadableImage:  # gone since the survey
-            return np.zeros(_SIDE * _SIDE * 3, dtype=np.float32)
-        pixels = np.asarray(picture, dtype=np.float32).reshape(-1)
-        centred = pixels - pixels.mean()
-        return centred / max(float(np.linalg.norm(centred)), 1e-6)
+
+def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the correlation of each row of (P, D) pixels with that of the other; 0 where one of them is blank."""
+    first, second = (one.astype(np.float32) - one.mean(1, dtype=np.float32, keepdims=True) for one in (left, right))
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.einsum("pd,pd->p", first, second) / np.maximum(norms, _LEAST_NORM)

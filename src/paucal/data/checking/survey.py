@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paucal.data.channels.decoding import look_at
 from paucal.data.checking.perceptual_hash import hash_of, small_grey
-from paucal.data.decode import UnreadableImage, decode_reduced
+from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, Store, locate
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.verify import ReportProgress, for_each
@@ -54,7 +55,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     """Decode every image once, JPEG at a reduced size, and read all of its bytes.
 
     Args:
-        images: the set.
+        images: the set; its reading has the range of values of more than 8 bits.
         workers: threads; None for one per processor core.
         progress: called with (images done, images in all) from the calling thread.
     """
@@ -70,7 +71,7 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     )
 
     def look(index: int) -> None:
-        picture, mode, size = _read(images.store, index)
+        picture, mode, size = _read(images.store, index, images.reading.value_range)
         digest = digest_of(images.store, index)
         grey = small_grey(picture)
         found.sizes[index], found.modes[index], found.digests[index] = size, mode, digest
@@ -111,9 +112,11 @@ def _update(digest: "hashlib.blake2b", path: Path) -> None:
             digest.update(block)
 
 
-def _read(store: Store, index: int) -> tuple[Image.Image, str, tuple[int, int]]:
+def _read(
+    store: Store, index: int, value_range: tuple[float, float] | None
+) -> tuple[Image.Image, str, tuple[int, int]]:
     store, index = locate(store, index)
     if isinstance(store, EncodedStore):
-        return decode_reduced(store.source(index), store.name(index), _SIDE)
+        return look_at(store.source(index), store.name(index), _SIDE, value_range)
     picture = store.read(index)
     return picture, picture.mode, (picture.height, picture.width)

@@ -1,7 +1,7 @@
 """Frozen features for a check: of a run, of trained weights that are at hand, or else the pixels themselves."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,11 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import input_of_timm
 from paucal.backbones.weights.start import start_from
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand
+from paucal.data.channels.planes import RGB
+from paucal.data.decoded.read_as import AsShown, smaller
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
+from paucal.data.views.transforms import ViewTransform
 from paucal.evaluation.deployed import Preprocessing, load_deployed, usable_device
 from paucal.evaluation.predictions import predict_all
 from paucal.settings.options import check_size
@@ -57,18 +60,52 @@ class Reader:
         indices: NDArray[np.int64],
         settings: CheckSettings,
         progress: Advance | None = None,
+        detail: int | None = None,
     ) -> Tensor:
-        """Return (N, D) float32 features on the CPU, in the order of `indices`."""
+        """Return (N, D) float32 features on the CPU, in the order of `indices`.
+
+        Args:
+            images: the set.
+            indices: (N,) positions.
+            settings: of the check.
+            progress: called with (images done, images in all).
+            detail: pixels of the shorter side that images are reduced to before the model looks at them: a copy that
+                was saved smaller lacks the details of its original, and is told apart from it by nothing else. None
+                for all there are.
+        """
         if self.module is None or self.preprocess is None:
-            return _pixels(images, indices, progress)
-        loader = make_eval_loader(
-            images, indices, self.preprocess.transform(), settings.batch_size, settings.workers, pin_memory=False
-        )
+            return _pixels(smaller(images, 4 * PIXELS), indices, progress)
+        images = smaller(images, 2 * max(self.preprocess.image_size))  # as a run keeps its images
+        transform = Coarser(self.preprocess.transform(), detail)
+        if self.preprocess.channels == RGB != images.reading.channels:  # such weights see the first three
+            images = replace(images, store=AsShown(images.store))
+        loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
         told = None if progress is None else lambda done: progress(done, len(indices))
         found = predict_all(self.module, loader, self.device, progress=told)
         rank = torch.empty(len(indices), dtype=torch.int64)
         rank[torch.from_numpy(np.argsort(indices, kind="stable"))] = torch.arange(len(indices))
         return found.logits[rank]
+
+
+@dataclass(frozen=True)
+class Coarser:
+    """Reduces an image before a transform; it is picklable, so that loader workers can be spawned.
+
+    Attributes:
+        transform: of the reduced image.
+        side: pixels of its shorter side; None leaves it as it is.
+    """
+
+    transform: ViewTransform
+    side: int | None
+
+    def __call__(self, image: Image.Image) -> tuple[Tensor, Tensor]:
+        """Return what the transform makes of the image."""
+        shorter = min(image.size)
+        if self.side is not None and shorter > self.side:
+            width, height = (max(1, round(length * self.side / shorter)) for length in image.size)
+            image = image.resize((width, height), Image.Resampling.LANCZOS)
+        return self.transform(image)
 
 
 def weights_at_hand() -> Trained | None:

@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from paucal.data.checking.duplicates import Pair, alike_pairs, exact_groups, joined
+from paucal.data.channels.counting import count_channels
+from paucal.data.checking.duplicates import CANDIDATE_SIDE, Pair, alike_pairs, exact_groups, joined
 from paucal.data.checking.findings import Checked, Finding, ranked
 from paucal.data.checking.labels import label_findings, size_findings, split_problem
 from paucal.data.checking.pictures import picture_findings
 from paucal.data.checking.survey import Survey, survey_images
+from paucal.data.decode import WHOLE, Reading
+from paucal.data.decoded.read_as import ReadAs, smaller
+from paucal.data.decoded.value_range import with_ranges
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.classes import choose_classes
@@ -24,7 +29,9 @@ from paucal.runs.writable import try_folder
 from paucal.settings.options import USUAL_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
+from paucal.verbs.checking.boxes import open_with_boxes
 from paucal.verbs.checking.features import Reader, open_reader, weights_at_hand
+from paucal.verbs.checking.masks import for_masks, open_masked
 from paucal.verbs.checking.result import CheckResult, facts_of, tell
 from paucal.verbs.checking.settings import CheckSettings
 from paucal.verbs.checking.suspects import SuspectLabel, find_suspects
@@ -35,6 +42,7 @@ from paucal.verbs.run.voice import Heard, Voice
 from paucal.wording import counted, percent
 
 MOST_CONFIRMED = 2000  # images whose features are read to confirm near duplicates: a minute on a laptop
+_AT_ONCE = 1 << 14  # pairs whose features are held together
 
 
 @shows_settings(CheckSettings)
@@ -42,7 +50,8 @@ def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResu
     """Look at every image of a set once, and say what the set holds and what is wrong; the same as `paucal check`.
 
     Args:
-        data: anything that `paucal.train` takes, or a folder of images without labels.
+        data: anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
+            labels.
         **settings: any field of `paucal.verbs.checking.settings.CheckSettings`, such as `labels=True`.
 
     Returns:
@@ -67,18 +76,20 @@ def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
     check_ranges(settings)
     folder = _place(settings)
     images, opening = _open(settings)
+    images, channels = as_pictures(images, settings.channels)
     checked, dividing = divide(images, settings.seed)
     begin = time.monotonic()
     with voice.progress("looking at images") as advance:
         survey = survey_images(images, progress=advance)
-    pairs, reader = alike_pairs(survey, images.store), None
+    pairs, reader = alike_pairs(survey, smaller(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _side(survey))
     if reader is not None and reader.trained:
-        pairs = _confirmed(pairs, reader, images, settings, voice)
+        pairs = _confirmed(pairs, reader, images, settings, voice, max(1, _side(survey) // 2))
     good = survey.readable
     found = [
         *opening,
+        *channels,
         *dividing,
         *label_findings(checked),
         *size_findings(survey.sizes[good], _wanted(_side(survey)), good),
@@ -87,7 +98,7 @@ def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
     suspects, judged = None, ""
     if settings.labels and reader is not None:
         suspects, judged = _judge_labels(images, survey, pairs, reader, settings, voice)
-    result = CheckResult(checked, facts_of(checked, survey), ranked(found), suspects, judged, folder)
+    result = CheckResult(checked, facts_of(checked, survey), ranked(for_masks(found)), suspects, judged, folder)
     voice.note(f"checked in {duration(time.monotonic() - begin)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
@@ -117,7 +128,10 @@ def divide(images: ImageSet, seed: int) -> tuple[Checked, list[Finding]]:
 
 
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
-    """Open a set with its labels; without them where it has none."""
+    """Open a set with its labels, or with the classes of its masks or boxes; without any where it has none."""
+    masked = open_masked(settings.data) or open_with_boxes(settings.data)
+    if masked is not None:
+        return masked
     try:
         images = open_images(
             settings.data,
@@ -137,6 +151,23 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     if settings.classes is not None:
         images = choose_classes(images, settings.classes)
     return images, []
+
+
+def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
+    """Return a set as training reads it, with its channels and its range of values, and what is wrong with those.
+
+    Args:
+        images: as they were opened.
+        channels: that somebody says they have.
+    """
+    found: list[Finding] = []
+    try:
+        reading = Reading(channels=channels or count_channels(images))
+    except UserError as problem:
+        text, _, advice = str(problem).rstrip(".").partition("; ")
+        found, reading = [Finding("channels", "misleads", text, advice)], WHOLE
+    reading = with_ranges(reading, images)
+    return replace(images, store=ReadAs(images.store, reading), reading=reading), found
 
 
 def _place(settings: CheckSettings) -> Path | None:
@@ -162,18 +193,26 @@ def _wanted(side: int) -> int:
 
 
 def _confirmed(
-    pairs: Sequence[Pair], reader: Reader, images: ImageSet, settings: CheckSettings, voice: Voice
+    pairs: Sequence[Pair], reader: Reader, images: ImageSet, settings: CheckSettings, voice: Voice, detail: int
 ) -> list[Pair]:
-    """Return pairs with the cosine of their features; as they were where they are too many."""
-    told = sorted({position for pair in pairs for position in (pair.first, pair.second)})
-    if not told or len(told) > MOST_CONFIRMED:
+    """Return pairs with the cosine of their features; as they were where they are too many, with a note."""
+    positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
+    told, rows = np.unique(positions, return_inverse=True)
+    if len(told) > MOST_CONFIRMED:
+        voice.say(
+            f"note: {len(told)} images look like another one, too many to compare what they show (the most are "
+            f"{MOST_CONFIRMED}): some may share no more than a background"
+        )
+    if not 0 < len(told) <= MOST_CONFIRMED:
         return list(pairs)
     with voice.progress("comparing what looks alike") as advance:
-        features = reader.read(images, np.asarray(told, dtype=np.int64), settings, advance)
+        features = reader.read(images, told, settings, _telling(advance, voice), detail)
     unit = (features - features.mean(0)) if len(told) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
-    row = {position: place for place, position in enumerate(told)}
-    return [replace(pair, features=float(unit[row[pair.first]] @ unit[row[pair.second]])) for pair in pairs]
+    cosines = [
+        (unit[some[:, 0]] * unit[some[:, 1]]).sum(1) for some in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
+    ]
+    return [replace(pair, features=one) for pair, one in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
 
 
 def _judge_labels(
