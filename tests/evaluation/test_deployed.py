@@ -80,7 +80,7 @@ def test_load__names_a_device_that_is_not_there(run, device):
         ("crop_ratio", 1e-9, "crop_ratio 1e-09, expected a number from 0.1 to 1"),
         ("crop_ratio", "all", "crop_ratio 'all', expected a number from 0.1 to 1"),
         ("interpolation", "evil", "interpolation 'evil', expected one of bicubic"),
-        ("mean", [0.5], r"mean \(0.5,\), expected three numbers"),
+        ("mean", [0.5], r"mean \(0.5,\), expected as many numbers as std has, 3"),
         ("mean", [0.5, 0.5, float("nan")], "mean"),
         ("std", [0.2, 0.2, 0], "std"),
         ("std", 3, "no model card"),
@@ -93,6 +93,14 @@ def test_load__checks_every_entry_of_the_card(run, entry, value, says):
     owner[entry] = value
     run.card.write_text(json.dumps(card))
     with pytest.raises(UserError, match=says):
+        load_deployed(run)
+
+
+def test_load__refuses_to_prepare_other_channels_than_the_model_reads(run):
+    card = json.loads(run.card.read_text())
+    card["preprocessing"] |= {"mean": [0.5] * 4, "std": [0.2] * 4}
+    run.card.write_text(json.dumps(card))
+    with pytest.raises(UserError, match="prepares images of 4 channels for a model of 3: restore it"):
         load_deployed(run)
 
 

@@ -1,14 +1,21 @@
-"""`paucal predict`: probabilities for images, folders and patterns."""
+"""`paucal predict`: probabilities, objects and their boxes, or masks, for images, folders and patterns."""
 
 import sys
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
-from paucal.verbs.prediction.settings import PredictSettings
+from paucal.types import UserError
+from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
 
-DESCRIPTION = """Classify images with the model of a run.
-PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'."""
+if TYPE_CHECKING:
+    from paucal.verbs.run.voice import Voice
+
+DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
+masks of them with one of 'paucal segment'.
+PATHS are image files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'.
+With --output, a call that was stopped while it classified goes on where it was when it is given again."""
+OF_CLASSIFIERS = ("top_k", "features", "sheet")  # flags
 
 
 def run(argv: Sequence[str]) -> int:
@@ -16,30 +23,97 @@ def run(argv: Sequence[str]) -> int:
     parser = new_parser("predict", DESCRIPTION)
     parser.add_argument("run", type=str, help="run folder")
     parser.add_argument("paths", nargs="+", type=str, help="images, folders or patterns")
-    parser.add_argument("--format", type=Literal["csv", "json"], default="csv", help="form of the answer")
-    parser.add_argument("--output", "--out", type=str | None, help="file to write; by default standard output")
+    add_settings(parser, AnswerSettings)
     add_settings(parser, PredictSettings)
-    values, _ = parse(parser, argv)
+    values, given = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.export.reading import load_model
-    from paucal.runs import write_text
     from paucal.settings.options import check_ranges
-    from paucal.verbs.prediction.answers import as_csv, as_json
-    from paucal.verbs.prediction.launch import classify_all
+    from paucal.verbs.prediction.tasks import DETECTION, SEGMENTATION, task_of
     from paucal.verbs.run.console import PlainConsole
-    from paucal.verbs.run.outputs import check_table
     from paucal.verbs.run.voice import Voice
-    from paucal.wording import showable
 
-    settings = settings_among(values, PredictSettings)
+    settings, wanted = settings_among(values, PredictSettings), settings_among(values, AnswerSettings)
     check_ranges(settings)
-    output = None if values.output is None else check_table(values.output)
-    model = load_model(values.run, settings.device)
-    rows = classify_all(model, values.paths, settings, Voice(PlainConsole(stderr=True)))
-    text = as_json(rows) if values.format == "json" else as_csv(rows, model.classes)
+    check_ranges(wanted)
+    voice, task = Voice(PlainConsole(stderr=True)), task_of(values.run)
+    answer = {DETECTION: _detect, SEGMENTATION: _segment}.get(task, _classify)
+    answer(values.run, values.paths, settings, wanted, given, voice)
+    return 0
+
+
+def _classify(
+    run: str,
+    paths: Sequence[str],
+    settings: PredictSettings,
+    wanted: AnswerSettings,
+    given: Mapping[str, str],
+    voice: "Voice",
+) -> None:
+    """Write probabilities."""
+    from paucal.verbs.prediction.files import predict_to_files
+
+    _refuse(given, ["pictures"], "--{} draws what a detector has found, and this model classifies")
+    for text in predict_to_files(run, paths, settings, wanted, voice):
+        _show(text)
+
+
+def _detect(
+    run: str,
+    paths: Sequence[str],
+    settings: PredictSettings,
+    wanted: AnswerSettings,
+    given: Mapping[str, str],
+    voice: "Voice",
+) -> None:
+    """Write objects and their boxes."""
+    from paucal.runs import write_text
+    from paucal.verbs.detecting.prediction import find_objects
+    from paucal.verbs.run.outputs import check_table
+
+    _refuse(given, OF_CLASSIFIERS, "--{} is of models that classify, and this one finds objects")
+    output = None if wanted.output is None else check_table(wanted.output)
+    text = find_objects(run, paths, settings, wanted, voice)
     if output is None:
-        # A terminal would obey control characters in names; who reads a pipe wants the names as they are.
-        sys.stdout.write(showable(text) if sys.stdout.isatty() else text)
+        _show(text)
     else:
         write_text(output, text)
-    return 0
+
+
+def _segment(
+    run: str,
+    paths: Sequence[str],
+    settings: PredictSettings,
+    wanted: AnswerSettings,
+    given: Mapping[str, str],
+    voice: "Voice",
+) -> None:
+    """Write masks and say where."""
+    from paucal.reading import named_path
+    from paucal.verbs.segmenting.predicting import MASKS, OVERLAYS, segment_all
+    from paucal.wording import counted, percent
+
+    if wanted.output is None:
+        raise UserError("the answers of this model are masks: give --output, a new folder for them.")
+    flags = ("batch_size", "format", "pictures", *OF_CLASSIFIERS)
+    _refuse(given, flags, "--{} is of models that classify or find objects, and this one gives masks")
+    folder = named_path(wanted.output)
+    found = segment_all(run, paths, folder, settings, voice)
+    means = {name: sum(one.shares[name] for one in found) / len(found) for name in found[0].shares} if found else {}
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])
+    voice.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, pictures of them in {folder / OVERLAYS}")
+    if shares:
+        voice.say(f"share of the pixels: {shares}")
+
+
+def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:
+    """Refuse flags that mean nothing to a model, with a sentence in which {} is the flag's name."""
+    for name in flags:
+        if name in given:
+            raise UserError(f"{why.format(name.replace('_', '-'))}: leave it out.")
+
+
+def _show(text: str) -> None:
+    from paucal.wording import showable
+
+    # A terminal would obey control characters in names; who reads a pipe wants the names as they are.
+    sys.stdout.write(showable(text) if sys.stdout.isatty() else text)

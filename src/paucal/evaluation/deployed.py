@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from paucal.backbones.spec import BackboneSpec
-from paucal.data.decode import Reading, upright_rgb
+from paucal.data.channels.arrays import MOST_CHANNELS
+from paucal.data.channels.decoding import as_read
+from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import side_for
 from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
@@ -38,11 +41,12 @@ class Preprocessing:
         image_size: (height, width) in pixels.
         crop_ratio: side of the centre crop over the side the image is resized to.
         interpolation: "bicubic" or "bilinear".
-        mean: per channel, of pixels in [0, 1].
+        mean: per channel, of pixels in [0, 1]; as many as the images have channels.
         std: per channel, of pixels in [0, 1].
         value_range: the values that are black and white in images of more than 8 bits a channel, measured on the
             images of the training; None where those had 8 bits.
         resize: how images of another shape are brought to that of the input: "crop", "letterbox" or "squash".
+        channel_ranges: in the place of `value_range`, for each channel, where there are other than three.
 
     Raises:
         UserError: a value is of the wrong kind or out of range.
@@ -51,10 +55,11 @@ class Preprocessing:
     image_size: tuple[int, int]
     crop_ratio: float
     interpolation: Interpolation
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     value_range: tuple[float, float] | None = None
     resize: Resize = "crop"
+    channel_ranges: tuple[tuple[float, float], ...] | None = None
 
     def __post_init__(self) -> None:
         if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
@@ -63,30 +68,42 @@ class Preprocessing:
             self._refuse("crop_ratio", f"a number from {SMALLEST_CROP} to 1")
         if self.interpolation not in RESAMPLING:
             self._refuse("interpolation", f"one of {', '.join(RESAMPLING)}")
+        if len(self.mean) != len(self.std):
+            self._refuse("mean", f"as many numbers as std has, {len(self.std)}")
         for name, least in (("mean", -math.inf), ("std", 0.0)):
             values = getattr(self, name)
-            if len(values) != 3 or not all(_is_number(value) and least < value < math.inf for value in values):
-                self._refuse(name, "three numbers, positive ones for std")
+            if not 1 <= len(values) <= MOST_CHANNELS or not all(
+                _is_number(value) and least < value < math.inf for value in values
+            ):
+                self._refuse(name, "a number for each channel, positive ones for std")
         if self.resize not in get_args(Resize):
             self._refuse("resize", f"one of {', '.join(get_args(Resize))}")
         if self.value_range is not None and not _is_range(self.value_range):
             self._refuse("value_range", "two rising numbers, or none")
+        ranges = self.channel_ranges
+        if ranges is not None and not (len(ranges) == self.channels and all(map(_is_range, ranges))):
+            self._refuse("channel_ranges", "two rising numbers for each channel, or none")
+
+    @property
+    def channels(self) -> int:
+        """How many channels the model's images have."""
+        return len(self.mean)
 
     def _refuse(self, name: str, expected: str) -> None:
         raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without those that most models do not have."""
-        usual = {"value_range": None, "resize": "crop"}
+        usual = {"value_range": None, "resize": "crop", "channel_ranges": None}
         return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
 
     @property
     def reading(self) -> Reading:
         """How images are read for the model: no larger than it needs, with the values of its training."""
-        return Reading(side_for(self.image_size), self.value_range)
+        return Reading(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
 
     def transform(self) -> EvalTransform:
-        """Return the function from a PIL image to a (3, H, W) float tensor and its geometry."""
+        """Return the function from a PIL image to a (C, H, W) float tensor and its geometry."""
         normalisation = Normalisation(self.mean, self.std)
         return EvalTransform(self.image_size, normalisation, self.crop_ratio, self.interpolation, self.resize)
 
@@ -171,6 +188,11 @@ class Card:
         Raises:
             UserError: the values are not those of a model card of this version.
         """
+        if (task := value.get("task")) is not None:
+            raise UserError(
+                f"the model of this run does not classify, it is for {str(task)[:40]}: 'paucal predict' uses it, "
+                "or give a run of 'paucal train'."
+            )
         try:
             several = value["format"] == FORMAT_OF_SEVERAL
             if value["format"] != FORMAT and not several:
@@ -182,6 +204,8 @@ class Card:
                 name: tuple(entry) if isinstance(entry, list) else entry
                 for name, entry in value["preprocessing"].items()
             }
+            if "channel_ranges" in plain:
+                plain["channel_ranges"] = tuple(map(tuple, plain["channel_ranges"]))
             spec, names = BackboneSpec.from_dict(value["backbone"]), value["classes"]
             # Lengths first: a list of as many types as a hostile card claims classes would fill the memory.
             if not isinstance(names, list) or len(names) != spec.num_classes or not all(type(n) is str for n in names):
@@ -193,6 +217,11 @@ class Card:
                 raise UserError(
                     f"model.json prepares images of {card.preprocessing.image_size} pixels for a model of "
                     f"{spec.image_size}: restore it."
+                )
+            if card.preprocessing.channels != spec.in_chans:
+                raise UserError(
+                    f"model.json prepares images of {card.preprocessing.channels} channels for a model of "
+                    f"{spec.in_chans}: restore it."
                 )
             return card
         except (KeyError, TypeError, AttributeError) as problem:
@@ -238,22 +267,30 @@ class Deployed:
         return replace(self, module=MirrorAveraged(self.module))
 
     @torch.inference_mode()
-    def probabilities(self, images: Sequence[Image.Image]) -> Tensor:
-        """Classify PIL images; returns (N, K) float32 on the CPU.
+    def probabilities(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
+        """Classify PIL images, or arrays (H, W) or (H, W, C) of as many channels as the model reads.
 
-        Rows sum to 1, unless the model gives several labels: each class has a probability of its own then. Images are
-        turned upright by their EXIF tag and read as the training images were, see `decode_rgb`.
+        Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model gives several labels: each class has a
+        probability of its own then. Images are turned upright by their EXIF tag and read as the training images were,
+        see `decode_image`.
 
         Raises:
             UserError: the model has no classifier.
-            ValueError: there is no image, or one has pixels of unknown range.
+            ValueError: there is no image, or one has pixels of unknown range or another number of channels.
         """
         self.require_classifier()
+        return self.card.shares(self.module(self.prepared(images))).cpu()
+
+    def prepared(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
+        """Return the model's input (N, C, H, W) on its device; see `probabilities`.
+
+        Raises:
+            ValueError: there is no image, or one has pixels of unknown range or another number of channels.
+        """
         if not images:
             raise ValueError("there are no images to classify")
         transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.reading
-        batch = torch.stack([transform(upright_rgb(image, reading))[0] for image in images]).to(self.device)
-        return self.card.shares(self.module(batch)).cpu()
+        return torch.stack([transform(as_read(image, reading))[0] for image in images]).to(self.device)
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paucal.data.channels.planes import RGB
 from paucal.evaluation.deployed import Preprocessing
 from paucal.types import UserError
 
@@ -42,6 +43,10 @@ class PixelInput(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
+        if preprocessing.channels != RGB:
+            raise UserError(
+                f"the model reads {preprocessing.channels} channels, and --with-preprocessing is for RGB: leave it out."
+            )
         if preprocessing.value_range is not None:
             raise UserError(
                 f"the model reads images of more than 8 bits a channel (values {preprocessing.value_range}), and "

@@ -1,5 +1,6 @@
 """`paucal.load`: a model to classify with, from a run, an exported folder or an ONNX file."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -43,3 +44,16 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
         )
     exported = (path / CARD).is_file() and (path / WEIGHTS).is_file() and not (path / MARKER).exists()
     return load_deployed(RunFolder(path) if exported else source, device)
+
+
+def model_digest(source: str | os.PathLike[str]) -> str:
+    """Return what tells a model of `load_model` from all others: the SHA-256 of its weights and its card.
+
+    Raises:
+        OSError: its files cannot be read.
+    """
+    path, digest = Path(source), hashlib.sha256()
+    for file in [path] if path.suffix.lower() == ENDING else [path / WEIGHTS, path / CARD]:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()

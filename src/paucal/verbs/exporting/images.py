@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, spread
 from paucal.data.splits.file import read_split
 from paucal.evaluation.deployed import Deployed
 from paucal.runs import RunFolder
@@ -50,7 +49,8 @@ def compared_images(run: RunFolder, data: str | None, most: int, model: Deployed
     images = _opened(run, model, voice)
     split = read_split(run.split, images)
     part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
-    rows = _spread(split.indices(part), most)
+    part_rows = split.indices(part)
+    rows = part_rows[spread(len(part_rows), most)].tolist()  # images of a class lie together
     pictures = [images.store.read(row) for row in rows]
     labels = None if model.card.several else torch.from_numpy(images.labels[rows])
     return Pictures(pictures, labels, f"{part} images")
@@ -63,7 +63,8 @@ def calibrating_images(run: RunFolder, model: Deployed, voice: Voice) -> Iterato
         UserError: they are gone.
     """
     images = _opened(run, model, voice)
-    rows = _spread(read_split(run.split, images).indices("train"), CALIBRATING)
+    train = read_split(run.split, images).indices("train")
+    rows = train[spread(len(train), CALIBRATING)].tolist()
     return (images.store.read(row) for row in rows)
 
 
@@ -74,8 +75,3 @@ def _opened(run: RunFolder, model: Deployed, voice: Voice) -> ImageSet:
 
 def _given(data: str, model: Deployed, voice: Voice) -> Iterator[tuple[str | None, Image.Image]]:
     return read_all(open_sources([data], voice), model.card.preprocessing.reading, "refuse", voice)
-
-
-def _spread(rows: np.ndarray, most: int) -> list[int]:
-    """Return at most so many rows, evenly spread: images of a class lie together."""
-    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)].tolist()

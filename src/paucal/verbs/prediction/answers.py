@@ -3,13 +3,16 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
+from typing import Any
 
 from torch import Tensor
 
+from paucal.evaluation.deployed import Card
 from paucal.evaluation.thresholds import marked
 
 
@@ -23,12 +26,14 @@ class Prediction:
         shares: (K,) float32 probabilities on the CPU, which sum to 1, or of a model that gives several labels one for
             each class.
         thresholds: (K,) probabilities from which on such a model answers with a class; None where it gives one label.
+        features: (D,) float32, what the classifier was given; None where they were not asked for.
     """
 
     path: str | None
     classes: tuple[str, ...]
     shares: Tensor
     thresholds: tuple[float, ...] | None = None
+    features: Tensor | None = None
 
     @cached_property
     def predicted(self) -> str:
@@ -52,28 +57,54 @@ class Prediction:
         """The probability of each class by its name."""
         return dict(zip(self.classes, self.shares.tolist(), strict=True))
 
+    def top(self, count: int) -> list[tuple[str, float]]:
+        """Return the likeliest classes with their probabilities, falling; all where there are fewer."""
+        order = self.shares.argsort(descending=True, stable=True)[:count].tolist()
+        return [(self.classes[place], float(self.shares[place])) for place in order]
 
-def as_csv(rows: Iterable[Prediction], classes: Sequence[str]) -> str:
-    """Return one line per image: path, class, confidence, and a probability per class.
+
+def csv_lines(rows: Iterable[Prediction], card: Card, top_k: int | None = None) -> Iterator[str]:
+    """Yield one line per image: path, class, confidence, and a probability per class.
 
     Of a model that gives several labels there are all that reach their threshold, with ";" between them, and no
     confidence.
+
+    Args:
+        rows: the answers.
+        card: of the model.
+        top_k: name only so many of the likeliest classes, in the place of a column for each.
     """
-    rows = list(rows)
-    several = any(row.thresholds is not None for row in rows)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    several, top = card.several, None if top_k is None else min(top_k, len(card.classes))
     answers = ["labels"] if several else ["predicted", "confidence"]
-    writer.writerow(["path", *answers, *(f"p_{name}" for name in classes)])
+    ranks = [] if top is None else [word for rank in range(1, top + 1) for word in (f"class_{rank}", f"p_{rank}")]
+    yield _line(["path", *answers, *([f"p_{name}" for name in card.classes] if top is None else ranks)])
     for row in rows:
-        shares = [f"{share:.6g}" for share in row.shares.tolist()]
-        told = [";".join(row.labels)] if several else [row.predicted, f"{row.confidence:.6g}"]
-        writer.writerow([row.path, *told, *shares])
+        told = [";".join(row.labels)] if several else [row.predicted, _short(row.confidence)]
+        if top is None:
+            shares = map(_short, row.shares.tolist())
+        else:
+            shares = [word for name, share in row.top(top) for word in (name, _short(share))]
+        yield _line([row.path, *told, *shares])
+
+
+def json_lines(rows: Iterable[Prediction], top_k: int | None = None) -> Iterator[str]:
+    """Yield a list with a mapping per image, of the same; a piece of text for each."""
+    one, several = ("path", "predicted", "confidence"), ("path", "labels")
+    empty = True
+    for row in rows:
+        answer: dict[str, Any] = {name: getattr(row, name) for name in (one if row.thresholds is None else several)}
+        answer["probabilities"] = row.probabilities if top_k is None else dict(row.top(top_k))
+        entry = textwrap.indent(json.dumps(answer, indent=2, ensure_ascii=False), "  ")
+        yield f"{'[' if empty else ','}\n{entry}"
+        empty = False
+    yield "[]\n" if empty else "\n]\n"
+
+
+def _line(words: Sequence[str | None]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(words)
     return text.getvalue()
 
 
-def as_json(rows: Iterable[Prediction]) -> str:
-    """Return a list with a mapping per image, of the same."""
-    one, several = ("path", "predicted", "confidence", "probabilities"), ("path", "labels", "probabilities")
-    answers = [{name: getattr(row, name) for name in (one if row.thresholds is None else several)} for row in rows]
-    return json.dumps(answers, indent=2, ensure_ascii=False) + "\n"
+def _short(share: float) -> str:
+    return f"{share:.6g}"

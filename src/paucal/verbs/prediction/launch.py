@@ -12,7 +12,8 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.prediction.answers import Prediction
-from paucal.verbs.prediction.pictures import open_sources, read_all
+from paucal.verbs.prediction.asking import ask
+from paucal.verbs.prediction.pictures import Pictures, open_sources
 from paucal.verbs.prediction.settings import PredictSettings
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Logged, Voice
@@ -22,7 +23,12 @@ Source = str | os.PathLike[str] | Image.Image
 
 @shows_settings(PredictSettings)
 def predict(
-    model: Deployed | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
+    model: Deployed | str | os.PathLike[str],
+    images: Source | Sequence[Source],
+    /,
+    *,
+    features: bool = False,
+    **settings: Any,
 ) -> list[Prediction]:
     """Classify images with the model of a run; the same as `paucal predict`.
 
@@ -30,15 +36,17 @@ def predict(
         model: a run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
         images: image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", and PIL
             images; one or several of them.
+        features: keep with each prediction what the classifier was given of its image.
         **settings: any field of `paucal.verbs.prediction.settings.PredictSettings`: `batch_size`, `device`,
-            `on_bad_image`.
+            `mirror`, `on_bad_image`.
 
     Returns:
         A prediction for each image, in the order given, those of folders sorted by name. Images that are skipped are
         warned of in the log "paucal".
 
     Raises:
-        UserError: there is no such run, it has no classifier, or an image is not there or cannot be read.
+        UserError: there is no such run, it has no classifier, or an image is not there or cannot be read; or its
+            features are asked of an ONNX model.
         TypeError: a setting does not exist.
 
     Example:
@@ -48,35 +56,41 @@ def predict(
     """
     sources = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
     chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
+    check_ranges(chosen)  # before a model is loaded for nothing
     if isinstance(model, Deployed) and settings.get("device") is not None:
         raise UserError(f"--device is {chosen.device!r}, and the model is loaded on {model.device}: leave it out.")
     words = [one if isinstance(one, Image.Image) else os.fspath(one) for one in sources]
     if not words:
         raise UserError("there are no images to classify: give files, folders or pictures.")
-    return classify_all(model if isinstance(model, Deployed) else os.fspath(model), words, chosen, Logged())
+    loaded = model if isinstance(model, Deployed) else load_model(os.fspath(model), chosen.device)
+    return classify_all(loaded.require_classifier(), words, chosen, Logged(), features)
 
 
 def classify_all(
-    model: Deployed | str, sources: Sequence[str | Image.Image], settings: PredictSettings, voice: Voice
+    model: Deployed,
+    sources: Sequence[str | Image.Image],
+    settings: PredictSettings,
+    voice: Voice,
+    features: bool = False,
 ) -> list[Prediction]:
     """Classify everything that some sources hold; see `predict`."""
     check_ranges(settings)
-    loaded = (model if isinstance(model, Deployed) else load_model(model, settings.device)).require_classifier()
-    if settings.mirror:
-        loaded = loaded.mirrored()
-    opened = open_sources(sources, voice)
-    total, fed = sum(map(len, opened)), loaded.card.preprocessing
-    check_batch(min(settings.batch_size, total), fed.image_size)
-    names: list[str | None] = []
+    asked, pictures = open_pictures(model, sources, settings, voice)
+    blocks = ask(asked, pictures, settings, voice, features=features)
+    return [row for block in blocks for row in block.predictions(asked.card)]
 
-    def read():
-        for name, picture in read_all(opened, fed.reading, settings.on_bad_image, voice):
-            names.append(name)
-            yield picture
 
-    found: list[Prediction] = []
-    with voice.progress("classifying") as advance:
-        for place, row in enumerate(loaded.classify(read(), settings.batch_size)):
-            found.append(Prediction(names[place], loaded.classes, row, loaded.card.thresholds))
-            advance(place + 1, total)
-    return found
+def open_pictures(
+    model: Deployed, sources: Sequence[str | Image.Image], settings: PredictSettings, voice: Voice
+) -> tuple[Deployed, Pictures]:
+    """Return the model as the settings want it asked, and the pictures of some sources as it reads them.
+
+    Raises:
+        UserError: there is no image at a place, a batch cannot fit in the memory, or a setting is of other models.
+    """
+    if settings.scales is not None:
+        raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")
+    fed = model.card.preprocessing
+    pictures = Pictures(open_sources(sources, voice), fed.reading)
+    check_batch(min(settings.batch_size, len(pictures)), fed.image_size)
+    return model.mirrored() if settings.mirror else model, pictures

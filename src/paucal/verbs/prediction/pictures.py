@@ -2,17 +2,20 @@
 
 import glob
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from PIL import Image
 
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.read_as import ReadAs
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, locate
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.stores import EncodedStore
 from paucal.types import UserError
 from paucal.verbs.run.voice import Voice
 from paucal.wording import counted
@@ -44,6 +47,71 @@ def open_sources(sources: Sequence[str | Image.Image], voice: Voice) -> list[Ima
     return found
 
 
+class Pictures:
+    """The pictures of some sources, one after the other, by their position among all.
+
+    Args:
+        sources: of the pictures.
+        reading: how the model's images are read.
+    """
+
+    def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
+        self._sources = sources
+        self._ends = list(accumulate(map(len, sources)))
+        self._stores = [None if isinstance(one, InMemory) else ReadAs(one.store, reading) for one in sources]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def name(self, position: int) -> str | None:
+        """Return the path of a picture; None of one that was given in memory."""
+        number, index = self._place(position)
+        images = self._sources[number]
+        return None if isinstance(images, InMemory) else full_name(images, images.keys[index])
+
+    def stamp(self, position: int) -> str:
+        """Return size and time of the file that a picture lies in, where they can be asked without reading it."""
+        number, index = self._place(position)
+        images = self._sources[number]
+        if isinstance(images, InMemory):
+            return ""
+        store, place = locate(images.store, index)
+        found = store.stamp(place) if isinstance(store, EncodedStore) else None
+        return "" if found is None else f"{found.size} {found.changed}"
+
+    def read(self, position: int) -> Image.Image:
+        """Return a picture, as the model's images are read.
+
+        Raises:
+            UnreadableImage: it cannot be decoded.
+        """
+        number, index = self._place(position)
+        store, images = self._stores[number], self._sources[number]
+        if isinstance(images, InMemory):
+            return images.picture
+        assert store is not None
+        return store.read(index)
+
+    def read_or_skip(self, position: int, on_bad: str, voice: Voice) -> Image.Image | UnreadableImage:
+        """Return a picture, or why it is skipped, which `voice` has said then.
+
+        Raises:
+            UserError: it cannot be read and `on_bad` is "refuse".
+        """
+        try:
+            return self.read(position)
+        except UnreadableImage as problem:
+            if on_bad == "refuse":
+                raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
+            voice.say(f"skipped: {problem}")
+            return problem
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return the number of the source that has a picture, and its place there."""
+        number = bisect_right(self._ends, position)
+        return number, position - (self._ends[number - 1] if number else 0)
+
+
 def read_all(sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, voice: Voice) -> Iterator[Picture]:
     """Yield (path, picture), of which only one is held at a time; the path of a picture that was given is None.
 
@@ -56,20 +124,11 @@ def read_all(sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: s
     Raises:
         UserError: an image cannot be read and `on_bad` is "refuse".
     """
-    for images in sources:
-        if isinstance(images, InMemory):
-            yield None, images.picture
-            continue
-        store = ReadAs(images.store, reading)
-        for index, key in enumerate(images.keys):
-            try:
-                picture = store.read(index)
-            except UnreadableImage as problem:
-                if on_bad == "refuse":
-                    raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
-                voice.say(f"skipped: {problem}")
-                continue
-            yield _full_name(images, key), picture
+    pictures = Pictures(sources, reading)
+    for position in range(len(pictures)):
+        picture = pictures.read_or_skip(position, on_bad, voice)
+        if not isinstance(picture, UnreadableImage):
+            yield pictures.name(position), picture
 
 
 def _open(path: str, voice: Voice) -> Iterator[ImageSet]:
@@ -99,6 +158,7 @@ def _has_images(path: Path) -> bool:
     return path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet"))
 
 
-def _full_name(images: ImageSet, key: str) -> str:
+def full_name(images: ImageSet, key: str) -> str:
+    """Return the path of an image of a set."""
     root = Path(images.location)
     return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)

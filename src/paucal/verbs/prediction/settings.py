@@ -1,4 +1,4 @@
-"""The settings of `paucal predict`."""
+"""The settings of `paucal predict`: how it classifies, and what it writes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,4 +17,28 @@ class PredictSettings:
     mirror: bool = option(
         "average the answers for an image and its mirror image; takes twice the time", False, group=_GROUP
     )
+    scales: list[float] | None = option(
+        "of a model of pixels: sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default its "
+        "own",
+        group=_GROUP,
+    )
     on_bad_image: Literal["refuse", "skip"] = option("unreadable images", "refuse", group=_GROUP)
+
+
+_FILES = "what is written"
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """What `paucal predict` writes; functions of Python return the same as values."""
+
+    format: Literal["csv", "json"] = option("form of the answers; of a detector json is COCO's", "csv", group=_FILES)
+    top_k: int | None = option(
+        "write only so many classes, the likeliest first; by default each has a column", group=_FILES, low=1, high=10**6
+    )
+    output: str | None = option("file of the answers; by default standard output; folder of masks", group=_FILES)
+    features: str | None = option(
+        "Parquet file of what the classifier is given of each image, one vector a row", group=_FILES
+    )
+    pictures: str | None = option("folder for images with what a detector has found drawn in", group=_FILES)
+    sheet: str | None = option("PNG or JPEG of images of each class, from the surest to the least sure", group=_FILES)

@@ -1,0 +1,25 @@
+"""Which kind of answers a model gives, by what its run has written down."""
+
+import os
+from pathlib import Path
+
+from paucal.runs import open_run
+from paucal.runs.folder import MARKER
+
+CLASSIFICATION, DETECTION, SEGMENTATION = "classification", "detection", "segmentation"
+
+
+def task_of(model: str | os.PathLike[str]) -> str:
+    """Return the task of a run's model: "classification", or what its `model.json` names.
+
+    What is no run (an exported model, a path that leads nowhere) counts as a classifier, whose reader says what is
+    wrong with it.
+
+    Raises:
+        UserError: the run's files cannot be read.
+    """
+    path = Path(model)
+    if not path.is_dir() or not ((path / MARKER).is_file() or any(path.glob(f"*/{MARKER}"))):
+        return CLASSIFICATION
+    run = open_run(path)
+    return str(run.read_json(run.card.name).get("task", CLASSIFICATION)) if run.card.is_file() else CLASSIFICATION
