@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import drloc_gain
 import esvit_gain
+import paired
 from device_state import OutOfTime, Piece, Row, Session
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
@@ -17,7 +17,10 @@ from paucal.verbs.training.launch import resume_run, train_run
 
 RESERVE = 20  # seconds for judging a run at its end
 SEEDS = (0, 1, 2)
-ARMS = ("supervised", "drloc-paper")
+ARMS: dict[str, dict[str, Any]] = {
+    "supervised": {"method": "supervised"},
+    "drloc-paper": {"method": "drloc", "drloc_preset": "paper"},
+}
 SWIN: dict[str, Any] = {"recipe": "drloc-scratch", "epochs": 20, "schedule_epochs": 20, "warmup_epochs": 2.0}
 TOY: dict[str, Any] = {"model": "vit_mini", "model_args": ["depth=1"], "img_size": [16], "epochs": 2, "workers": 0}
 TOY_ESVIT: dict[str, Any] = {
@@ -54,18 +57,18 @@ def _drloc(session: Session, arm: str, seed: int) -> Row:
     source = session.source("cifar10")
     assert source is not None
     train, test = (60, 20) if session.toy else (11_000, 10_000)
-    data = drloc_gain.make_subset(source, session.work / f"cifar10-{train}-{test}", train, test)
-    settings = {**(TOY if session.toy else SWIN), **drloc_gain.ARMS[arm], "seed": seed, "device": session.device}
+    data = paired.make_subset(source, session.work / f"cifar10-{train}-{test}", train, test)
+    settings = {**(TOY if session.toy else SWIN), **ARMS[arm], "seed": seed, "device": session.device}
     settings |= {"val_fraction": 1 / 11} if not session.toy else {"batch_size": 8}
     output = session.work / f"drloc-{'toy-' if session.toy else ''}{arm}-{seed}"
     until_done(output, data, settings, session)
-    return {"arm": arm, "seed": seed, **drloc_gain.outcome(output), "settings": settings}
+    return {"arm": arm, "seed": seed, **paired.outcome(output), "settings": settings}
 
 
 def drloc_summary(parts: Mapping[str, Row]) -> Row:
     """Means and deviations over seeds, and the gain."""
     whole = all(sum(row["arm"] == arm for row in parts.values()) > 1 for arm in ARMS)
-    return {"comparison": drloc_gain.compare(list(parts.values()))} if whole else {}
+    return {"comparison": paired.compare(list(parts.values()))} if whole else {}
 
 
 def esvit(session: Session) -> Mapping[str, Callable[[], Row]]:
@@ -77,7 +80,7 @@ def _esvit(session: Session) -> Row:
     source = session.source("cifar10")
     assert source is not None
     train, test = (120, 40) if session.toy else (50_000, 10_000)
-    data = drloc_gain.make_subset(source, session.work / f"cifar10-{train}-{test}", train, test)
+    data = paired.make_subset(source, session.work / f"cifar10-{train}-{test}", train, test)
     settings: dict[str, Any] = {
         "model": esvit_gain.MODEL, "model_args": esvit_gain.ARGUMENTS, "img_size": [32], "tasks": "view+region",
         "monitor": str(data), "drop_path": 0.0, "epochs": 20, "device": session.device,

@@ -5,6 +5,8 @@
 The same small Swin with random weights, pre-trained with the view task, and with both tasks. Pre-training sees the
 training images without labels. Nearest neighbours (k = 20): training images as the bank, test images as the questions.
 Fine-tuning: all arms alike on 1, 10 and 100 % of the labels, each from several seeds, judged once on the test images.
+`paucal compare` and `paucal study` make no grid whose ways begin with runs that the same call pre-trains and whose
+epochs depend on the share of the labels, so this script stays; other scripts use its parts, too.
 Nothing is chosen by test images. Finished parts are kept in --work, so that a call goes on where the last one stopped.
 """
 

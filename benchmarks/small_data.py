@@ -9,6 +9,10 @@ and what is stored is not repeated. Differences are paired by seed: arms share i
     python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --seconds 60
     python benchmarks/small_data.py ../shared/data/clothing --side 64 --epochs 6 --seeds 0 1 --rates-of CIFAR_RESULTS
 
+`paucal compare` trains such grids; this script stays for what that cannot say: a guide that is the run of another arm
+with the same seed, equal seconds of training after a measurement of each arm, rates taken over from other results, and
+one file of results that grows over sets of images, from which a rule of `paucal train` is tested.
+
 With `--images` a stratified part of a set in Parquet files is taken, so many images to train and a tenth as many (200
 at least) to validate. With `--seconds` each arm gets the epochs that fit; how long one takes is measured first.
 """

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import paucal
-from drloc_gain import compare
 from esvit_gain import export
 from measuring import store, surroundings
+from paired import compare
 from paucal.cli.main import main as command
 
 # Light changes: with the paper's, so few steps teach nothing. Mixing of images is off in all arms.

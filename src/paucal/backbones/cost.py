@@ -62,7 +62,7 @@ def _cost(name: str, image_size: Size, arguments: str) -> Cost | None:
         warnings.simplefilter("ignore")
         images = probe_images(model, image_size).repeat(2, 1, 1, 1).requires_grad_()  # batch norms want two
         try:
-            with torch.autograd.graph.saved_tensors_hooks(_keep(kept), lambda tensor: tensor), counter, _NoAttention():
+            with torch.autograd.graph.saved_tensors_hooks(_keep(kept), lambda tensor: tensor), counter, NoAttention():
                 model(images)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
             return None
@@ -84,7 +84,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-class _NoAttention(TorchFunctionMode):
+class NoAttention(TorchFunctionMode):
     """Leaves out the matrix of attention, which the meta device builds and most devices do not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -24,12 +24,14 @@ class Arm:
         model: as it was given; None where none was.
         share: of the training images, as it was given; None for all of them.
         settings: of `paucal train`, in which it differs.
+        against: the way that it is compared with; "" for the first.
     """
 
     way: str
     model: str | None
     share: str | None
     settings: Mapping[str, Any] = field(hash=False)
+    against: str = ""
 
     @property
     def name(self) -> str:
@@ -86,9 +88,12 @@ def settings_of(shared: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """Return what an arm is compared with: the first way on its model, or the first model; None for the first itself.
 
-    What is compared shares its images.
+    What is compared shares its images. An arm that names what it is compared with is compared with that, and one that
+    others name is compared with none.
     """
     alike = [one for one in arms if one.share == arm.share]
+    if any(one.against for one in alike):
+        return next((one for one in alike if one.way == arm.against), None)
     same_model = [one for one in alike if one.model == arm.model]
     first = same_model[0] if same_model[0].way != arm.way else alike[0]
     return None if first == arm else first

@@ -152,9 +152,12 @@ def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
             f"--resume goes on with a comparison as it is stored; to let it grow leave --resume out and give "
             f"{flag(changed[0])} with --output {folder}."
         )
+    grid = read_grid(folder)
+    if grid.verb != "train":
+        raise UserError(f"{str(folder)!r} belongs to a study: go on with its own command, {grid.commands[-1]}.")
     threads = torch.get_num_threads()
     try:
-        return _conclude(read_grid(folder), asked, voice)
+        return _conclude(grid, asked, voice)
     finally:
         torch.set_num_threads(threads)
 
@@ -184,29 +187,45 @@ def _check(asked: GridSettings) -> None:
 
 
 def _conclude(grid: Grid, asked: GridSettings, voice: Voice) -> Comparison:
-    if asked.retry:
-        _forgive_all(grid, voice)
-    settled = all(state_of(cell).settled for cell in cells_of(grid))
-    if asked.jobs and not settled:
-        try:
-            settled = _labour(grid, asked, voice)
-        except KeyboardInterrupt:
-            voice.say(f"stopped; go on with: paucal compare --resume {shlex.quote(str(grid.folder))}")
-            raise
-    grid = read_grid(grid.folder)
-    found = find(grid)
+    again = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
+    settled = labour(grid, asked, again, voice)
+    found = find(read_grid(grid.folder))
     page = write_findings(found)
     _tell(found, page, voice)
     if not settled:
         left = sum(not state.settled for state in found.states.values())
-        voice.say(
-            f"{counted(left, 'run')} to come; go on with: paucal compare --resume {shlex.quote(str(grid.folder))}"
-        )
+        voice.say(f"{counted(left, 'run')} to come; go on with: {again}")
     return Comparison(grid.folder, found, settled)
 
 
-def _labour(grid: Grid, asked: GridSettings, voice: Voice) -> bool:
-    """Let workers compute what is open; return whether all is settled."""
+def labour(grid: Grid, asked: GridSettings, again: str, voice: Voice) -> bool:
+    """Let workers compute what is open of a stored grid.
+
+    Args:
+        grid: as it is stored.
+        asked: who computes.
+        again: the command that goes on with it.
+        voice: prints and shows progress.
+
+    Returns:
+        Whether all is settled.
+
+    Raises:
+        KeyboardInterrupt: it was stopped, and has said how to go on.
+    """
+    if asked.retry:
+        _forgive_all(grid, voice)
+    settled = all(state_of(cell).settled for cell in cells_of(grid))
+    if settled or not asked.jobs:
+        return settled
+    try:
+        return _compute(grid, asked, voice)
+    except KeyboardInterrupt:
+        voice.say(f"stopped; go on with: {again}")
+        raise
+
+
+def _compute(grid: Grid, asked: GridSettings, voice: Voice) -> bool:
     teller = Teller(voice, asked.jobs)
     voice.say(announcement(teller.look(grid), asked.jobs))
     voice.say(f"everything goes to {grid.folder}; a second call of the same command helps, an interrupt loses nothing")

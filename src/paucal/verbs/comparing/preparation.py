@@ -52,17 +52,17 @@ def settle_grid(
     shared = _pinned(shared)
     _require_used(shared, pinned)
     digest = fingerprint(find_images(_settings({**shared, **pinned[0].settings})))
-    threads = old.threads if old is not None else _threads(asked)
+    threads = old.threads if old is not None else threads_of_worker(asked)
     rates = tuple(dict.fromkeys(asked.lrs or ()))
     new = Grid(folder, digest, shared, tuple(pinned), seeds, rates, threads, {}, (command,))
     grid = new if old is None else grown(old, new)
     torch.set_num_threads(threads)
     known = {} if old is None else old.forecast
     forecast = {**known, **_forecast(grid, [arm for arm in grid.arms if arm.name not in known], voice)}
-    return _store(folder, replace(new, forecast=forecast))
+    return store_grid(folder, replace(new, forecast=forecast))
 
 
-def _store(folder: Path, new: Grid) -> Grid:
+def store_grid(folder: Path, new: Grid) -> Grid:
     """Write a grid down, on top of what another call may have written meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     lock, end = RunLock(folder, "the comparison"), time.monotonic() + PATIENCE
@@ -117,7 +117,7 @@ def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _threads(asked: GridSettings) -> int:
+def threads_of_worker(asked: GridSettings) -> int:
     """Return the threads of each worker: its share of this machine's, or what it asks of another one."""
     wanted = slurm_options(asked.slurm or ()).get("cpus_per_task") if asked.on == "slurm" else None
     return wanted if isinstance(wanted, int) else max(1, torch.get_num_threads() // max(1, asked.jobs))

@@ -16,6 +16,7 @@ from paucal.verbs.comparing.cells.grid import FREE, Grid
 
 CELLS = "cells"
 FAILED = "failed.json"
+JUDGED = "judged.json"  # what frozen features of a pre-trained backbone are worth
 StateName = Literal["pending", "running", "stopped", "done", "failed"]
 
 
@@ -30,6 +31,7 @@ class Cell:
         rate: learning rate, where one is tried or chosen; else None.
         settings: of `paucal train`, all that are given.
         tried: whether the run is made to choose a learning rate.
+        verb: that makes the run.
     """
 
     folder: Path
@@ -38,6 +40,7 @@ class Cell:
     rate: float | None
     settings: Mapping[str, Any] = field(hash=False)
     tried: bool = False
+    verb: str = "train"
 
     @property
     def run(self) -> RunFolder:
@@ -72,7 +75,7 @@ class State:
 
 def state_of(cell: Cell) -> State:
     """Look at a cell's folder."""
-    if cell.run.finished:
+    if cell.run.finished and (cell.verb == "train" or (cell.folder / JUDGED).is_file()):
         return State("done")
     if (cell.folder / FAILED).is_file():
         return State("failed", _error(cell.folder))
@@ -135,13 +138,14 @@ def validation_score(run: RunFolder) -> float:
 
 def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried: bool = False) -> Cell:
     """Return the cell of an arm, a seed and a learning rate; the same contents are the same folder."""
-    settings = {**settings_of(grid.shared, arm), **({} if rate is None else {"lr": rate}), "seed": seed}
+    own = settings_of(grid.shared, arm) if grid.verb == "train" else {**grid.shared, **arm.settings}
+    settings = {**own, **({} if rate is None else {"lr": rate}), "seed": seed}
     content = {"images": grid.fingerprint, **{name: value for name, value in settings.items() if name not in FREE}}
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=5).hexdigest()
     words = [arm.way, *([arm.model] if arm.model else []), *([f"{arm.share}"] if arm.share else [])]
     words += [*([f"lr{rate:g}"] if rate is not None else []), f"seed{seed}", digest]
     name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", "-".join(words))[-120:].lstrip(".-")
-    return Cell(grid.folder / CELLS / name, arm, seed, rate, settings, tried)
+    return Cell(grid.folder / CELLS / name, arm, seed, rate, settings, tried, grid.verb)
 
 
 def _error(folder: Path) -> str:

@@ -14,6 +14,7 @@ from paucal.wording import shortened
 
 RECORD = "grid.json"
 FORMAT = 1
+VERBS = ("train", "pretrain")
 PLACES = ("data", "data_root")  # where the images are: what they are is told by their fingerprint
 FREE = (*PLACES, *CHANGEABLE)  # shared settings that do not change what a run comes to
 
@@ -32,6 +33,7 @@ class Grid:
         threads: of each worker's arithmetic, so that results are the same whoever computes them.
         forecast: seconds that a run of an arm should take, by the arm's name.
         commands: that have asked for the grid, in their order.
+        verb: that makes the runs, "train" or "pretrain".
     """
 
     folder: Path
@@ -43,6 +45,7 @@ class Grid:
     threads: int = 1
     forecast: Mapping[str, float] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
+    verb: str = "train"
 
     def lasting(self) -> dict[str, Any]:
         """Return the shared settings that decide what a run comes to."""
@@ -50,7 +53,7 @@ class Grid:
 
     def write(self) -> None:
         """Store the grid."""
-        arms = [{"way": a.way, "model": a.model, "share": a.share, "settings": dict(a.settings)} for a in self.arms]
+        arms = [{**vars(arm), "settings": dict(arm.settings)} for arm in self.arms]
         content = {name: value for name, value in vars(self).items() if name not in ("folder", "arms")}
         RunFolder(self.folder).write_json(RECORD, {"format": FORMAT, **content, "arms": arms})
 
@@ -82,9 +85,12 @@ def read_grid(folder: Path) -> Grid:
             int(stored["threads"]),
             {str(name): float(seconds) for name, seconds in stored["forecast"].items()},
             tuple(map(str, stored["commands"])),
+            str(stored.get("verb", "train")),
         )
         if not grid.arms or not grid.seeds or grid.threads < 1:
             raise ValueError("it has no arms, no seeds or no threads")
+        if grid.verb not in VERBS:
+            raise ValueError(f"its runs are made by {grid.verb!r}")
         return grid
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise UserError(f"{str(folder / RECORD)!r} is damaged ({problem}): restore it.") from problem
@@ -102,6 +108,8 @@ def grown(old: Grid, new: Grid) -> Grid:
             "removed, changed or relabelled): scores on different images cannot be compared. Restore them, or choose "
             "another folder."
         )
+    if old.verb != new.verb:
+        raise UserError(f"--output: {str(old.folder)!r} holds runs of 'paucal {old.verb}': choose another folder.")
     _require_same(old, old.lasting(), new.lasting())
     if old.rates != new.rates:
         raise UserError(_other(old, "lrs", old.rates or None, new.rates or None))
@@ -145,7 +153,7 @@ def _arm(value: Mapping[str, Any]) -> Arm:
         isinstance(w, str) for w in settings.get("add") or ()
     ):
         raise TypeError("the method of an arm is no word")
-    return Arm(str(value["way"]), _word(value["model"]), _word(value["share"]), settings)
+    return Arm(str(value["way"]), _word(value["model"]), _word(value["share"]), settings, str(value.get("against", "")))
 
 
 def _word(value: Any) -> str | None:

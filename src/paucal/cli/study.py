@@ -1,0 +1,70 @@
+"""`paucal study`: a table of a paper again."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from paucal.cli.arguments import add_settings, new_parser, parse
+from paucal.settings.options import setting_fields
+from paucal.types import UserError
+from paucal.verbs.studying.settings import StudySettings
+
+DESCRIPTION = """Run a results table or figure of the four papers again, and print published beside measured.
+'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows. Runs that are
+done are not repeated: the same command goes on where it was stopped."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code: 1 where a run has failed, 130 where the study was stopped."""
+    parser = new_parser("study", DESCRIPTION)
+    parser.add_argument("name", type=str, metavar="NAME", help="a study, or 'list', or 'show'")
+    parser.add_argument("shown", nargs="?", type=str | None, metavar="SHOWN", help="after 'show', the study")
+    add_settings(parser, StudySettings)
+    values, given = parse(parser, argv)
+    own = {name: getattr(values, name) for name in given if name in setting_fields(StudySettings)}
+    if values.name in ("list", "show"):
+        if own:
+            raise UserError(f"'paucal study {values.name}' takes no flags: leave --{next(iter(own))} out.")
+        return _list(values.shown) if values.name == "list" else _show(values.shown)
+    if values.shown is not None:
+        raise UserError(f"unknown word {values.shown!r} after {values.name!r}; expected flags, or 'show NAME'.")
+    from paucal.studies.registry import find_study
+
+    find_study(values.name)  # a mistyped name should not take seconds
+    # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.studying.launch import run_study
+
+    command = shlex.join(["paucal", "study", *argv])
+    result = run_study(values.name, StudySettings(**own), command, Voice())
+    return 130 if values.jobs and not result.settled else int(bool(result.failed))
+
+
+def _list(extra: str | None) -> int:
+    if extra is not None:
+        raise UserError(f"unknown word {extra!r} after 'list'; to see one study use 'paucal study show {extra}'.")
+    from paucal.verbs.studying.listing import overview
+
+    _print(*overview())
+    return 0
+
+
+def _show(name: str | None) -> int:
+    if name is None:
+        raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' has them all.")
+    from paucal.verbs.studying.listing import show
+
+    table, words = show(name)
+    _print(None, words[:1])
+    _print(table, words[1:])
+    return 0
+
+
+def _print(table: Any, words: Sequence[str]) -> None:
+    from paucal.verbs.run.console import PlainConsole
+
+    console = PlainConsole(soft_wrap=True)
+    if table is not None:
+        PlainConsole().print(table)
+    for line in words:
+        console.print(line, markup=False)

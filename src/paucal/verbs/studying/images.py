@@ -1,0 +1,94 @@
+"""The images of a study: stand-ins at the smaller scales, the published sets at full scale."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paucal.data.images import ImageSet
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.methods.training_settings import TrainSettings
+from paucal.studies.plan import Planned
+from paucal.studies.study import DataSet, Scale
+from paucal.types import UserError
+from paucal.verbs.run.images import find_images
+from paucal.verbs.studying.settings import StudySettings
+from paucal.wording import did_you_mean
+
+ENOUGH = 1.05  # times the images of a scale, up to which a set is taken whole
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where images are.
+
+    Attributes:
+        by_name: DATA by the name of a set in the plan.
+        shared: settings that find them, for every run.
+    """
+
+    by_name: Mapping[str, str]
+    shared: Mapping[str, Any]
+
+
+def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:
+    """Return where the images of all runs are.
+
+    Raises:
+        UserError: a set has no name in paucal and its place is not given, or something is given that is not read.
+    """
+    wanted = list(dict.fromkeys(name for run in runs for name in (run.data, run.judged)))
+    shared = {name: getattr(asked, name) for name in ("data_root", "device", "workers") if getattr(asked, name)}
+    shared |= {"download": True} if asked.download else {}
+    words = asked.data or []
+    if asked.scale != "full":
+        if len(words) > 1 or any("=" in word for word in words):
+            raise UserError(f"--data: one DATA takes the place of all sets at --scale {asked.scale}: give one.")
+        return Places({name: words[0] if words else name for name in wanted}, shared)
+    return Places(_given(words, wanted, data_sets), shared)
+
+
+def _given(words: Sequence[str], wanted: Sequence[str], data_sets: Mapping[str, DataSet]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, place = word.partition("=")
+        if not equals or not place:
+            raise UserError(f"--data: at --scale full expected NAME=DATA such as {wanted[0]}=FOLDER, got {word!r}.")
+        if name not in wanted:
+            raise UserError(
+                f"--data: no run reads {name!r}{did_you_mean(name, wanted)}; they read {', '.join(wanted)}."
+            )
+        given[name] = place
+    for name in wanted:
+        if name not in given and not data_sets[name].named:
+            one = data_sets[name]
+            raise UserError(f"{one.title} cannot be had by name: {one.how}, with --data {name}=DATA.")
+    return {name: given.get(name) or data_sets[name].named for name in wanted}
+
+
+def labelled_images(data: str, shared: Mapping[str, Any]) -> ImageSet:
+    """Open labelled images without a look at their pixels.
+
+    Raises:
+        UserError: they are not there.
+    """
+    return find_images(TrainSettings(data=data, **_only(shared)))
+
+
+def unlabelled_images(data: str, shared: Mapping[str, Any]) -> ImageSet:
+    """Open images whose labels do not matter, likewise."""
+    return find_images(PretrainSettings(data=data, **_only(shared)), labelled=False)
+
+
+def count_training(images: ImageSet) -> int:
+    """Return the images of the train part, or all where no part is declared."""
+    return images.declared.count("train") or len(images)
+
+
+def share_of(images: ImageSet, small: Scale) -> float | None:
+    """Return the share of the training images that a scale uses; None for all."""
+    count = count_training(images)
+    return None if count <= ENOUGH * small.images else round(small.images / count, 6)
+
+
+def _only(shared: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shared.items() if name in ("data_root", "download")}

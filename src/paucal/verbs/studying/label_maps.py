@@ -1,0 +1,88 @@
+"""Label maps for the rows of a smaller scale: a teacher is trained on the same images, and asked about all of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paucal.studies.study import Scale, Teacher
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.cell import cells_of, state_of
+from paucal.verbs.comparing.launch import labour
+from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.labeling.launch import label_set
+from paucal.verbs.labeling.settings import LabelSettings
+from paucal.verbs.run.voice import Voice
+
+LEAST = 0.3  # of the images that the teacher must get right
+CUT = ("fraction", "val_fraction", "test_fraction")  # what the split of the teacher says already
+
+
+def with_maps(
+    arms: Sequence[Arm],
+    needing: Sequence[bool],
+    small: Scale,
+    shared: Mapping[str, Any],
+    asked: GridSettings,
+    folder: Path,
+    voice: Voice,
+) -> list[Arm]:
+    """Return arms that have label maps, all of them on the teacher's parts of the images.
+
+    A teacher knows the labels that it was trained on, so what it has seen must be in nobody's test part.
+
+    Args:
+        arms: of a grid.
+        needing: whether each of them learns from maps.
+        small: the scale, which has a teacher.
+        shared: settings of all runs.
+        asked: who computes.
+        folder: of the study, in which the teacher and its maps are kept.
+        voice: says what is done.
+
+    Raises:
+        UserError: the teacher could not be trained, or gets too few images right.
+    """
+    run = _teacher(arms[0], small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), voice)
+    maps = folder / "maps"
+    label_set(
+        LabelSettings(
+            teacher=str(run),
+            output=str(maps),
+            min_accuracy=LEAST,
+            **{name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")},
+        ),
+        voice,
+    )
+    split = {"split": str(run / "split.csv")}
+    made = []
+    for arm, wants in zip(arms, needing, strict=True):
+        kept = {name: value for name, value in arm.settings.items() if name not in CUT}
+        made.append(replace(arm, settings={**kept, **split, **({"labels": str(maps)} if wants else {})}))
+    return made
+
+
+def _teacher(arm: Arm, small: Scale, shared: Mapping[str, Any], asked: GridSettings, voice: Voice) -> Path:
+    teacher = small.teacher
+    if teacher is None:
+        raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
+    voice.say(
+        f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
+    )
+    one = Arm("teacher", None, None, _settings(arm, teacher))
+    grid = settle_grid(asked, [one], shared, "the teacher of a study", voice)
+    if not labour(grid, asked, "the same command", voice):
+        raise UserError("the teacher is not trained yet: the same command goes on with it.")
+    cell = cells_of(grid)[0]
+    state = state_of(cell)
+    if state.name == "failed":
+        raise UserError(f"the teacher could not be trained: {state.error}")
+    return cell.run.path.resolve()
+
+
+def _settings(arm: Arm, teacher: Teacher) -> dict[str, Any]:
+    own = {"model": teacher.name, "model_args": list(teacher.args), "epochs": teacher.epochs, "lr": teacher.lr}
+    kept = {name: value for name, value in arm.settings.items() if name not in ("method", "model", "model_args")}
+    return {**kept, **own, "method": "supervised"}

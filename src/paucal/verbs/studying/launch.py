@@ -1,0 +1,229 @@
+"""`paucal.study`: a table of a paper run again, published beside measured."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.reading import named_path
+from paucal.report.studying import StudyPage, write_study
+from paucal.runs.writable import try_folder
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.studies.plan import Planned, find_scale, plan, plan_whole
+from paucal.studies.registry import data_sets, find_study
+from paucal.studies.study import Scale, Study
+from paucal.types import UserError
+from paucal.verbs.comparing.cells.cell import cells_of, state_of
+from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
+from paucal.verbs.comparing.launch import labour
+from paucal.verbs.comparing.outcome.writing import write_findings
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.run.voice import Quiet, Voice
+from paucal.verbs.studying.images import find_places
+from paucal.verbs.studying.outcome import Line, find_lines
+from paucal.verbs.studying.pretraining import settle_pretraining
+from paucal.verbs.studying.settings import StudySettings
+from paucal.verbs.studying.tables import RESULTS, shown_rows, terminal_table, write_results
+from paucal.verbs.studying.training import settle_training
+from paucal.verbs.studying.words import caveats, cost_words, scale_words, settings_words, status
+from paucal.wording import counted
+
+PAGE = "study.html"
+FULL_ONLY = ("recipe", "init", "labels")
+
+
+@dataclass(frozen=True)
+class Studied:
+    """What a study has come to.
+
+    Attributes:
+        folder: that holds the runs, the table and the page.
+        lines: every number of the table, published and measured.
+        settled: whether every run is done or has failed.
+        failed: why runs have failed, by their names.
+    """
+
+    folder: Path
+    lines: Sequence[Line]
+    settled: bool
+    failed: Mapping[str, str]
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+
+@shows_settings(StudySettings)
+def study(name: str, **settings: Any) -> Studied:
+    """Run a table or figure of one of the papers again; the same as `paucal study NAME`.
+
+    Args:
+        name: of the study, as `paucal study list` shows them.
+        **settings: any field of `paucal.verbs.studying.settings.StudySettings`.
+
+    Returns:
+        Published and measured numbers.
+
+    Raises:
+        UserError: there is no such study, it is not run, or images or trained weights are missing; or it was stopped,
+            and the same call goes on with it.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> found = paucal.study("drloc-table-9", scale="tiny")  # doctest: +SKIP
+        >>> [(line.row.name, line.published, line.measured) for line in found.lines]  # doctest: +SKIP
+    """
+    asked = from_python(StudySettings, settings, "paucal.study", "study")
+    result = run_study(name, asked, f"paucal.study({name!r}, ...)", Quiet())
+    if not result.settled and asked.jobs:
+        raise UserError("the study was stopped; the same call goes on with it.")
+    return result
+
+
+def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> Studied:
+    """Run a study, or go on with it; see `study`."""
+    check_ranges(asked)
+    found = find_study(name)
+    if found.kind == "count":
+        return _counted(found, asked, command, voice)
+    _require_run(found)
+    small = find_scale(found, asked.scale)
+    _require_sense(found, asked)
+    runs = plan(found, asked.scale, data_sets(), asked.rows or (), asked.columns or ())
+    places = find_places(asked, runs, data_sets())
+    folder = _folder(found, asked, places.by_name)
+    voice.say(scale_words(found, small, runs))
+    _announce(found, small, voice)
+    threads = torch.get_num_threads()
+    try:
+        settle = settle_training if found.kind == "train" else settle_pretraining
+        grids = settle(found, runs, small, asked, places, folder, command, voice)
+        return _computed(found, runs, small, grids, asked, folder, command, voice)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _computed(
+    found: Study,
+    runs: Sequence[Planned],
+    small: Scale | None,
+    grids: Sequence[Grid],
+    asked: StudySettings,
+    folder: Path,
+    command: str,
+    voice: Voice,
+) -> Studied:
+    """Let workers compute what is open, and say and write what has come of it."""
+    work = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm, retry=asked.retry)
+    total = sum(len(cells_of(grid)) for grid in grids)
+    seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for grid in grids for cell in cells_of(grid))
+    if len(grids) > 1 and seconds:
+        workers = seconds / max(1, asked.jobs)
+        voice.say(f"time: {counted(total, 'run')} in all, about {duration(workers)}, until {finish(workers)}")
+    settled = True
+    for grid in grids:
+        settled = labour(grid, work, command, voice) and settled
+    stored = [read_grid(grid.folder) for grid in grids]
+    whole = plan_whole(found, asked.scale, data_sets(), asked.columns or ())
+    lines, findings = find_lines(found, runs, [*stored, *_others(whole, stored, folder)], whole)
+    pages = [(f"curves and every run: {one.grid.folder.name}", write_findings(one)) for one in findings]
+    states = {cell: state_of(cell) for grid in stored for cell in cells_of(grid)}
+    failed = {cell.name: state.error for cell, state in states.items() if state.name == "failed"}
+    left = sum(not state.settled for state in states.values())
+    warnings = [f"{name} failed: {error}" for name, error in failed.items()]
+    warnings += [f"{counted(left, 'run')} of {len(states)} to come; go on with: {command}"] if left else []
+    rows = shown_rows(found, lines, _heading(small, grids))
+    write_results(folder, lines)
+    page = StudyPage(
+        title=f"{found.paper}: {found.title}",
+        source=f"{found.source}, {found.where}",
+        scale=scale_words(found, small, runs),
+        warnings=warnings,
+        rows=rows,
+        caveats=caveats(found, small),
+        settings=[{"run": run.name, "images": run.data, "settings": settings_words(run)} for run in runs],
+        comparisons=[(words, os.path.relpath(path, folder)) for words, path in pages],
+        command=command,
+    )
+    write_study(folder / PAGE, page)
+    _tell(found, rows, [*warnings, *caveats(found, small)], folder, voice)
+    return Studied(folder, lines, settled, failed)
+
+
+def _others(whole: Sequence[Planned], stored: Sequence[Grid], folder: Path) -> list[Grid]:
+    """Return the grids of earlier calls on images that none of the wanted runs reads."""
+    known = {grid.folder.name for grid in stored}
+    names = dict.fromkeys(run.data for run in whole if run.data not in known)
+    return [read_grid(folder / name) for name in names if is_grid(folder / name)]
+
+
+def _counted(found: Study, asked: StudySettings, command: str, voice: Voice) -> Studied:
+    """Count parameters and multiply-adds, which takes seconds and is the same at every scale."""
+    folder = _folder(found, asked, {})
+    folder.mkdir(parents=True, exist_ok=True)
+    voice.say(f"{found.name}: models are counted as published, which takes a few seconds each; nothing is trained")
+    lines, _ = find_lines(found, (), ())
+    rows, words = shown_rows(found, lines), caveats(found, None)
+    write_results(folder, lines)
+    title, source = f"{found.paper}: {found.title}", f"{found.source}, {found.where}"
+    page = StudyPage(title, source, "Counted, not trained.", (), rows, words, (), (), command)
+    write_study(folder / PAGE, page)
+    _tell(found, rows, words, folder, voice)
+    return Studied(folder, lines, True, {})
+
+
+def _tell(found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], folder: Path, voice: Voice) -> None:
+    voice.show(terminal_table(found, rows))
+    for line in words:
+        voice.say(line)
+    voice.say(f"everything lies in {folder}: {PAGE} (open it in a browser), {RESULTS}, and the runs")
+
+
+def _heading(small: Scale | None, grids: Sequence[Grid]) -> str:
+    """Return what stands over numbers of ours: those of stand-ins are no measurement of the published models."""
+    return "measured" if small is None else f"stand-ins on {Path(str(grids[0].shared['data'])).name}"
+
+
+def _announce(found: Study, small: Scale | None, voice: Voice) -> None:
+    if small is None:
+        voice.say(f"published runs of this study take about {cost_words(found, data_sets())} GPU hours by arithmetic")
+        return
+    voice.say(found.telling)
+
+
+def _require_run(found: Study) -> None:
+    if found.trains:
+        return
+    how = f"; by hand: {found.see}" if found.see else ""
+    raise UserError(f"{found.name} is not run ({status(found, data_sets())}){how}.")
+
+
+def _require_sense(found: Study, asked: StudySettings) -> None:
+    given = [name for name in FULL_ONLY if getattr(asked, name) is not None]
+    if given and asked.scale != "full":
+        raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
+    if asked.scale == "full" and found.start and asked.init is None and not found.recipe.startswith("drloc"):
+        raise UserError(f"{found.name} begins with {found.start}.")
+    if asked.recipe is not None and found.kind == "pretrain":
+        raise UserError("--recipe is for studies that train with labels: leave it out.")
+
+
+def _folder(found: Study, asked: StudySettings, places: Mapping[str, str]) -> Path:
+    usual = f"study-{found.name}-{asked.scale}" if found.trains else f"study-{found.name}"
+    folder = DEFAULT / usual if asked.output is None else named_path(asked.output)
+    for place in places.values():
+        refuse_among(folder, {"DATA": place}, asked.data_root)
+    try_folder(folder)
+    known = (PAGE, RESULTS, "teacher", "maps", *places)
+    if folder.is_dir():
+        others = [one.name for one in folder.iterdir() if one.name not in known and not (one / "grid.json").is_file()]
+        if others:
+            raise UserError(
+                f"--output: {str(folder)!r} holds {others[0]!r}, which is no study's: choose another folder."
+            )
+    return folder

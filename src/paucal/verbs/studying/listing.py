@@ -1,0 +1,73 @@
+"""`paucal study list` and `paucal study show`: what there is, and what it needs."""
+
+from rich.table import Table
+
+from paucal.studies.cost import FORMULA
+from paucal.studies.plan import by_hand, plan
+from paucal.studies.registry import data_sets, find_study, studies
+from paucal.studies.study import Study
+from paucal.verbs.studying.words import (
+    VERBS,
+    caveats,
+    cost_words,
+    hand_command,
+    how_to_get,
+    missing_sets,
+    published,
+    settings_words,
+    status,
+)
+
+
+def overview() -> tuple[Table, list[str]]:
+    """Return all studies as a table, and sentences on what is missing and how to get it."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("study", "about", "as published", "GPU hours", "smaller"):
+        table.add_column(heading, justify="right" if heading == "GPU hours" else "left", no_wrap=heading == "study")
+    known, sets = studies(), data_sets()
+    for study in known.values():
+        table.add_row(study.name, study.title, status(study, sets), cost_words(study, sets), _scales(study))
+    missing = dict.fromkeys(name for study in known.values() for name in missing_sets(study, sets))
+    words = [FORMULA[0].upper() + FORMULA[1:] + "."]
+    words += [f"{name}: {sets[name].title}. {sets[name].how}." for name in missing]
+    words.append("The smaller scales need none of this: stand-ins take the place of models and images.")
+    words.append("'paucal study show NAME' prints the published numbers and the settings of a study.")
+    return table, words
+
+
+def show(name: str) -> tuple[Table | None, list[str]]:
+    """Return the published numbers of a study, and sentences about it, the first of which is its title.
+
+    Raises:
+        UserError: there is no such study.
+    """
+    study, sets = find_study(name), data_sets()
+    words = [f"{study.title}: {study.paper}, {study.where} ({study.source})"]
+    words.append(f"as published: {status(study, sets)}")
+    words += [f"  {text}" for text in how_to_get(study, sets)]
+    if study.trains:
+        words.append(f"cost at full scale: about {cost_words(study, sets)} GPU hours by arithmetic")
+        words.append(f"smaller scales: {_scales(study) if study.scales else f'none, since {study.without}'}")
+        words.append("settings at full scale:")
+        words += [f"  {run.name} ({run.data}): {settings_words(run)}" for run in plan(study, "full", sets)]
+    if study.kind in VERBS:
+        words.append("each row by hand, at full scale:")
+        words += [f"  {row.name}: {hand_command(study, row, settings)}" for row, settings in by_hand(study)]
+    words += [f"by hand: {study.see}"] if study.see else []
+    return _numbers(study), [*words, *caveats(study, None)]
+
+
+def _numbers(study: Study) -> Table | None:
+    if not study.rows:
+        return None
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", *(column.name for column in study.columns)):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in study.rows:
+        deviations = row.deviations or (None,) * len(row.values)
+        table.add_row(row.name, *map(published, row.values, deviations))
+    return table
+
+
+def _scales(study: Study) -> str:
+    return ", ".join(study.scales) or "-"

@@ -1,0 +1,205 @@
+"""Published beside measured, row by row."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paucal.evaluation.comparison import Difference
+from paucal.studies.plan import Planned
+from paucal.studies.study import COUNTED, Column, Row, Study, Value
+from paucal.verbs.comparing.cells.cell import cells_of, state_of
+from paucal.verbs.comparing.cells.grid import Grid
+from paucal.verbs.comparing.cells.judging import judged_scores
+from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome, find
+from paucal.verbs.studying.counting import counted_value
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of ours.
+
+    Attributes:
+        value: mean over seeds, in the unit of the column.
+        deviation: standard deviation over seeds; None for one seed.
+        seeds: how many runs it is of; 0 for a count.
+        gain: over what the row is compared with, in the unit of the column; None where there is nothing.
+        difference: the same with its intervals, where test images tell.
+        random: what the same backbone with random weights reaches, for frozen features.
+    """
+
+    value: float
+    deviation: float | None = None
+    seeds: int = 0
+    gain: float | None = None
+    difference: Difference | None = None
+    random: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of a table.
+
+    Attributes:
+        row: of the study.
+        column: of the study.
+        published: as it is.
+        deviation: published with it.
+        gain: published, over what the row is compared with; None where there is nothing.
+        measured: ours; None where there is none.
+        why: there is none, in words.
+    """
+
+    row: Row
+    column: Column
+    published: Value
+    deviation: float | None
+    gain: float | None
+    measured: Measured | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is stored of a study's runs.
+
+    Attributes:
+        asked: the runs that are wanted now.
+        whole: all runs of the scale, those that were left out too.
+        trained: by images and name, runs that learned from labels.
+        judged: likewise the scores of those that did not, each with its seed.
+        failed: images and name of runs of which every seed has failed.
+    """
+
+    asked: Sequence[Planned]
+    whole: Sequence[Planned]
+    trained: Mapping[tuple[str, str], ArmOutcome]
+    judged: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+    failed: frozenset[tuple[str, str]]
+
+
+def find_lines(
+    study: Study, runs: Sequence[Planned], grids: Sequence[Grid], whole: Sequence[Planned] = ()
+) -> tuple[list[Line], list[Findings]]:
+    """Return every number of the table, and what the comparisons of its runs have shown.
+
+    Args:
+        study: any.
+        runs: that are wanted now; none of a study that trains nothing.
+        grids: stored runs, those of earlier calls too.
+        whole: all runs of the scale; by default those that are wanted.
+    """
+    findings = [find(grid) for grid in grids if grid.verb == "train"]
+    trained = {(one.grid.folder.name, arm.arm.way): arm for one in findings for arm in one.arms}
+    judged = {(grid.folder.name, way): found for grid in grids for way, found in _judged(grid).items()}
+    evidence = Evidence(runs, whole or runs, trained, judged, _failed(grids))
+    lines = []
+    for row in study.rows:
+        for place, column in enumerate(study.columns):
+            measured, why = _measured(study, row, column, evidence)
+            deviation = row.deviations[place] if row.deviations else None
+            lines.append(
+                Line(row, column, row.values[place], deviation, _published_gain(study, row, place), measured, why)
+            )
+    return lines, findings
+
+
+def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
+    if column.metric in COUNTED:
+        value = counted_value(study, row, column)
+        return (None, "not built here") if value is None else (Measured(value), "")
+    if column not in study.trained_columns or row not in study.trained_rows:
+        return None, "quoted"
+    found = [run for run in evidence.whole if run.row == row and column in run.columns]
+    if not found:
+        return None, "not run at this scale"
+    run, place = found[0], (found[0].data, found[0].name)
+    against = (run.data, run.against)
+    if study.kind == "pretrain":
+        if own := evidence.judged.get(place, ()):
+            return _of_features(column, own, evidence.judged.get(against, ())), ""
+    elif (arm := evidence.trained.get(place)) is not None and arm.outcomes:
+        return _of_runs(column, arm, evidence.trained.get(against)), ""
+    return None, _missing(row, column, evidence, place)
+
+
+def _missing(row: Row, column: Column, evidence: Evidence, place: tuple[str, str]) -> str:
+    """Return why a run that the scale has gave no number."""
+    if place in evidence.failed:
+        return "failed"
+    mine = [run for run in evidence.asked if run.row == row]
+    if any(column in run.columns for run in mine):
+        return "not done"
+    return "left out by --columns" if mine else "left out by --rows"
+
+
+def _of_runs(column: Column, arm: ArmOutcome, other: ArmOutcome | None) -> Measured:
+    if column.metric == "top1":
+        values = [100 * one.scores["top1"] for one in arm.outcomes.values()]
+        gain = None if arm.gain is None else 100 * arm.gain.value
+        return _made(values, gain, arm.gain)
+    read = _seconds_per_step if column.metric == "seconds_per_step" else _curve_reader(column.at)
+    values = {seed: read(one) for seed, one in arm.outcomes.items()}
+    base = {} if other is None else {seed: read(one) for seed, one in other.outcomes.items()}
+    pairs = [values[seed] - base[seed] for seed in values if seed in base]
+    return _made(list(values.values()), float(np.mean(pairs)) if pairs else None)
+
+
+def _curve_reader(share: float) -> Any:
+    def read(one: Outcome) -> float:
+        place = max(1, round(share * len(one.rows)))
+        return 100 * one.rows[place - 1]["val_top1"]
+
+    return read
+
+
+def _seconds_per_step(one: Outcome) -> float:
+    return one.rows[-1]["seconds"] / one.rows[-1]["step"]
+
+
+def _of_features(column: Column, own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Measured:
+    values = {one["seed"]: 100 * one[column.metric]["trained"] for one in own}
+    base = {one["seed"]: 100 * one[column.metric]["trained"] for one in other}
+    pairs = [values[seed] - base[seed] for seed in values if seed in base]
+    floor = [100 * one[column.metric]["random"] for one in own if "random" in one[column.metric]]
+    made = _made(list(values.values()), float(np.mean(pairs)) if pairs else None)
+    return Measured(made.value, made.deviation, made.seeds, made.gain, None, float(np.mean(floor)) if floor else None)
+
+
+def _made(values: Sequence[float], gain: float | None, difference: Difference | None = None) -> Measured:
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Measured(float(np.mean(values)), deviation, len(values), gain, difference)
+
+
+def _judged(grid: Grid) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the scores of a grid's finished runs by their arms, each with its seed."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    if grid.verb == "pretrain":
+        for cell in cells_of(grid):
+            if state_of(cell).name == "done":
+                found.setdefault(cell.arm.way, []).append({"seed": cell.seed, **judged_scores(cell)})
+    return found
+
+
+def _published_gain(study: Study, row: Row, place: int) -> float | None:
+    """Return how much more is published than of what a row, or else its column, is compared with."""
+    if study.columns[place] not in study.trained_columns:
+        return None
+    column = study.columns[place]
+    if row.against:
+        other = next(one for one in study.rows if one.name == row.against).values[place]
+    elif column.against:
+        other = row.values[[one.name for one in study.columns].index(column.against)]
+    else:
+        return None
+    own = row.values[place]
+    return own - other if isinstance(own, float) and isinstance(other, float) else None
+
+
+def _failed(grids: Sequence[Grid]) -> frozenset[tuple[str, str]]:
+    names: dict[tuple[str, str], list[str]] = {}
+    for grid in grids:
+        for cell in cells_of(grid):
+            names.setdefault((grid.folder.name, cell.arm.way), []).append(state_of(cell).name)
+    return frozenset(place for place, found in names.items() if set(found) == {"failed"})

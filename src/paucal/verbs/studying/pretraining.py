@@ -1,0 +1,104 @@
+"""The grids of a study whose rows learn without labels: the cells of a comparison, each with a judge at its end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.studies.plan import Planned
+from paucal.studies.study import Scale, Study
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
+from paucal.verbs.comparing.cells.judging import JUDGING
+from paucal.verbs.comparing.fingerprint import fingerprint
+from paucal.verbs.comparing.preparation import store_grid, threads_of_worker
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.pretraining.job import PretrainingJob
+from paucal.verbs.run.images import pin_data
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.images import Places, unlabelled_images
+from paucal.verbs.studying.settings import StudySettings
+from paucal.verbs.training.ladder.timing import SLOWER, STEPS, seconds_per_batch
+
+MOST_JUDGED = 2000  # images of each part that features are judged on at a smaller scale
+BESIDE = 20.0  # seconds of a run that are not training: opening, judging, pictures
+
+
+def settle_pretraining(
+    study: Study,
+    runs: Sequence[Planned],
+    small: Scale | None,
+    asked: StudySettings,
+    places: Places,
+    folder: Path,
+    command: str,
+    voice: Voice,
+) -> list[Grid]:
+    """Check every run, measure how long it takes, and store the grids; see `settle_training`."""
+    grids = []
+    for data in dict.fromkeys(run.data for run in runs):
+        here = [run for run in runs if run.data == data]
+        shared = {**places.shared, **_pinned(places.by_name[data], places.shared)}
+        images = unlabelled_images(shared["data"], shared)
+        arms = tuple(Arm(run.name, None, None, _settings(run, small, places, len(images)), run.against) for run in here)
+        seeds = tuple(asked.seeds or (study.seeds if small is None else small.seeds))
+        where, who = folder / data, GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
+        if not is_grid(where) and where.exists() and any(where.iterdir()):
+            raise UserError(f"--output: {str(where)!r} is not empty and holds no study: choose another folder.")
+        old = read_grid(where) if is_grid(where) else None
+        threads = threads_of_worker(who) if old is None else old.threads
+        new = Grid(where, fingerprint(images), shared, arms, seeds, (), threads, {}, (command,), "pretrain")
+        grid = new if old is None else grown(old, new)
+        torch.set_num_threads(threads)
+        known = {} if old is None else dict(old.forecast)
+        grids.append(store_grid(where, replace(new, forecast={**known, **_forecast(grid, known, voice)})))
+    return grids
+
+
+def _settings(run: Planned, small: Scale | None, places: Places, images: int) -> dict[str, Any]:
+    if small is None:
+        same = run.judged == run.data
+        return {**run.settings, JUDGING: {} if same else {"on": places.by_name[run.judged]}}
+    settings = dict(run.settings)
+    settings["batch_size"] = min(settings["batch_size"], images)
+    # As many images are shown as the scale means to: of a larger set fewer epochs.
+    settings["epochs"] = max(1, round(run.epochs * min(1.0, small.images / images)))
+    if settings.get("region_after", 0) >= settings["epochs"]:
+        del settings["region_after"]
+    return {**settings, JUDGING: {"max_images": MOST_JUDGED, "no_cache": True}}
+
+
+def _pinned(data: str, shared: Mapping[str, Any]) -> dict[str, Any]:
+    made = pin_data(PretrainSettings(data=data, data_root=shared.get("data_root")))
+    return {"data": made.data, **({} if made.data_root is None else {"data_root": made.data_root})}
+
+
+def _forecast(grid: Grid, known: Mapping[str, float], voice: Voice) -> dict[str, float]:
+    """Put a run of every new arm together, which finds mistakes before anything is trained, and time its steps."""
+    arms = [arm for arm in grid.arms if arm.name not in known]
+    found = {}
+    with voice.progress("measuring") as advance:
+        for number, arm in enumerate(arms):
+            values = {name: value for name, value in {**grid.shared, **arm.settings}.items() if name != JUDGING}
+            try:
+                found[arm.name] = round(_seconds({**values, "seed": grid.seeds[0]}, voice), 2)
+            except UserError as problem:
+                raise UserError(f"{arm.name}: {problem}") from problem
+            advance(number + 1, len(arms))
+    return found
+
+
+def _seconds(values: Mapping[str, Any], voice: Voice) -> float:
+    job = PretrainingJob()
+    settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
+    made = job.assemble(job.pin(settings), origin, voice.progress)
+    settings, images = made.settings, len(made.prepared.part("train"))
+    alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=STEPS + 1))
+    device = torch.device(settings.device or "cpu")
+    each = seconds_per_batch(made.objective, job.loader(alone, 0), device, settings.precision)
+    batches = made.plan.steps_per_epoch * settings.accumulate * (settings.epochs or 0)
+    return BESIDE + SLOWER * each * max(1, batches) if images else BESIDE

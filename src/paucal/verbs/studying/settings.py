@@ -1,0 +1,44 @@
+"""The settings of `paucal study`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paucal.settings.options import option
+
+_WHAT, _WORK = "what is run", "who computes"
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """Which part of a study is run, on which images, and who computes it."""
+
+    scale: Literal["tiny", "small", "full"] = option(
+        "tiny: stand-ins on few small images, minutes on a core; small: longer, for a GPU or a night; full: as "
+        "published",
+        "tiny",
+        group=_WHAT,
+    )
+    data: list[str] | None = option(
+        "images: at tiny and small DATA in place of the published sets (by default the built-in digits, and cifar10); "
+        "at full NAME=DATA for each set that has no name in paucal",
+        group=_WHAT,
+    )
+    rows: list[str] | None = option("run these rows only, by their names in 'paucal study show NAME'", group=_WHAT)
+    columns: list[str] | None = option("run these columns only", group=_WHAT)
+    seeds: list[int] | None = option(
+        "of every row; by default those of the scale, or of the paper", group=_WHAT, low=0, high=2**62
+    )
+    recipe: str | None = option(
+        "full: named settings in place of the study's, such as drloc-scratch-reference", group=_WHAT
+    )
+    init: str | None = option("full: the trained weights that runs begin with, where a study needs some", group=_WHAT)
+    labels: str | None = option("full: folder of label maps, where a study needs them", group=_WHAT)
+    data_root: str | None = option("folder of the published sets, as in 'paucal train'", group=_WHAT)
+    download: bool = option("fetch a published set that is not there", False, group=_WHAT)
+    device: str | None = option("cpu, cuda or mps; by default as in 'paucal train'", group=_WORK)
+    workers: int | None = option("processes that load images, of each worker", group=_WORK, low=0, high=64)
+    output: str | None = option("folder of the study; by default runs/study-NAME-SCALE", group=_WORK)
+    jobs: int = option("workers; 0 to show what is there", 1, group=_WORK, low=0, high=4096)
+    on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
+    slurm: list[str] | None = option("what each worker asks of SLURM, as in 'paucal compare'", group=_WORK)
+    retry: bool = option("try failed runs again", False, group=_WORK)

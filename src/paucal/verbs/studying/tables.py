@@ -1,0 +1,107 @@
+"""Lines of a study as people read them: on the terminal, as CSV and on the page."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from paucal.runs import write_text
+from paucal.studies.study import Column, Study
+from paucal.verbs.comparing.outcome.words import span
+from paucal.verbs.studying.outcome import Line, Measured
+from paucal.verbs.studying.words import published
+
+DIGITS = {"params": 2, "gmacs": 2, "gmacs_all": 2, "seconds_per_step": 4}
+RESULTS = "results.csv"
+
+
+def shown_rows(study: Study, lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
+    """Return a row for each number: published, measured, and what both say of the difference to another row.
+
+    Args:
+        study: that the numbers are of.
+        lines: the numbers.
+        heading: over those that are ours.
+    """
+    rows = []
+    for line in lines:
+        row = {"row": line.row.name, "column": line.column.name}
+        row["published"] = published(line.published, line.deviation)
+        row[heading] = f"({line.why})" if line.measured is None else _measured(line.measured, line.column)
+        row["gain published"] = "-" if line.gain is None else f"{line.gain:+.2f}"
+        row["gain measured"] = "-" if line.measured is None else _gain(line.measured, line.column)
+        row["random weights"] = "-" if line.measured is None else number(line.measured.random, line.column)
+        rows.append(row)
+    empty = [name for name in ("gain published", "gain measured", "random weights") if _idle(rows, name)]
+    return [{name: text for name, text in row.items() if name not in empty} for row in rows]
+
+
+def terminal_table(study: Study, rows: Sequence[dict[str, str]]) -> Table:
+    """Return the rows as a table, the name of a row once."""
+    title = f"{study.title} ({study.paper}, {study.where})"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for place, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="left" if place < 2 else "right")
+    before = ""
+    for row in rows:
+        first, *others = row.values()
+        table.add_row("" if first == before else first, *others)
+        before = first
+    return table
+
+
+def write_results(folder: Path, lines: Sequence[Line]) -> None:
+    """Write `results.csv`: the same as numbers, a row for each."""
+    text = io.StringIO()
+    rows = [_numbers(line) for line in lines]
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(folder / RESULTS, text.getvalue())
+
+
+def number(value: float | None, column: Column) -> str:
+    """Return a measured value with as many digits as make sense."""
+    return "-" if value is None else f"{value:.{DIGITS.get(column.metric, 1)}f}"
+
+
+def _measured(one: Measured, column: Column) -> str:
+    text = number(one.value, column)
+    return text if one.deviation is None else f"{text} ± {number(one.deviation, column)}"
+
+
+def _gain(one: Measured, column: Column) -> str:
+    if one.gain is None:
+        return "-"
+    text = f"{one.gain:+.{DIGITS.get(column.metric, 1)}f}"
+    if one.difference is None or one.difference.both.low is None:
+        return text
+    return f"{text} ({span(one.difference.both)})"
+
+
+def _idle(rows: Sequence[dict[str, str]], name: str) -> bool:
+    return all(row[name] == "-" for row in rows)
+
+
+def _numbers(line: Line) -> dict[str, Any]:
+    one = line.measured
+    both = None if one is None or one.difference is None else one.difference.both
+    return {
+        "row": line.row.name,
+        "column": line.column.name,
+        "metric": line.column.metric,
+        "published": line.published,
+        "published_sd": line.deviation,
+        "published_gain": line.gain,
+        "measured": None if one is None else one.value,
+        "measured_sd": None if one is None else one.deviation,
+        "seeds": None if one is None else one.seeds,
+        "measured_gain": None if one is None else one.gain,
+        "gain_low": None if both is None or both.low is None else 100 * both.low,
+        "gain_high": None if both is None or both.high is None else 100 * both.high,
+        "random": None if one is None else one.random,
+        "why": line.why,
+    }

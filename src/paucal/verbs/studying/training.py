@@ -1,0 +1,73 @@
+"""The grids of a study whose rows are trained with labels: one for each set of images, computed as a comparison is."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paucal.studies.plan import Planned
+from paucal.studies.study import Scale, Study
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.grid import Grid
+from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.images import Places, labelled_images, share_of
+from paucal.verbs.studying.label_maps import with_maps
+from paucal.verbs.studying.settings import StudySettings
+
+
+def settle_training(
+    study: Study,
+    runs: Sequence[Planned],
+    small: Scale | None,
+    asked: StudySettings,
+    places: Places,
+    folder: Path,
+    command: str,
+    voice: Voice,
+) -> list[Grid]:
+    """Check every run, measure how long it takes, and store the grids.
+
+    Args:
+        study: that is run.
+        runs: of it.
+        small: the scale; None for the full one.
+        asked: seeds and who computes.
+        places: of the images.
+        folder: of the study.
+        command: that asks for it.
+        voice: shows what takes long.
+
+    Raises:
+        UserError: images are not there, a setting does not do, or the folder holds something else.
+    """
+    grids = []
+    for data in dict.fromkeys(run.data for run in runs):
+        here = [run for run in runs if run.data == data]
+        shared = {**places.shared, "data": places.by_name[data]}
+        arms = [Arm(run.name, None, None, _settings(study, run, small, shared, asked), run.against) for run in here]
+        seeds = list(asked.seeds or (study.seeds if small is None else small.seeds))
+        grid = GridSettings(seeds=seeds, output=str(folder / data), jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
+        needing = [run.row.maps for run in here]
+        if any(needing) and small is not None:
+            arms = with_maps(arms, needing, small, shared, grid, folder, voice)
+        grids.append(settle_grid(grid, arms, shared, command, voice))
+    return grids
+
+
+def _settings(
+    study: Study, run: Planned, small: Scale | None, shared: Mapping[str, Any], asked: StudySettings
+) -> dict[str, Any]:
+    if small is not None:
+        share = share_of(labelled_images(shared["data"], shared), small)
+        return {**run.settings, **({} if share is None else {"fraction": share})}
+    if run.row.maps and asked.labels is None:
+        raise UserError(
+            f"{run.row.name!r} learns from label maps: make them with 'paucal label DATA --teacher RUN --output "
+            "FOLDER' and give --labels FOLDER, or leave the row out by --rows."
+        )
+    # Rows that have a recipe of their own, such as those with label maps, keep it.
+    recipe = asked.recipe if run.settings.get("recipe") == study.recipe else None
+    more = {"recipe": recipe, "init": asked.init, "labels": asked.labels if run.row.maps else None}
+    return {**run.settings, **{name: value for name, value in more.items() if value is not None}}

@@ -1,0 +1,125 @@
+"""What is said of a study: whether it can be run, what that costs, and what its scale can tell."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paucal.settings.options import flag_words
+from paucal.studies.cost import gpu_hours
+from paucal.studies.plan import Planned
+from paucal.studies.study import COUNTED, DataSet, Row, Scale, Study, Value
+from paucal.wording import counted
+
+VERBS = {"detection": "paucal detect", "segmentation": "paucal segment"}
+
+
+def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
+    """Return whether a study can be run as published, in a few words.
+
+    Example:
+        >>> from paucal.studies.registry import data_sets, find_study
+        >>> status(find_study("drloc-table-2a"), data_sets()), status(find_study("drloc-table-12"), data_sets())
+        ('runnable', "by hand with 'paucal segment', which no study runs yet")
+    """
+    if study.kind in VERBS:
+        return f"by hand with '{VERBS[study.kind]}', which no study runs yet"
+    if study.kind == "count":
+        return "runnable (counted, nothing is trained)"
+    if study.kind == "facts":
+        return "nothing to run: it says what is used"
+    if study.kind in ("pictures", "command"):
+        return "by hand"
+    missing = missing_sets(study, data_sets)
+    needs = [f"data: {', '.join(missing)}"] if missing else []
+    needs += ["trained weights"] if study.start else []
+    needs += ["label maps"] if any(row.maps for row in study.trained_rows) else []
+    return f"needs {'; '.join(needs)}" if needs else "runnable"
+
+
+def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
+    """Return the sets that its runs at full scale read and that cannot be had by name."""
+    by_hand = dict.fromkeys(column.data for column in study.columns if column.data and study.kind in VERBS)
+    return [name for name in (*study.data_sets, *by_hand) if not data_sets[name].named]
+
+
+def cost_words(study: Study, data_sets: Mapping[str, DataSet]) -> str:
+    """Return the cost at full scale for a table."""
+    hours = gpu_hours(study, data_sets)
+    if not hours:
+        return "-"
+    return f"{hours:.1f}" if hours < 10 else f"{hours:,.0f}"
+
+
+def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
+    """Return a sentence for each thing that is needed at full scale and does not come by itself."""
+    lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
+    lines += [f"begins with {study.start}"] if study.start else []
+    if any(row.maps for row in study.trained_rows):
+        lines.append("label maps of the training images: 'paucal label DATA --teacher ...', then --labels FOLDER")
+    return lines
+
+
+def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned]) -> str:
+    """Return what is about to be run."""
+    models = counted(len(runs), "way") + " to " + ("pre-train" if study.kind == "pretrain" else "train")
+    if small is None:
+        return f"{study.name} as published: {models}, {counted(len(study.seeds), 'seed')} each"
+    epochs = sorted({run.epochs for run in runs})
+    length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+    return (
+        f"{study.name} with stand-ins: {models}, {small.side} pixels, {length} epochs of up to {small.images} images, "
+        f"{counted(len(small.seeds), 'seed')} each"
+    )
+
+
+def caveats(study: Study, small: Scale | None) -> list[str]:
+    """Return what the numbers have to be read with."""
+    lines = [] if small is None else [study.telling]
+    if small is not None and len(small.seeds) == 1:
+        lines.append(
+            "One seed for each row: intervals are those of other test images, and say nothing of the luck of training; "
+            "--seeds 0 1 2 does."
+        )
+    if small is not None:
+        left = [one.name for one in study.trained_columns if one.data != study.trained_columns[0].data]
+        if left:
+            lines.append(
+                f"One set of images stands for all, so {', '.join(left)} are not run: they differ by data alone."
+            )
+        if any(one.metric in COUNTED for one in study.columns):
+            lines.append("Parameters and multiply-adds are counted on the published models, not on stand-ins.")
+    lines += [f"Of the published numbers: {text}" for text in study.misprints]
+    return [
+        *lines,
+        *([study.note] if study.note else []),
+        *(f"{row.name}: {row.note}" for row in study.rows if row.note),
+    ]
+
+
+def settings_words(run: Planned) -> str:
+    """Return the settings of a run as they are typed after `paucal train` or `paucal pretrain`."""
+    words = [word for name, value in run.settings.items() if value is not False for word in flag_words(name, value)]
+    return shlex.join(words)
+
+
+def hand_command(study: Study, row: Row, settings: Mapping[str, Any]) -> str:
+    """Return the command that makes a row of detection or segmentation, with words in capitals to fill in."""
+    words = [word for name, value in settings.items() if value is not False for word in flag_words(name, value)]
+    begin = [] if "init" in settings else ["--init", "RUN"]
+    data = next((column.data for column in study.columns if column.data), "DATA")
+    return f"{VERBS[study.kind]} {data.upper()} {shlex.join([*begin, *words])}"
+
+
+def published(value: Value, deviation: float | None = None) -> str:
+    """Return a published value as text.
+
+    Example:
+        >>> published(85.62, 0.05), published(1281167.0), published(None), published("cosine")
+        ('85.62 ± 0.05', '1281167', '-', 'cosine')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    text = f"{value:.0f}" if value == int(value) else f"{value:.10g}"
+    return text if deviation is None else f"{text} ± {deviation:g}"

@@ -1,0 +1,144 @@
+"""Published beside measured: what is read from finished runs, and what is said of those that are missing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paucal.runs import RunFolder
+from paucal.studies.plan import plan, plan_whole
+from paucal.studies.registry import data_sets, studies
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import Arm, baseline_of
+from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, Cell, cells_of, state_of
+from paucal.verbs.comparing.cells.grid import Grid, read_grid
+from paucal.verbs.comparing.launch import go_on
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.run.voice import Quiet
+from paucal.verbs.studying.outcome import find_lines
+from paucal.verbs.studying.tables import shown_rows
+from paucal.verbs.studying.words import published
+
+
+def grid_of(folder: Path, runs, **changes) -> Grid:
+    folder.mkdir(parents=True)
+    arms = tuple(Arm(run.name, None, None, {}, run.against) for run in runs)
+    grid = Grid(folder, "images", {}, arms, (0, 1), verb="pretrain", **changes)
+    grid.write()
+    return read_grid(folder)
+
+
+def finish(cell: Cell, knn: float, linear: float) -> None:
+    cell.run.path.mkdir(parents=True)
+    cell.run.write_json("summary.json", {"seconds": 1.0})
+    scores = {"knn": {"trained": knn, "random": 0.1}, "linear": {"trained": linear, "random": 0.2}}
+    RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
+
+
+def fail(cell: Cell) -> None:
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    RunFolder(cell.folder).write_json(FAILED, {"error": "it did not"})
+
+
+def test_lines__of_features_are_means_over_seeds_and_paired_gains(tmp_path):
+    study = studies()["esvit-table-2"]
+    runs = plan(study, "tiny", data_sets(), rows=["Swin-T, W=7"])
+    grid = grid_of(tmp_path / "digits", runs)
+    scores = {("Swin-T, W=7, L_V", 0): (0.5, 0.6), ("Swin-T, W=7, L_V", 1): (0.7, 0.8)}
+    scores |= {("Swin-T, W=7, L_V+L_R", 1): (0.6, 0.9)}  # one seed of it is missing
+    for cell in cells_of(grid):
+        if (cell.arm.way, cell.seed) in scores:
+            finish(cell, *scores[cell.arm.way, cell.seed])
+    lines, findings = find_lines(study, runs, [read_grid(grid.folder)])
+    assert findings == []
+    found = {(line.row.name, line.column.name): line for line in lines}
+    own = found["Swin-T, W=7", "L_V k-NN"].measured
+    assert own is not None
+    assert (own.value, own.seeds, own.gain, own.random) == (pytest.approx(60), 2, None, pytest.approx(10))
+    assert own.deviation == pytest.approx(100 * 0.02**0.5)
+    other = found["Swin-T, W=7", "L_V+L_R k-NN"].measured
+    assert other is not None
+    assert (other.value, other.seeds, other.gain) == (pytest.approx(60), 1, pytest.approx(-10))  # seed 1 with seed 1
+    assert found["Swin-T, W=7", "L_V+L_R k-NN"].gain == pytest.approx(75.7 - 74.2)
+    assert found["Swin-B, W=14", "L_V linear"].why == "not run at this scale"
+    rows = shown_rows(study, lines)
+    assert rows[1] == {
+        **{"row": "Swin-T, W=7", "column": "L_V k-NN", "published": "74.2", "measured": "60.0 ± 14.1"},
+        **{"gain published": "-", "gain measured": "-", "random weights": "10.0"},
+    }
+
+
+def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_measured(tmp_path):
+    study = studies()["esvit-table-2"]
+    whole = plan_whole(study, "tiny", data_sets())
+    earlier = plan(study, "tiny", data_sets(), rows=["Swin-T, W=14"])
+    asked = plan(study, "tiny", data_sets(), rows=["Swin-T, W=7"], columns=["L_V linear"])
+    assert [run.name for run in asked] == ["Swin-T, W=7, L_V"]  # as among all others
+    assert [column.name for column in asked[0].columns] == ["L_V linear"]
+    grid = grid_of(tmp_path / "digits", [*earlier, *asked])
+    for cell in cells_of(grid):
+        if cell.arm.way == "Swin-T, W=14, L_V":
+            finish(cell, 0.5, 0.6)
+        if cell.arm.way == "Swin-T, W=7, L_V" and cell.seed == 0:
+            fail(cell)
+    lines, _ = find_lines(study, asked, [read_grid(grid.folder)], whole)
+    found = {(line.row.name, line.column.name): line for line in lines}
+    assert found["Swin-T, W=7", "L_V linear"].why == "not done"  # its other seed may still come
+    assert found["Swin-T, W=7", "L_V+L_R linear"].why == "left out by --columns"
+    assert found["Swin-T, W=14", "L_V+L_R linear"].why == "left out by --rows"
+    assert found["Swin-B, W=14", "L_V linear"].why == "not run at this scale"
+    kept = found["Swin-T, W=14", "L_V linear"].measured
+    assert kept is not None
+    assert (kept.value, kept.seeds) == (pytest.approx(60), 2)
+    for cell in cells_of(grid):
+        if cell.arm.way == "Swin-T, W=7, L_V" and cell.seed == 1:
+            fail(cell)
+    lines, _ = find_lines(study, asked, [read_grid(grid.folder)], whole)
+    assert {(one.row.name, one.column.name): one.why for one in lines}["Swin-T, W=7", "L_V linear"] == "failed"
+
+
+def test_plan__names_a_run_the_same_whatever_else_is_wanted():
+    study = studies()["drloc-table-2b"]
+    every = {run.name: run.settings for run in plan(study, "full", data_sets())}
+    (one,) = plan(study, "full", data_sets(), rows=["Swin-T"], columns=["λ=0.5"])
+    assert one.settings == every[one.name]
+    assert one.against == "Swin-T, λ=0.0"  # so that a gain is found once that is there
+
+
+def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
+    runs = plan(studies()["esvit-table-5"], "tiny", data_sets())
+    cell = cells_of(grid_of(tmp_path / "digits", runs))[0]
+    cell.run.path.mkdir(parents=True)
+    cell.run.write_json("summary.json", {"seconds": 1.0})
+    assert not state_of(cell).settled
+    RunFolder(cell.folder).write_json(JUDGED, {"scores": {}})
+    assert state_of(cell).name == "done"
+
+
+def test_compare__does_not_go_on_with_runs_without_labels(tmp_path):
+    grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny", data_sets()), commands=("paucal it",))
+    with pytest.raises(UserError, match="belongs to a study: go on with its own command, paucal it"):
+        go_on(grid.folder, GridSettings(jobs=0), Quiet())
+
+
+def test_lines__of_counts_are_counted():
+    study = studies()["dhvt-table-11"]
+    lines, _ = find_lines(replace(study, rows=study.rows[:1]), (), ())
+    params, gmacs = (line.measured for line in lines)
+    assert params is not None
+    assert params.value == pytest.approx(6.008650)
+    assert gmacs is not None
+    assert gmacs.value == pytest.approx(0.366, abs=5e-4)  # without the products of attention
+    assert [line.published for line in lines] == [6.0, 0.4]
+
+
+def test_arms__are_compared_with_what_they_name():
+    arms = [Arm("a", None, None, {}), Arm("b", None, None, {}), Arm("c", None, None, {}, "b")]
+    assert [baseline_of(arm, arms) for arm in arms] == [None, None, arms[1]]
+    plain = [Arm("a", None, None, {}), Arm("b", None, None, {})]
+    assert baseline_of(plain[1], plain) == plain[0]
+
+
+def test_published__as_text():
+    assert published(85.62, 0.05) == "85.62 ± 0.05"
+    assert [published(value) for value in (None, "cosine", 1281167.0, 0.6037)] == ["-", "cosine", "1281167", "0.6037"]
