@@ -99,3 +99,11 @@ def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_othe
     assert (settings.mixup == 0, settings.rand_augment == "none", settings.soup == 3) == (light, light, light)
     assert (settings.batch_size == 16, settings.lr == 2e-4) == (light, light)
     assert settings.epochs == (None if light else 100)
+
+
+@pytest.mark.parametrize(("device", "images", "size"), [("cpu", 2761, 16), ("cuda", 2761, 32), ("cpu", 4500, 32)])
+def test_choice__takes_smaller_steps_where_a_processor_makes_few_passes(device, images, size):
+    start = StartFacts("auto", "tf_efficientnet_lite0.in1k", chosen=True)
+    facts = Facts(n_train=images, n_classes=10, median_side=300, start=start, device=device)
+    settings, _ = resolve(TrainSettings(init="auto", model="tf_efficientnet_lite0.in1k", time="15m"), facts)
+    assert settings.batch_size == size

@@ -14,7 +14,7 @@ from paucal.settings.options import USUAL_SIDE
 from paucal.types import UserError, height_and_width
 
 
-def backbone_spec(settings: ModelSettings, n_classes: int) -> tuple[BackboneSpec, list[str]]:
+def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) -> tuple[BackboneSpec, list[str]]:
     """Describe the backbone, with constructor arguments that suit the image size.
 
     Arguments that the user gives win over chosen ones.
@@ -31,7 +31,8 @@ def backbone_spec(settings: ModelSettings, n_classes: int) -> tuple[BackboneSpec
     notes = [text for text in (sizing.reason, sizing.warning) if text]
     # Stored with the run, so that it can be rebuilt even if a later version chooses otherwise.
     chosen = {key: value for key, value in sizing.arguments.items() if key != "img_size"}
-    return BackboneSpec(name, n_classes, image_size=size, arguments={**chosen, **given}), notes
+    arguments = {**chosen, **given}
+    return BackboneSpec(name, n_classes, in_chans=channels, image_size=size, arguments=arguments), notes
 
 
 @dataclass(frozen=True)

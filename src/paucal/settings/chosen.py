@@ -16,4 +16,15 @@ img_size local_crops local_scale local_size lr min_lr model model_args momentum 
 precision projection_hidden strategy tasks teacher_temperature warmup_epochs warmup_teacher_epochs
 weight_decay workers
 """
+DETECT = """
+anchor average backbone_rate batch_size device devices epochs finest freeze_stages head_dim hflip img_size jitter lr
+masks min_lr model model_args nodes norms normalise precision proposals pyramid_channels regions strategy time
+warmup_epochs workers
+"""
+SEGMENT = """
+backbone_lr batch_size colour crops device devices drop_path epochs freeze hflip img_size lr min_lr model model_args
+nodes normalise precision scale strategy time warmup_epochs width workers
+"""
 CHOSEN = {"train": frozenset(TRAIN.split()), "pretrain": frozenset(PRETRAIN.split())}
+CHOSEN["detect"] = frozenset(DETECT.split())
+CHOSEN["segment"] = frozenset(SEGMENT.split())

@@ -18,6 +18,12 @@ class CropSettings(ViewSettings):
     )
     local_size: list[int] | None = option("sides of the local crops in pixels", group="crops", low=4, high=MAX_SIDE)
     local_scale: list[float] | None = option("share of an image's area that a local crop covers", group="crops")
+    resize: Literal["crop", "letterbox", "squash"] = option(
+        "what is done to an image of another shape before crops are cut from it: nothing, bars of the mean colour, or "
+        "stretching; then all of every image is shown where features are read",
+        "crop",
+        group="crops",
+    )
     pipeline: Literal["dino", "deit"] = option("how crops are changed", "dino", group="crops")
     blur: list[float] | None = option("range of the blur's radius in pixels", group="crops")
 

@@ -10,6 +10,7 @@ from paucal.settings.options import MOST_EPOCHS, option
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 Strategy = Literal["auto", "ddp", "fsdp"]
+Logger = Literal["tensorboard", "mlflow", "wandb"]
 
 
 LABELLED = (
@@ -36,6 +37,9 @@ class DataSettings:
     download: bool = option("fetch a published set that is not there", False, group="data")
     on_bad_image: Literal["refuse", "skip"] = option("what to do about unreadable images", "refuse", group="data")
     image_column: str | None = option("column of a table or of Parquet that holds the path or the image", group="data")
+    channels: int | None = option(
+        "channels of every image; by default 3, or as many as arrays (.npy, TIFF) have", group="data", low=1, high=1024
+    )
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,9 @@ class RunSettings:
     time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
     output: str | None = option("run folder; by default the next number below runs/", group="run")
     overwrite: bool = option("replace an existing run folder", False, group="run")
+    logger: list[Logger] | None = option(
+        "fill the logs of other programs beside the run's own files: tensorboard, mlflow, wandb", group="run"
+    )
 
 
 @dataclass(frozen=True)

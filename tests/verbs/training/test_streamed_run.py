@@ -9,6 +9,7 @@ from data.shards.made_sets import Numbered, numbered
 from paucal.data.shards.stream import Stream, blocks_of
 from paucal.data.splits.split import make_split
 from paucal.methods.training_settings import TrainSettings
+from paucal.objectives.supervised import Supervised
 from paucal.types import UserError
 from paucal.verbs.checking.quick import quick_check
 from paucal.verbs.run.images import Prepared, pin_data
@@ -48,3 +49,39 @@ def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
 
 def test_pin_data__leaves_a_url_as_it_is():
     assert pin_data(TrainSettings(data="s3://bucket/set")).data == "s3://bucket/set"
+
+
+def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():
+    settings, found = TrainSettings(time="1h", epochs=0), Choice(("weights",), "")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*read as they come: give at least 1"):
+        _rungs(settings, found, None, whole=False)
+
+
+def test_class_weights__of_streamed_images_are_those_of_any_others(prepared):
+    uneven = replace(prepared, images=replace(prepared.images, labels=np.repeat([0, 1, 2], [60, 20, 10])))
+    objective = Supervised.__new__(Supervised)
+    found = []
+    objective.weigh_classes = found.append  # type: ignore[method-assign]
+    balance(TrainSettings(class_weights="auto"), uneven, objective)
+    train = uneven.images.labels[uneven.part("train")]
+    counts = np.bincount(train)
+    assert found[0].tolist() == pytest.approx((len(train) / (3 * counts)).tolist())
+
+
+def test_folds__of_streamed_images_test_each_once_and_train_in_runs(prepared):
+    tested = np.zeros(90, dtype=int)
+    for number in range(1, 4):
+        split = make_split(prepared.images, fold=f"{number}/3")
+        tested += split.parts == "test"
+        train = split.indices("train")
+        assert prepared.images.stream is not None
+        order = train[prepared.images.stream.take(train).order(np.random.default_rng(0))]
+        assert sorted(order.tolist()) == train.tolist()
+        assert set(prepared.images.labels[split.indices("test")]) == {0, 1, 2}
+    assert (tested == 1).all()
+
+
+def test_group_by__copies_is_refused_where_nobody_has_looked_at_the_images(prepared):
+    with pytest.raises(UserError, match=r"--group-by duplicates looks at every image.*paucal check"):
+        make_split(prepared.images, group_by="duplicates")
+    assert make_split(prepared.images, group_by=r"/(\d+)").counts()["train"] > 0

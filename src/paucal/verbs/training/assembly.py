@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paucal.backbones.spec import BackboneSpec
+from paucal.data.channels.counting import spoken
 from paucal.data.checking.findings import Finding
 from paucal.data.shards.texts import taken
 from paucal.data.views.normalisation import Normalisation
@@ -32,12 +33,12 @@ from paucal.verbs.run.images import (
     Prepared,
     decoded,
     find_images,
-    load_images,
+    first_reading,
     reading_for,
     with_label_maps,
 )
 from paucal.verbs.run.job import Bars
-from paucal.verbs.run.loaders import stored_range
+from paucal.verbs.run.loaders import stored_reading
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import Start, find_start, load_start
@@ -52,8 +53,10 @@ from paucal.verbs.training.optimizer import check_plan, training_plan
 from paucal.verbs.training.split import split_images
 
 HEAD = "probe.safetensors"
+NO_PROBE = "no linear probe of the trained weights, since these images are read as they come: tuned from the first step"
 TUNING = "supervised"
 NO_CHOICE = Choice((), "")
+TOGETHER = "several processes tune the trained weights at once: the probe and the trials before it are for one process"
 SEVERAL = "several labels: trained with one sigmoid per class (binary cross-entropy), judged by mean average precision"
 
 
@@ -108,7 +111,7 @@ def assemble(
         return assemble(*asked, bars, run, split_images(asked[0], prepared.images))
     images = prepared.images
     rungs = _rungs(settings, found, run, whole=images.stream is None)
-    objective, spec, notes = _build(settings, len(images.classes))
+    objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
     suit_labels(settings, prepared, objective)
     if objective.data_request.label_maps:
         with bars("looking at label maps") as advance:
@@ -129,8 +132,11 @@ def assemble(
     findings = tuple(quick_check(prepared)) if run is None else ()
     remarks = [
         *([found.remark] if found.remark else ()),
+        *([TOGETHER] if found.candidates and settings.processes > 1 else ()),
         *images.notes,
+        *filter(None, [spoken(images.reading.channels)]),
         *([SEVERAL] if images.multi_hot is not None else ()),
+        *([NO_PROBE] if images.stream is not None and found.candidates else ()),
         *told(findings),
         *check_plan(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
@@ -171,12 +177,18 @@ def _rungs(settings: TrainSettings, found: Choice, run: RunFolder | None, whole:
         # The ladder is climbed by one process; several start from the weights at once, and so do images in shards.
         candidates = found.candidates if settings.processes == 1 and whole else ()
         rungs = Rungs(candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
-    _check_new(settings, rungs)
+    _check_new(settings, rungs, whole)
     return rungs
 
 
-def _check_new(settings: TrainSettings, rungs: Rungs | None) -> None:
+def _check_new(settings: TrainSettings, rungs: Rungs | None, whole: bool = True) -> None:
     check_rates(settings)
+    if settings.epochs == 0 and not whole:
+        raise UserError(
+            "--epochs 0 keeps the linear probe of trained weights as the model, which is fitted to the features of all "
+            "images at once, and those in shards are read as they come: give at least 1, or train on a part of them "
+            "that is small enough to be decoded once."
+        )
     if settings.epochs == 0 and (rungs is None or not rungs.candidates):
         raise UserError(
             "--epochs 0 keeps the linear probe of trained weights as the model, and this run looks for no such weights "
@@ -227,12 +239,12 @@ def _facts_of(start: Start, init: str | None) -> StartFacts | None:
 
 def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepared:
     """Open and split the images; they are decoded where it is known already how large they will be needed."""
-    if settings.img_size is None:
-        with bars("looking through shards") as advance:
-            images = find_images(settings, advance=advance)
-    else:
+    with bars("looking through shards") as advance:
+        images = find_images(settings, advance=advance)
+    if settings.img_size is not None:
+        reading = reading_for(settings.img_size, first_reading(settings, images, stored_reading(run)))
         with bars("reading images") as advance:
-            images = load_images(settings, advance, reading=reading_for(settings.img_size, stored_range(run)))
+            images = decoded(images, settings, reading, advance)
     return split_images(settings, images) if run is None else Prepared(images, stored_split(run, images))
 
 
@@ -243,7 +255,9 @@ def _at_size(
 
     Larger ones than needed do where they are open already: a ladder tries smaller sizes in passing.
     """
-    images, reading = prepared.images, reading_for(settings.img_size or [USUAL_SIDE], stored_range(run))
+    images = prepared.images
+    like = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
+    reading = reading_for(settings.img_size or [USUAL_SIDE], like)
     have, want = images.reading.side or 0, reading.side or 0
     if have == want or (opened is not None and have > want):
         return prepared, False
@@ -252,11 +266,11 @@ def _at_size(
     return replace(prepared, images=images), len(images) < len(prepared.images)
 
 
-def _build(settings: TrainSettings, n_classes: int) -> tuple[Objective, BackboneSpec, list[str]]:
+def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
     with torch.random.fork_rng(devices=[]), enough_memory():
         torch.manual_seed(settings.seed)
-        spec, notes = backbone_spec(settings, n_classes)
+        spec, notes = backbone_spec(settings, n_classes, channels)
         notes = [*check_room(settings, spec), *notes]
         return build_objective(settings, spec), spec, notes
 

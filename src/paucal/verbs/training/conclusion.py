@@ -10,7 +10,7 @@ import torch
 from paucal.distributed import rank
 from paucal.evaluation.calibration import FEWEST, Calibration, calibration
 from paucal.evaluation.classification import classification_report
-from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.deployed import load_deployed
 from paucal.evaluation.multi_label import multi_label_report
 from paucal.evaluation.multi_label_results import MultiLabelReport
@@ -18,6 +18,7 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.record import record_classification, record_multi_label, save_figure
 from paucal.evaluation.reports import Report
 from paucal.evaluation.tables import due_line, report_table, score_lines
+from paucal.memory import peak_memory
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.report.page import write_report
@@ -55,6 +56,11 @@ class Result(FinishedRun):
         """The scores on the test images as plain numbers: "top1", "loss" and others; "map" of several labels."""
         return self.report.values
 
+    @property
+    def test_scores(self) -> dict[str, float]:
+        """The same as `metrics`."""
+        return self.metrics
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -85,7 +91,8 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
     chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
     best = outcome.best.get("epoch") if _selected(assembled) else None
     if outcome.rows:
-        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance, best=best))
+        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance, best=best))
     report = _judge(run, assembled, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
     judged = Judgement(report, finish, calibrated)
@@ -168,6 +175,7 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(whole_time(assembled.rungs, outcome), 1),
+        "peak_memory": peak_memory(assembled.settings.device or "cpu"),
         f"test_{measure.score}": judged.report.scores[measure.score].value,
         "start": None if assembled.start is None else assembled.start.short(),
         "remarks": list(assembled.remarks),

@@ -50,7 +50,9 @@ def feeding(
     if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
         return stored  # else it is that of a model which the run has made at another size, on its way
     statistics = normalisation(settings, prepared, start)
-    return preprocessing(settings, statistics, start, prepared.images.reading.value_range)
+    reading = prepared.images.reading
+    fed = preprocessing(settings, statistics, start, reading.value_range)
+    return replace(fed, channel_ranges=reading.channel_ranges)
 
 
 def preprocessing(
@@ -129,7 +131,7 @@ def validation(
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: eval_loader(prepared, indices, preprocess, replace(settings, workers=workers)),
-        n_bytes=len(indices) * height * width * 3 * 4,
+        n_bytes=len(indices) * height * width * preprocess.channels * 4,
         workers=settings.workers or 0,
         device=settings.device or "cpu",
     )

@@ -15,10 +15,11 @@ from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.voice import Quiet
+from paucal.verbs.training.assembly import TOGETHER, assemble
 from paucal.verbs.training.job import TrainingJob, one_length
 from paucal.verbs.training.ladder import climb as climbing
 from paucal.verbs.training.ladder import start as starting
-from paucal.verbs.training.ladder import tuning
+from paucal.verbs.training.ladder import trials, tuning
 from paucal.verbs.training.ladder.first_rung import affordable, winner_of
 from paucal.verbs.training.ladder.rungs import Rung
 from paucal.verbs.training.ladder.trials import best_of
@@ -74,10 +75,10 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     assert [trial["name"] for trial in found["trials"]] == [way.name for way in tuning.ways(load(result).module)]
     assert len(rows) == 2
     settings = RunFolder(result.folder).settings
-    trials = [Rung(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
+    tried = [Rung(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
     judges = (result.folder / "split.csv").read_text().count(",val\n")
     assert judges == 24
-    chosen = found["trials"][best_of(trials, judges)]
+    chosen = found["trials"][best_of(tried, judges)]
     assert settings["lr"] == chosen["details"]["lr"]
     assert settings["eval_mode"] == chosen["details"]["eval_mode"]
     assert settings["freeze"] == chosen["details"].get("freeze")
@@ -165,6 +166,53 @@ def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
     assert "the probe is the model" in found["plan"]
     assert RunFolder(result.folder).read_rows() == []
     assert result.report.images > 0
+
+
+def test_processes__that_are_several_tune_at_once_and_say_so(data):
+    def assembled(devices):
+        given = {**SHORT, "data": str(data), "epochs": 1, "devices": devices}
+        return assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), Quiet().progress)
+
+    alone, together = assembled(1), assembled(2)
+    assert (len(alone.rungs.candidates), together.rungs.candidates) == (1, ())
+    assert together.settings.init == alone.settings.init == "auto"
+    assert TOGETHER in together.remarks
+    assert TOGETHER not in alone.remarks
+
+
+def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "seconds_per_image", no_memory)
+    voice = Heard()
+    result = started(data, tmp_path / "run", voice, epochs=2)
+    found = rungs_of(result.folder)
+    assert (found["tune"], found["trials"], set(found["sizes"].values())) == (False, [], {None})
+    assert (
+        found["plan"] == "the memory does not suffice to tune (--batch-size 8 takes half of it): the probe is the model"
+    )
+    assert "note: the memory does not suffice to tune on images of 32" in voice.lines
+    assert result.report.images > 0
+
+
+def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
+    real = trials._fit
+
+    def tight(assembled, *others):
+        return real(assembled, *others) if assembled.settings.freeze else no_memory()
+
+    monkeypatch.setattr(trials, "_fit", tight)
+    voice = Heard()
+    result = started(data, tmp_path / "run", voice, epochs=1)
+    first, *others = rungs_of(result.folder)["trials"]
+    assert first["score"] > 0
+    assert len(others) > 0
+    assert {other["score"] for other in others} == {0.0}
+    assert sum("the memory of the device (cpu) does not suffice" in line for line in voice.lines) == len(others)
+    assert RunFolder(result.folder).settings["freeze"]
+    assert len(RunFolder(result.folder).read_rows()) == 1
+
+
+def no_memory(*_):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
 
 @pytest.mark.slow

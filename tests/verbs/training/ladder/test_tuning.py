@@ -49,7 +49,11 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
     said: list[str] = []
     return SimpleNamespace(
         rungs=SimpleNamespace(tuning=tuning or {}, trials=(), budget=900.0),
-        made=SimpleNamespace(prepared=SimpleNamespace(part=lambda name: range(100))),
+        made=SimpleNamespace(
+            prepared=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
+            settings=SimpleNamespace(img_size=[224]),
+        ),
+        image_seconds=0.0,
         left=lambda shrink=1.0: left,
         epoch=epoch,
         voice=SimpleNamespace(say=said.append),
@@ -68,15 +72,17 @@ def tried(monkeypatch):
     found = []
     monkeypatch.setattr(tuning, "_options", lambda made: [CAREFUL, BOLD])
     monkeypatch.setattr(tuning, "is_timed", lambda made: True)
+    monkeypatch.setattr(tuning, "_image_seconds", lambda ascent, way, side: ascent.epoch / 100)
     monkeypatch.setattr(tuning, "_prospect", lambda ascent, way, count: Prospect([160], ascent.epoch, 20))
     monkeypatch.setattr(tuning, "_tried", stop)
+    monkeypatch.setattr(tuning, "_prepare_head", lambda ascent, side: found.append(f"head {side}"))
     return found
 
 
 def test_choose_way__tries_none_where_trials_would_take_the_passes_that_the_careful_one_needs(tried):
     ascent = timed(left=100, epoch=25)  # 84 seconds after two trials: less than four passes
     way, cost = choose_way(ascent) or pytest.fail("no way")
-    assert (way, cost.epoch, tried) == (CAREFUL, 25, [])
+    assert (way, cost.epoch, tried) == (CAREFUL, 25, ["head [160]"])  # one head, for the way that goes on
     assert ascent.said == ["note: no time to try several ways to tune; the careful one: careful"]
 
 
@@ -92,4 +98,4 @@ def test_choose_way__goes_on_as_it_was_begun(tried):
     chosen = choose_way(timed(left=1000, epoch=20, tuning={"careful": {}, "careful" + AT_ONCE: {}}))
     assert chosen is not None
     assert chosen[0] == CAREFUL
-    assert tried == ["careful"]
+    assert tried == ["careful", "head [160]"]

@@ -86,13 +86,22 @@ def _from_trained(ascent: Ascent) -> bool:
         return _stay(ascent, f"{why}: the probe is the model, since nothing could tell whether tuning is better")
     chosen = choose_way(ascent)
     if chosen is None:
-        return _stay(ascent, "the time that is left does not suffice for two passes: the probe is the model")
+        return _stay(ascent, f"{_lacking(ascent)}: the probe is the model")
     way, cost = chosen
     passes = ascent.made.settings.epochs
     if passes is None:
         passes = max(1, min(MOST_PASSES, int(ascent.left(cost.shrink) / cost.epoch)))
     _set_length(ascent, passes, cost.epoch, {"img_size": cost.side, **way.settings}, cost.shrink)
     return True
+
+
+def _lacking(ascent: Ascent) -> str:
+    """Return what there was too little of for any way to tune."""
+    if None not in ascent.rungs.sizes.values():
+        return "the time that is left does not suffice for two passes"
+    half = ascent.made.settings.images_per_pass // 2
+    advice = f"--batch-size {half} takes half of it" if half else "smaller images, --img-size, take less"
+    return f"the memory does not suffice to tune ({advice})"
 
 
 def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str, Any], shrink: float = 1.0) -> None:

@@ -38,9 +38,10 @@ class Rungs:
         spent: seconds until now, over all calls.
         race: what each candidate was worth on a part of the images.
         probe: the linear head on frozen features; None before it is there.
-        sizes: seconds for a training image, by its size and the stages that are frozen.
+        sizes: seconds for a training image, by its size and the stages that are frozen; None where a step does not fit
+            in the memory.
         tuning: image size, seconds of a pass and steps of a trial of each way to tune that was looked at; None for a
-            way for which there is no time.
+            way for which there is no time or no memory.
         trials: short trainings, one for each way to tune that was tried.
         plan: a sentence on what comes next and how long it takes; "" before it is made.
         tune: whether tuning follows the probe.
@@ -51,7 +52,7 @@ class Rungs:
     spent: float = 0.0
     race: tuple[Rung, ...] = ()
     probe: Rung | None = None
-    sizes: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, float | None] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
     trials: tuple[Rung, ...] = ()
     plan: str = ""
@@ -83,7 +84,7 @@ def read_rungs(run: RunFolder | None) -> Rungs | None:
             float(stored["spent"]),
             tuple(map(_rung, stored["race"])),
             None if stored["probe"] is None else _rung(stored["probe"]),
-            {str(side): float(seconds) for side, seconds in stored["sizes"].items()},
+            {str(side): None if each is None else float(each) for side, each in stored["sizes"].items()},
             dict(stored["tuning"]),
             tuple(map(_rung, stored["trials"])),
             str(stored["plan"]),

@@ -1,11 +1,12 @@
 """How long a training step takes on this machine: tried before lengths are planned."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 
+from paucal.objectives import Objective
 from paucal.types import Batch, Progress
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.loaders import train_loader
@@ -16,27 +17,38 @@ SLOWER = 1.08  # optimizer, moving average and records, which a bare step lacks
 
 
 def seconds_per_image(assembled: AssembledTraining) -> float:
-    """Return the seconds that training takes for an image: reading, changing, forward and backward.
-
-    The objective comes back as it was.
-    """
+    """Return the seconds that training takes for an image: reading, changing, forward and backward."""
     settings, objective = assembled.settings, assembled.objective
     size = min(settings.images_per_pass, MOST_IMAGES, max(2, len(assembled.prepared.part("train"))))
     device = torch.device(settings.device or "cpu")
-    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     alone = replace(settings, batch_size=size, accumulate=1, workers=0)
     plan = replace(assembled.plan, total_steps=STEPS + 1, accumulate=1)
     loader = train_loader(
         assembled.prepared, assembled.card.preprocessing, alone, plan, objective.data_request, start=0
     )
+    return SLOWER * seconds_per_batch(objective, loader, device, settings.precision) / size
+
+
+def seconds_per_batch(
+    objective: Objective, loader: Iterable[Batch], device: torch.device, precision: str | None
+) -> float:
+    """Return the seconds that a forward and backward pass over a batch takes; the objective comes back as it was.
+
+    Args:
+        objective: that is trained.
+        loader: of a few batches of one size; the first is not timed.
+        device: to compute on.
+        precision: of the arithmetic, as in the settings of a run.
+    """
+    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
     objective.to(device).train()
-    dtype = torch.bfloat16 if settings.precision == "bf16-mixed" else torch.float16
     times: list[float] = []
     try:
         with torch.random.fork_rng(devices=[]):
             begin = time.perf_counter()
             for batch in loader:
-                _step(objective, batch.to(device), device, None if settings.precision == "32-true" else dtype)  # type: ignore[union-attr]
+                _step(objective, batch.to(device), device, None if precision == "32-true" else dtype)
                 now = time.perf_counter()
                 times.append(now - begin)
                 begin = now
@@ -46,7 +58,7 @@ def seconds_per_image(assembled: AssembledTraining) -> float:
         objective.zero_grad(set_to_none=True)
         objective.to("cpu")
         objective.load_state_dict(before)
-    return SLOWER * min(times[1:] or times) / size
+    return min(times[1:] or times)
 
 
 def _step(objective: torch.nn.Module, batch: Batch, device: torch.device, dtype: torch.dtype | None) -> None:

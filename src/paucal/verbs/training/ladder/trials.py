@@ -13,6 +13,7 @@ from torch import nn
 from paucal.backbones.layers import count_stages
 from paucal.runs import RunFolder
 from paucal.training import CosineWarmup, Optimization, Outcome, Plan, Records, Watch, checkpoint_position, fit
+from paucal.training.memory import memory_advice
 from paucal.types import UserError
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
@@ -92,8 +93,9 @@ def attempt(
     start = checkpoint_position(folder.last)[1] if folder.last.exists() else 0
     records = Records(folder, lambda module: None, Watch(scores))
     try:
-        outcome = _fit(assembled, plan, start, records, voice, callbacks)
-    except UserError as problem:  # a rate that no weights survive: that way has lost
+        with memory_advice(plan):
+            outcome = _fit(assembled, plan, start, records, voice, callbacks)
+    except UserError as problem:  # a rate that no weights survive, or too little memory: that way has lost
         voice.say(f"note: {way.name}: {problem}")
         return Rung(way.name, 0.0, time.monotonic() - begin, {"loss": WORST, "steps": steps, **way.settings})
     if not outcome.finished:
