@@ -80,7 +80,7 @@ def test_validation_top1__is_that_of_the_kept_epoch():
 @pytest.mark.parametrize("selected", [True, False])
 def test_page__of_a_run_without_validation_says_that_nothing_was_selected(selected, monkeypatch):
     marked = []
-    monkeypatch.setattr(pictures, "curves_figure", lambda rows, best: marked.append(best) or Figure())
+    monkeypatch.setattr(pictures, "curves_figure", lambda rows, best, columns: marked.append(best) or Figure())
     rows = [{"epoch": 1.0, "train_loss": 2.0}, {"epoch": 2.0, "train_loss": 1.0}]
     found = replace(files(*outcome(60, 6), rows=rows), summary=Summary(selected=selected, best_epoch=2))
     assert (headline(found)[-1].endswith("last epoch, and nothing was selected.")) == (not selected)

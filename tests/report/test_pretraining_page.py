@@ -80,7 +80,8 @@ def test_page__says_what_was_trained_and_what_the_features_are_worth(run):
 
 def test_page__is_self_contained_and_shows_its_pictures(run):
     page = write_pretraining_report(run.path).read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == 3  # health, curves (drawn here), crops
+    assert page.count('src="data:image/png;base64,') == 3  # health, curves (drawn here), crops
+    assert page.count('srcset="data:image/png;base64,') == 1  # the curves, for small screens
     assert EVIL not in page
     assert "<script" not in page
     assert not re.search(r"https?://", page)

@@ -1,4 +1,5 @@
 import base64
+import html
 import io
 import json
 import re
@@ -148,6 +149,52 @@ def test_write_report__embeds_stored_pictures_and_draws_the_missing(run):
     drawn = {alt.split(":")[0] for alt, image in images.items() if image.width > 400}
     assert drawn == {"How the losses and the scores went over the epochs.", "Which class was taken for which"}
     assert 'href="#more"' in page
+
+
+def test_write_report__says_what_it_cost_and_how_to_repeat_it(run):
+    rows = [{"epoch": e, "val_top1": 0.2 * e, "seconds": 10.0 * e + (5 if e == 2 else 0)} for e in (1, 2, 3)]
+    run.write_rows(rows)
+    run.write_json("summary.json", run.read_json("summary.json") | {"peak_memory": 3 * 2**29})
+    text = html.unescape(words(page_of(run)))
+    # 1,200 images: 120, 80 and 240 a second; the middle one is told.
+    assert "speed 120 training images a second" in text
+    assert "peak memory 1.50 GiB" in text
+    assert f"paucal train --config '{run.config}' # every setting as it was chosen" in text
+    assert "paucal train 'my photos' # as it was begun" in text
+    run.write_rows([{name: value for name, value in row.items() if name != "seconds"} for row in rows])
+    assert "training images a second" not in words(page_of(run))
+
+
+def test_write_report__takes_photographs_as_jpeg_and_stays_small(run):
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(20, 236, (20, 25, 4)).repeat(20, axis=0).repeat(20, axis=1)
+    noise = (blocks + generator.integers(-10, 10, (400, 500, 4))).astype(np.uint8)
+    noise[..., 3] = 255
+    noise[:200, :, 3] = 0  # what lets the page shine through becomes white
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "png")
+    (run.plots / "mistakes.png").write_bytes(buffer.getvalue())
+    (run.plots / "train_batch.png").write_bytes(buffer.getvalue()[:300_000])  # damaged
+    page = page_of(run)
+    (found,) = re.findall(r'src="data:image/jpeg;base64,([^"]*)"', page)
+    shown = Image.open(io.BytesIO(base64.b64decode(found)))
+    assert (shown.size, shown.format) == ((500, 400), "JPEG")
+    assert np.asarray(shown)[:180].min() > 245
+    inside = np.asarray(shown)[220:].astype(float)
+    assert np.corrcoef(inside.ravel(), noise[220:, :, :3].ravel())[0, 1] > 0.95
+    assert len(found) < len(buffer.getvalue())
+
+
+def test_write_report__curves_have_a_panel_below_the_other_on_small_screens(run):
+    (run.plots / "curves.png").unlink()
+    page = page_of(run)
+    wide = re.search(r'src="data:image/png;base64,([^"]*)" alt="How the losses', page)
+    narrow = re.search(r'<source media="\(max-width: 600px\)" srcset="data:image/png;base64,([^"]*)">', page)
+    assert wide is not None
+    assert narrow is not None
+    (across, down), (small, tall) = (Image.open(io.BytesIO(base64.b64decode(one[1]))).size for one in (wide, narrow))
+    assert small < across / 2
+    assert tall > 2 * down
 
 
 def test_write_report__commands_name_the_run_and_are_quoted(run):

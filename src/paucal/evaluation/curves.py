@@ -13,6 +13,7 @@ Row = Mapping[str, float]
 COLUMNS = 3
 COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 # Columns that say where a run stands, not how it goes.
+SPEED = "images_per_second"
 POSITION = ("epoch", "step", "seconds", "skipped_steps")
 
 
@@ -35,11 +36,30 @@ def drawn_columns(rows: Sequence[Row]) -> list[str]:
     return [name for name in names if name not in POSITION and not name.startswith("weight_")]
 
 
+def with_speed(rows: Sequence[Row], images: int) -> list[Row]:
+    """Return the rows with `images_per_second`, between two of them, where both say when they were written.
+
+    Args:
+        rows: of `metrics.csv`.
+        images: of an epoch.
+    """
+    found: list[Row] = []
+    before: Row = {"epoch": 0.0, "seconds": 0.0}
+    for row in _numbered(rows):
+        passed = row.get("seconds", math.nan) - before.get("seconds", math.nan)
+        epochs = row["epoch"] - before["epoch"]
+        # A run that went on after a pause may count its seconds anew.
+        found.append({**row, SPEED: images * epochs / passed} if passed > 0 and epochs > 0 else row)
+        before = row
+    return found
+
+
 def curves_figure(
     rows: Sequence[Row],
     *,
     chance: Mapping[str, float] | None = None,
     best: float | None = None,
+    columns: int = COLUMNS,
 ) -> Figure:
     """Draw the columns of `metrics.csv` over epochs, one small panel for each kind of number.
 
@@ -51,6 +71,7 @@ def curves_figure(
         rows: one per epoch; a row may lack columns; "epoch" is the row's number from 1 where it is missing.
         chance: per column a value that guessing reaches, drawn dashed.
         best: epoch of the model that was kept; by default the one `best_epoch` names.
+        columns: panels side by side, at most.
 
     Raises:
         ValueError: there are no rows, or none holds a number to draw.
@@ -60,7 +81,7 @@ def curves_figure(
     if not panels:
         raise ValueError(f"expected rows with numbers to draw, got {len(rows)} rows without")
     best = best_epoch(rows) if best is None else best
-    n_columns = min(COLUMNS, len(panels))
+    n_columns = min(columns, len(panels))
     n_rows = -(-len(panels) // n_columns)
     figure = Figure(figsize=(3.7 * n_columns, 2.7 * n_rows + 0.2), layout="constrained")
     grid = list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
@@ -108,7 +129,7 @@ def _draw(axes: Axes, rows: Sequence[Row], names: Sequence[str], chance: Mapping
         # A line through one point is invisible, and few points are better seen than guessed.
         marker = "o" if len(points) <= 30 else ""
         label = name.removeprefix("val_").removeprefix("train_").replace("_", " ").replace("top1", "top-1")
-        label = "mean average precision" if label == "map" else label
+        label = {"map": "mean average precision", "mean iou": "mean IoU"}.get(label, label)
         axes.plot(*zip(*points, strict=True), marker=marker, ms=3, lw=1.5, color=colour, label=label)
         if name in chance:
             axes.axhline(chance[name], ls="--", lw=1, color=colour, label=f"{label}, by chance")
@@ -130,6 +151,10 @@ def _decorate(axes: Axes, title: str, names: Sequence[str], best: float | None) 
 def _unit(name: str) -> str:
     if name.startswith("train_") or name == "val_loss":
         return "loss"
+    if name in ("val_mean_iou", "val_pixel_accuracy"):
+        return "share of pixels"
     if name.startswith(("val_", "monitor_")):
         return "average precision" if name == "val_map" else "share of images"
+    if name == SPEED:
+        return "images/s"
     return "per step" if name == "lr" else "value"

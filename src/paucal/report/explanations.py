@@ -1,13 +1,15 @@
 """What a result means, in sentences for someone who has never read a metric."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
+from statistics import median
 
-from paucal.evaluation.curves import best_epoch, validation_score
+from paucal.evaluation.curves import SPEED, best_epoch, validation_score, with_speed
 from paucal.evaluation.intervals import Score
 from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.results import ClassificationReport
-from paucal.report.inputs import RunFiles
+from paucal.report.inputs import RunFiles, Summary
 from paucal.report.several_labels import headline_of_several, warnings_of_several
 from paucal.wording import counted, percent
 
@@ -163,8 +165,34 @@ def trained(files: RunFiles) -> Mapping[str, str]:
         "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
         "kept": summary.kept,
         "training time": None if summary.seconds is None else duration(summary.seconds),
+        "speed": _speed(files),
+        "peak memory": None if summary.peak_memory is None else f"{summary.peak_memory / 2**30:.2f} GiB",
     }
     return {name: value for name, value in known.items() if value is not None}
+
+
+def training_images(summary: Summary) -> int | None:
+    """Return how many images an epoch shows; None where the run does not say."""
+    return next((part.images for part in summary.parts if part.name == "train"), None)
+
+
+def _speed(files: RunFiles) -> str | None:
+    """Return the images per second of the middle epoch, its validation among them."""
+    images = training_images(files.summary)
+    rows = [] if images is None else with_speed(files.rows, images)
+    found = [row[SPEED] for row in rows if SPEED in row]
+    return f"{median(found):.3g} training images a second, with the validation of each epoch" if found else None
+
+
+def again(files: RunFiles) -> list[str]:
+    """Return the commands that make the run again: with its settings as they were chosen, and as it was begun."""
+    found = []
+    if files.settings:
+        verb, config = shlex.quote(files.verb), shlex.quote(str(files.run.config))
+        found.append(f"paucal {verb} --config {config}   # every setting as it was chosen, in a new folder")
+    if "command" in files.environment:
+        found.append(f"{files.environment['command']}   # as it was begun; what is not given is chosen again")
+    return found
 
 
 def confidence_sentence(files: RunFiles) -> str | None:

@@ -91,6 +91,7 @@ class Summary:
         grid: tokens down and across, such as "8 x 8".
         epochs: completed.
         seconds: of training.
+        peak_memory: bytes that the run took at most, of the accelerator where there was one.
         selected: whether validation images chose the epoch whose weights were kept; else it is the last.
         best_epoch: whose weights were kept.
         rungs: the models that it made on its way up from trained weights.
@@ -110,6 +111,7 @@ class Summary:
     grid: str | None = None
     epochs: float | None = None
     seconds: float | None = None
+    peak_memory: float | None = None
     selected: bool = True
     best_epoch: float | None = None
     rungs: Sequence[Step] = ()
@@ -131,6 +133,7 @@ class RunFiles:
         rows: of `metrics.csv`.
         evaluation: of `evaluation/test/metrics.json`, or None.
         check: of `check.json`; None where there is none.
+        verb: that made the run.
     """
 
     run: RunFolder
@@ -140,6 +143,7 @@ class RunFiles:
     rows: Sequence[Mapping[str, float]]
     evaluation: Report | None
     check: Sequence[Complaint] | None = None
+    verb: str = "train"
 
 
 def read_run(path: Path) -> RunFiles:
@@ -166,6 +170,7 @@ def _read(run: RunFolder) -> RunFiles:
         _rows(run),
         read_report(evaluation) if evaluation else None,
         _check(run),
+        run.verb if run.config.is_file() else "train",
     )
 
 
@@ -213,7 +218,7 @@ def _rows(run: RunFolder) -> list[dict[str, float]]:
 def _summary(run: RunFolder) -> Summary:
     content = _json(run, "summary.json")
     words = ("title", "model", "method", "data", "split", "grid", "kept")
-    numbers = ("epochs", "seconds", "best_epoch", "kept_val_score")
+    numbers = ("epochs", "seconds", "peak_memory", "best_epoch", "kept_val_score")
     kept = content.get("kept_val_top1", content.get("kept_val_map"))
     content = {**content, "kept_val_score": kept}
     try:

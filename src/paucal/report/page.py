@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.tables import UNKNOWN, score_lines
-from paucal.report.explanations import confidence_sentence, headline, trained, warnings
+from paucal.report.explanations import again, confidence_sentence, headline, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run
 from paucal.report.pictures import pictures
 from paucal.runs import write_text
@@ -41,6 +41,7 @@ def render(files: RunFiles) -> str:
         headline=headline(files),
         warnings=warnings(files),
         trained=trained(files),
+        again=again(files),
         confidence=confidence_sentence(files),
         report=report,
         several=isinstance(report, MultiLabelReport),
@@ -63,6 +64,7 @@ def template(name: str) -> Template:
     )
     environment.filters["percent"] = percent
     environment.filters["share"] = lambda value: UNKNOWN if value is None else percent(value)
+    environment.filters["unbroken"] = lambda text: text.replace(" ", "\u00a0")
     return environment.get_template(name)
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from PIL import Image
 
-from paucal.evaluation.curves import curves_figure, drawn_columns
+from paucal.evaluation.curves import COLUMNS, curves_figure, drawn_columns, with_speed
 from paucal.evaluation.multi_label_plots import class_precision_figure
 from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import confusion_figure, per_class_figure
-from paucal.report.explanations import kept_epoch
+from paucal.report.explanations import kept_epoch, training_images
 from paucal.report.inputs import RunFiles
 from paucal.types import UserError
 
@@ -20,6 +21,11 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_PICTURE_BYTES = 8 * 2**20
 MAX_PAGE_BYTES = 48 * 2**20
 DOTS_PER_INCH = 110
+
+LARGE = 256 * 2**10  # bytes of a PNG that is likely one of photographs, which take a tenth as JPEG
+MOST_PIXELS = 64_000_000
+QUALITY = 85
+SHEETS = ("confusion", "mistakes", "mistakes_attribution", "train_batch", "eval_batch")
 
 CAPTIONS = {
     "curves": "How the losses and the scores went over the epochs.",
@@ -45,11 +51,21 @@ CAPTIONS_OF_SEVERAL = {
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture: the name of its file, a sentence about it, and its content as a data URI."""
+    """One picture of the page.
+
+    Attributes:
+        name: of its file.
+        caption: a sentence about it.
+        uri: its content as a data URI.
+        narrow: another form for small screens, where there is one.
+        sheet: whether it is made of many small pictures, which a small screen must not shrink.
+    """
 
     name: str
     caption: str
     uri: str
+    narrow: str | None = None
+    sheet: bool = False
 
 
 def pictures(files: RunFiles) -> dict[str, Picture]:
@@ -60,9 +76,9 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
     """
     stored = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()}
     content = {name: _read(path) for name, path in stored.items()}
-    for name, draw in _drawable(files).items():
-        if name not in content:
-            content[name] = _png(draw())
+    drawable = _drawable(files)
+    content |= {name: _png(draw()) for name, draw in drawable.items() if name not in content}
+    narrow = {"curves": _uri(_png(_curves(files, columns=1)))} if "curves" in drawable else {}
     total = sum(len(data) for data in content.values())
     if total > MAX_PAGE_BYTES:
         raise UserError(
@@ -70,14 +86,16 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
         )
     ordered = sorted(content, key=lambda name: (name not in CAPTIONS, name))
     captions = CAPTIONS | (CAPTIONS_OF_SEVERAL if isinstance(files.evaluation, MultiLabelReport) else {})
-    return {name: Picture(name, captions.get(name, ""), _uri(content[name])) for name in ordered}
+    return {
+        name: Picture(name, captions.get(name, ""), _uri(content[name]), narrow.get(name), name in SHEETS)
+        for name in ordered
+    }
 
 
 def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
     draw: dict[str, Callable[[], Figure]] = {}
     if drawn_columns(files.rows):
-        best = kept_epoch(files) if files.summary.selected else None
-        draw["curves"] = lambda: curves_figure(files.rows, best=best)
+        draw["curves"] = lambda: _curves(files)
     report = files.evaluation
     if isinstance(report, MultiLabelReport):
         several = report
@@ -86,6 +104,12 @@ def _drawable(files: RunFiles) -> Mapping[str, Callable[[], Figure]]:
         draw["confusion"] = lambda: confusion_figure(report.confusion, report.classes)
         draw["per_class"] = lambda: per_class_figure(report)
     return draw
+
+
+def _curves(files: RunFiles, columns: int = COLUMNS) -> Figure:
+    images = training_images(files.summary)
+    rows = files.rows if images is None else with_speed(files.rows, images)
+    return curves_figure(rows, best=kept_epoch(files) if files.summary.selected else None, columns=columns)
 
 
 def _read(path: Path) -> bytes:
@@ -105,4 +129,23 @@ def _png(figure: Figure) -> bytes:
 
 
 def _uri(data: bytes) -> str:
+    smaller = _as_jpeg(data) if len(data) > LARGE else None
+    if smaller is not None and len(smaller) < len(data):
+        return "data:image/jpeg;base64," + base64.b64encode(smaller).decode("ascii")
     return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
+
+
+def _as_jpeg(data: bytes) -> bytes | None:
+    """Return a PNG as JPEG; None where it is damaged or has more pixels than any of ours."""
+    buffer = io.BytesIO()
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                return None
+            whole = picture.convert("RGBA")
+            page = Image.new("RGB", whole.size, "white")
+            page.paste(whole, mask=whole.getchannel("A"))
+        page.save(buffer, "JPEG", quality=QUALITY, optimize=True)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    return buffer.getvalue()

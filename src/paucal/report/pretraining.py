@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import duration
+from paucal.report.explanations import again, duration
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import NAME, template
 from paucal.report.pictures import pictures
@@ -69,6 +69,7 @@ def write_pretraining_report(run: Path) -> Path:
         table=table(files, known),
         pictures=pictures(files),
         shell_run=shlex.quote(str(run)),
+        again=again(files),
     )
     path = run / NAME
     write_text(path, page)
