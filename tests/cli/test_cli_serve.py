@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,6 +84,23 @@ def test_serve__of_what_is_no_model_or_address_says_so(run, tmp_path, capsys):
     assert "empty" in failure(capsys, "serve", tmp_path / "empty")
     assert "which is no address" in failure(capsys, "serve", run, "--host", "no such host")
     assert "--port" in failure(capsys, "serve", run, "--port", 0)
+
+
+def test_serve__of_a_run_that_has_no_model_yet_says_so(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "stopped")
+    (tmp_path / "stopped" / "model.safetensors").unlink()
+    message = failure(capsys, "serve", tmp_path / "stopped")
+    assert "stopped" in message
+    assert "has not saved a model yet" in message
+
+
+def test_serve__of_another_programs_onnx_says_so(tmp_path, capsys):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3, 8, 8]) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "other", ends[:1], ends[1:])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), tmp_path / "other.onnx")
+    assert "other.onnx" in failure(capsys, "serve", tmp_path / "other.onnx")
 
 
 def test_serve__without_its_extra_names_it(run, capsys, monkeypatch):

@@ -14,7 +14,7 @@ from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runs import RunFolder, read_weights
 from paucal.types import UserError
-from paucal.verbs.pretraining import assembly
+from paucal.verbs.pretraining import assembly, crops
 from paucal.verbs.pretraining.launch import Stopped, resume_pretraining
 from paucal.verbs.run.voice import Quiet
 from verbs.pretraining.short_runs import StopAfter, same, start, state, summary_of
@@ -195,3 +195,13 @@ def test_verbs__do_not_resume_each_others_runs(finished, pictures, tmp_path):
 def test_settings__of_a_run_can_be_used_again(finished):
     stored = yaml.safe_load((finished.run / "config.yaml").read_text())["settings"]
     assert replace(PretrainSettings(**stored), output=None).model == "esvit_swin_tiny_patch4_window7_224"
+
+
+def test_resize__comes_before_the_crops_and_is_stored_with_the_model(pictures, tmp_path, monkeypatch):
+    asked = []
+    made = crops.crop_views
+    monkeypatch.setattr(crops, "crop_views", lambda *args, **named: (asked.append(named), made(*args, **named))[1])
+    run = start(pictures, tmp_path / "run", resize="letterbox", epochs=1).run
+    assert {named["resize"] for named in asked} == {"letterbox"}
+    card = json.loads((run / "model.json").read_text())
+    assert (card["preprocessing"]["resize"], card["preprocessing"]["crop_ratio"]) == ("letterbox", 1.0)

@@ -128,7 +128,7 @@ def test_classify__stops_reading_what_is_too_large_though_nobody_said_how_large_
 def test_classify__refuses_a_bomb_before_it_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     Image.new("1", (9000, 9000)).save(buffer, "PNG")
-    monkeypatch.setattr(answering, "decode_rgb", lambda *given: pytest.fail("it was decoded"))
+    monkeypatch.setattr(answering, "decode_image", lambda *given: pytest.fail("it was decoded"))
     found = ask(client(), buffer.getvalue())
     assert found.status_code == 422
     assert "9000 x 9000 pixels; at most 64 million" in found.json()["error"]

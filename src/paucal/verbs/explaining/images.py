@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from paucal.data.decode import upright_rgb
+from paucal.data.channels.decoding import as_read
 from paucal.evaluation.deployed import Deployed
 from paucal.explain.figures.pictures import Picture, seen
 from paucal.types import UserError
@@ -48,7 +48,7 @@ def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: Deployed)
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
         try:
-            upright = upright_rgb(picture, model.card.preprocessing.reading)
+            upright = as_read(picture, model.card.preprocessing.reading)
         except ValueError as problem:
             raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
         view, geometry = transform(upright)

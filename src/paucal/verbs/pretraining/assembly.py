@@ -9,6 +9,7 @@ import torch
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.data.channels.counting import spoken
 from paucal.data.images import ImageSet
 from paucal.data.sources.listing import hold_out_listed
 from paucal.data.sources.opening import open_images
@@ -31,9 +32,9 @@ from paucal.verbs.pretraining.monitor import Monitor, knn_monitor
 from paucal.verbs.pretraining.published_order import timm_name, with_published_order
 from paucal.verbs.pretraining.stages import epochs_done
 from paucal.verbs.run.assembled import Assembled
-from paucal.verbs.run.images import Advance, Prepared, decoded, reading_for
+from paucal.verbs.run.images import Advance, Prepared, decoded, first_reading, reading_for
 from paucal.verbs.run.job import Bars
-from paucal.verbs.run.loaders import normalisation, stored_preprocessing, stored_range
+from paucal.verbs.run.loaders import normalisation, stored_preprocessing, stored_reading
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import Start, find_start, load_start
@@ -76,7 +77,7 @@ def assemble(
     method = method_of(settings)
     method.check(settings)
     _check_images(settings, facts.n_train, method.smallest_set)
-    objective, spec, notes = _build(method.stage(settings, epochs_done(run)))
+    objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
     named = timm_name(settings.model or "")  # timm knows the weights of a Swin under its own
     card = Card(spec, (), _feeding(settings, prepared, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
@@ -84,6 +85,7 @@ def assemble(
     loaded = load_start(start, named, objective, ())
     remarks = [
         *images.notes,
+        *filter(None, [spoken(images.reading.channels)]),
         *renamed,
         *check_length(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
@@ -103,15 +105,16 @@ def _open(
     What depends on the number of images is chosen again where some could not be read.
     """
     with bars("looking through shards") as advance:
-        found, value_range = load_unlabelled(settings, advance), stored_range(run)
+        found = load_unlabelled(settings, advance)
+    like = first_reading(settings, found, stored_reading(run))
     size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size or [USUAL_SIDE]
     with bars("reading images") as advance:
-        images = decoded(found, settings, reading_for(size, value_range), advance)
+        images = decoded(found, settings, reading_for(size, like), advance)
     prepared = Prepared(images, _split(images) if run is None else stored_split(run, images))
     facts = replace(prepared.facts(), start=start.facts)
     settings, reasons = resolve_pretraining(settings, facts)
     if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
-        prepared = replace(prepared, images=decoded(images, settings, reading_for(settings.img_size, value_range)))
+        prepared = replace(prepared, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
     return prepared, facts, settings, reasons
 
 
@@ -119,12 +122,12 @@ def _facts(images: ImageSet, start: Start) -> Facts:
     return replace(Prepared(images, _split(images)).facts(), start=start.facts)
 
 
-def _build(settings: PretrainSettings) -> tuple[Objective, BackboneSpec, list[str]]:
+def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
     with torch.random.fork_rng(devices=[]), enough_memory():
         torch.manual_seed(settings.seed)
-        spec, notes = backbone_spec(settings, 0)
+        spec, notes = backbone_spec(settings, 0, channels)
         notes = [*check_room(settings, spec, relative_pixels(groups)), *notes]
         return method_of(settings).build(settings, spec, groups), spec, notes
 
@@ -139,9 +142,10 @@ def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, 
         return stored
     statistics = normalisation(settings, prepared, start)
     size = height_and_width(settings.img_size or USUAL_SIDE)
-    ratio = 1.0 if min(size) <= SMALL else ImageInput().crop_ratio
-    value_range = prepared.images.reading.value_range
-    return Preprocessing(size, ratio, ImageInput().interpolation, statistics.mean, statistics.std, value_range)
+    ratio = 1.0 if min(size) <= SMALL or settings.resize != "crop" else ImageInput().crop_ratio
+    reading, interpolation = prepared.images.reading, ImageInput().interpolation
+    fed = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
+    return replace(fed, channel_ranges=reading.channel_ranges, resize=settings.resize)
 
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:

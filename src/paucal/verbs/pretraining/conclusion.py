@@ -11,6 +11,7 @@ from paucal.evaluation.collapse import Verdict
 from paucal.evaluation.curves import curves_figure
 from paucal.evaluation.health_plot import health_figure
 from paucal.evaluation.record import save_figure
+from paucal.memory import peak_memory
 from paucal.methods.pretraining import method_of
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runs import RunFolder
@@ -86,6 +87,7 @@ def summary(
         "feature_dim": assembled.objective.backbones()[0].dim,
         "epochs": settings.epochs,
         "seconds": round(outcome.seconds, 1),
+        "peak_memory": peak_memory(settings.device or "cpu"),
         "monitor": settings.monitor,
         "knn_start": stage_watch.knn_start(),
         "verdict": None if verdict is None else vars(verdict),

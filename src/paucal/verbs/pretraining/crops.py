@@ -42,7 +42,8 @@ def views(settings: PretrainSettings, statistics: Normalisation):
     """Return the transforms of the crops and how many each makes; raises a UserError for a radius that is none."""
     size = height_and_width(settings.img_size or USUAL_SIDE)
     groups, radii = crop_groups(settings, size), _radii(settings.blur)
-    return crop_views(settings.pipeline, groups, statistics, size, radii, settings.hflip or 0.0)
+    hflip = settings.hflip or 0.0
+    return crop_views(settings.pipeline, groups, statistics, size, radii, hflip, resize=settings.resize)
 
 
 def describe_crops(settings: PretrainSettings) -> str:

@@ -5,9 +5,10 @@ import io
 import threading
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from paucal.data.decode import UnreadableImage, decode_rgb, upright_rgb
+from paucal.data.channels.decoding import as_read, decode_image, image_shape
+from paucal.data.decode import UnreadableImage
 from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.familiarity import INSIDE, Familiarity
 from paucal.evaluation.thresholds import marked
@@ -74,14 +75,13 @@ class Answerer:
 
     def _decoded(self, content: bytes, name: str) -> Image.Image:
         try:
-            with Image.open(io.BytesIO(content)) as header:  # reads no pixels
-                width, height = header.size
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            width = height = 0  # the decoder says what is wrong
+            height, width = image_shape(content, name)  # reads no pixels
+        except UnreadableImage as problem:
+            raise UserError(str(problem)) from problem
         if width * height > MOST_PIXELS:
             raise UserError(f"{name} has {width} x {height} pixels; at most {MOST_PIXELS // 10**6} million are read.")
         try:
-            return decode_rgb(content, name, self.model.card.preprocessing.reading)
+            return decode_image(content, name, self.model.card.preprocessing.reading)
         except UnreadableImage as problem:
             raise UserError(str(problem)) from problem
 
@@ -122,7 +122,7 @@ class Answerer:
 
     def _viewed(self, picture: Image.Image, name: str) -> Viewed:
         fed = self.model.card.preprocessing
-        upright = upright_rgb(picture, fed.reading)
+        upright = as_read(picture, fed.reading)
         view, geometry = fed.transform()(upright)
         return Viewed(name, seen(upright, geometry, fed.image_size), view)
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, spread
 from paucal.data.splits.file import read_split
 from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.familiarity import Familiarity, fit_familiarity
@@ -57,15 +56,15 @@ def _measured(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | No
     with voice.progress("reading images") as advance:
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
-    train = _spread(split.indices("train"), MOST_TRAIN)
-    held_out = _spread(np.concatenate([split.indices("val"), split.indices("test")]), MOST_HELD_OUT)
+    train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
+    train, held_out = train[spread(len(train), MOST_TRAIN)], held_out[spread(len(held_out), MOST_HELD_OUT)]
     if not len(train) or not len(held_out):
         voice.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
         return None
     reader = ClassifierInputs(model.module)
     try:
         with voice.progress("looking at the training images") as advance:
-            rows = [*train, *held_out]
+            rows = [*train.tolist(), *held_out.tolist()]
             parts = []
             for start in range(0, len(rows), BATCH):
                 parts.append(features_of(reader, model, _prepared(images, rows[start : start + BATCH], model)))
@@ -79,11 +78,6 @@ def _measured(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | No
 def _prepared(images: ImageSet, rows: list[int], model: Deployed) -> Tensor:
     transform = model.card.preprocessing.transform()
     return torch.stack([transform(images.store.read(row))[0] for row in rows])
-
-
-def _spread(rows: NDArray[np.int64], most: int) -> list[int]:
-    count = min(most, len(rows))
-    return rows[np.linspace(0, len(rows) - 1, count).round().astype(int)].tolist() if count else []
 
 
 def _weights_key(run: RunFolder) -> str:
