@@ -16,7 +16,8 @@ LOWER = {
     *("types", "distributed", "losses", "backbones", "data", "objectives", "labeling", "runs", "training"),
     *("evaluation", "explain", "export", "transfer", "report"),
 }
-UPPER = ("settings", "recipes", "rules", "methods", "verbs", "cli")  # each may import those before it, and all lower
+# Each may import those before it, and all lower.
+UPPER = ("settings", "recipes", "rules", "methods", "studies", "verbs", "cli")
 ALLOWED = {
     "wording": set(),
     "memory": set(),
@@ -33,7 +34,10 @@ ALLOWED = {
     "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
     "explain": {"types", "backbones", "data", "runs"},
     "export": {"types", "wording", "backbones", "data", "evaluation", "runs"},
-    "transfer": {"types", "backbones", "data", "runs", "training"},
+    "transfer": {
+        *("types", "wording", "reading", "distributed", "backbones", "data", "runs", "training", "evaluation"),
+        *("objectives.base", "objectives.finetuning"),
+    },
     "report": {"types", "wording", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},
 }

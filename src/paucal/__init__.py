@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.types import UserError as UserError
     from paucal.verbs.checking.launch import check as check
     from paucal.verbs.comparing.launch import compare as compare
+    from paucal.verbs.detecting.launch import detect as detect
+    from paucal.verbs.detecting.prediction import detect_objects as detect_objects
     from paucal.verbs.explaining.launch import explain_images as explain_images
     from paucal.verbs.exporting.launch import export_model as export_model
     from paucal.verbs.judging.launch import evaluate as evaluate
@@ -41,7 +43,11 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
+    from paucal.verbs.segmenting.deployed import load_segmenter as load_segmenter
+    from paucal.verbs.segmenting.launch import segment as segment
+    from paucal.verbs.segmenting.predicting import predict_masks as predict_masks
     from paucal.verbs.sharding.launch import shard as shard
+    from paucal.verbs.studying.launch import study as study
     from paucal.verbs.training.launch import cross_validate as cross_validate
     from paucal.verbs.training.launch import train as train
 
@@ -59,6 +65,8 @@ _WHERE = {
     "check": "paucal.verbs.checking.launch",
     "compare": "paucal.verbs.comparing.launch",
     "cross_validate": "paucal.verbs.training.launch",
+    "detect": "paucal.verbs.detecting.launch",
+    "detect_objects": "paucal.verbs.detecting.prediction",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
     "evaluate": "paucal.verbs.judging.launch",
@@ -69,9 +77,13 @@ _WHERE = {
     "list_runs": "paucal.verbs.listing.launch",
     "load": "paucal.export.reading:load_model",
     "load_published": "paucal.verbs.run.start_weights",
+    "load_segmenter": "paucal.verbs.segmenting.deployed",
     "predict": "paucal.verbs.prediction.launch",
+    "predict_masks": "paucal.verbs.segmenting.predicting",
     "pretrain": "paucal.verbs.pretraining.launch",
+    "segment": "paucal.verbs.segmenting.launch",
     "shard": "paucal.verbs.sharding.launch",
+    "study": "paucal.verbs.studying.launch",
     "token_label_loss": "paucal.losses",
     "train": "paucal.verbs.training.launch",
 }
@@ -89,7 +101,7 @@ _PACKAGES = (
         "recipes",
         "report",
     ),
-    *("rules", "runs", "settings", "training", "types", "verbs"),
+    *("rules", "runs", "settings", "studies", "training", "transfer", "types", "verbs"),
 )
 
 __all__ = [
@@ -105,6 +117,8 @@ __all__ = [
     "check",
     "compare",
     "cross_validate",
+    "detect",
+    "detect_objects",
     "drloc_loss",
     "esvit_loss",
     "evaluate",
@@ -115,9 +129,13 @@ __all__ = [
     "list_runs",
     "load",
     "load_published",
+    "load_segmenter",
     "predict",
+    "predict_masks",
     "pretrain",
+    "segment",
     "shard",
+    "study",
     "token_label_loss",
     "train",
 ]

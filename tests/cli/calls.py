@@ -15,6 +15,8 @@ QUICK = [*TINY, "--epochs", "2"]
 # A teacher and what learns from its label maps, on light changes.
 PLAIN = ["--img-size", "32", "-j", "0", "--seed", "1", "-b", "12", "--rand-augment", "none", "--erase", "0"]
 TEACHER = ["--model", "resnet10t", "--model-args", "channels=[8,8,16,16]", "stem_width=8", "--method", "supervised"]
+# Masks in seconds.
+SMALL = ["--model", "test_resnet", "--init", "none", "--img-size", "32", "--width", "8", "-b", "4", "-j", "0"]
 LVVIT = ["--model", "lvvit_t", "--model-args", "embed_dim=32", "depth=1", "num_heads=2", "stem_width=8"]
 WIDE: dict[str, Any] = {"size": (40, 20), "greys": (40, 85, 10)}
 
@@ -46,6 +48,37 @@ def make_photos(
         for number in range(each):
             pixels = generator.normal(first + step * label, noise, (size[1], size[0], 3)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+def make_scenes(
+    root: Path,
+    count: int = 12,
+    size: tuple[int, int] = (40, 48),
+    parts: tuple[str, str] = ("images", "masks"),
+    seed: int = 0,
+) -> Path:
+    """Make images of bright discs (class 1) and middling bars (class 2) on dark ground, and masks of them.
+
+    Args:
+        root: of the two folders.
+        count: how many.
+        size: (height, width) in pixels.
+        parts: names of the folders.
+        seed: of places and noise.
+    """
+    generator = np.random.default_rng(seed)
+    rows, columns = np.mgrid[: size[0], : size[1]]
+    for number in range(count):
+        top, left, radius = generator.integers(8, 30), generator.integers(8, 40), generator.integers(5, 9)
+        mask = ((rows - top) ** 2 + (columns - left) ** 2 < radius**2).astype(np.uint8)
+        bar = generator.integers(0, size[1] - 6)
+        mask[:, bar : bar + 5] = 2
+        noise = generator.normal(0, 12, (*size, 3))
+        image = (np.asarray([40, 210, 120])[mask][..., None] + noise).clip(0, 255).astype(np.uint8)
+        for folder, picture in zip(parts, (image, mask), strict=True):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(root / folder / f"{number:02d}.png")
     return root
 
 

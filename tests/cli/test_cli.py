@@ -12,6 +12,7 @@ from cli.calls import QUICK, table
 from paucal.cli.main import PURPOSES, VERBS, main
 from paucal.methods import pretraining, training
 from paucal.settings.chosen import CHOSEN
+from paucal.verbs.segmenting import rules as segmentation
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
@@ -66,6 +67,7 @@ def test_chosen__are_the_settings_that_have_a_rule():
     of_methods = {name for entry in training.ENTRIES for name in entry.rules}
     assert CHOSEN["train"] == set(training.SHARED_RULES) | of_methods
     of_methods = {name for entry in pretraining.METHODS.values() for name in entry.rules}
+    assert CHOSEN["segment"] == set(segmentation.RULES) | {"epochs", "warmup_epochs"}
     assert CHOSEN["pretrain"] == set(pretraining.SHARED_RULES) | set(pretraining.LAST_RULES) | of_methods
 
 

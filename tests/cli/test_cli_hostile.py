@@ -254,7 +254,7 @@ def test_messages__keep_colons_and_brackets(capsys, tmp_path, monkeypatch):
         (lambda card: card.update(backbone=[]), "A stored backbone"),
         (lambda card: card.update(classes={"a": 1}), "must name the 3 classes"),
         (lambda card: card.update(preprocessing=[1]), "model.json"),
-        (lambda card: card["preprocessing"].update(mean="abc"), "has mean 'abc', expected three numbers"),
+        (lambda card: card["preprocessing"].update(mean="abc"), "has mean 'abc', expected a number for each channel"),
         (lambda card: card["preprocessing"].update(mean=[None, 1, 2]), "has mean (None, 1, 2), expected"),
         (lambda card: card["preprocessing"].update(crop_ratio="a"), "has crop_ratio 'a', expected"),
         (lambda card: card["preprocessing"].update(image_size=32), "model.json"),

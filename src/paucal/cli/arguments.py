@@ -4,7 +4,9 @@ import json
 import re
 import typing
 from argparse import SUPPRESS, Action
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
@@ -54,6 +56,31 @@ class PlainHelp(DefaultHelpFormatter):
             return text
         default = " ".join(action.default) if isinstance(action.default, list) else action.default
         return f"{text} (default: {default})"
+
+
+class ParserShown(BaseException):
+    """Carries a parser out of a verb that was called within `showing_parsers`; no Exception, so that none keeps it.
+
+    Attributes:
+        parser: with all its arguments.
+    """
+
+    def __init__(self, parser: ArgumentParser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
+_showing: ContextVar[bool] = ContextVar("showing", default=False)
+
+
+@contextmanager
+def showing_parsers() -> Iterator[None]:
+    """Let every verb that is called within hand its parser over (`ParserShown`) in the place of its work."""
+    token = _showing.set(True)
+    try:
+        yield
+    finally:
+        _showing.reset(token)
 
 
 def _usage_of(action: Action) -> str:
@@ -158,6 +185,8 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[
     Raises:
         UserError: an unknown flag or key, or a value of the wrong kind.
     """
+    if _showing.get():
+        raise ParserShown(parser)
     arguments = [_canonical(word) for word in _with_configs(argv)]
     try:
         values = parser.parse_args(arguments)
@@ -211,7 +240,8 @@ def _config(name: str) -> dict[str, Any]:
         return content
     left_out = ("output", "overwrite", "time_limit")
     found = {k: v for k, v in content["settings"].items() if v is not None and k not in left_out}
-    if content.get("verb", "train") == "train":  # such a run began at random, and so does one that repeats it
+    # Such a run began at random, and so does one that repeats it.
+    if content.get("verb", "train") in ("train", "segment", "detect"):
         found.setdefault("init", "none")
     return found
 
@@ -248,8 +278,13 @@ def _sentence(parser: ArgumentParser, message: str) -> str:
         return f"unknown key {found[1]!r} in the config{near}; {help_hint}"
     if found := re.search(r'Parser key "([^"]*)"', message):
         value = re.search(r"(?:Given value: |Got value: )(.*)", message)
-        return f"{flag(found[1])}: {_expectation(parser, found[1], message)}{_got(value)}; {help_hint}"
+        return f"{_as_given(parser, found[1])}: {_expectation(parser, found[1], message)}{_got(value)}; {help_hint}"
     return f"{' '.join(message.split())}; {help_hint}"
+
+
+def _as_given(parser: ArgumentParser, key: str) -> str:
+    """Return an argument as people give it: with dashes, or in capitals where it has none."""
+    return next((key.upper() for one in parser._actions if one.dest == key and not one.option_strings), flag(key))
 
 
 def _expectation(parser: ArgumentParser, key: str, message: str) -> str:

@@ -22,11 +22,14 @@ from paucal.wording import sentence
 VERBS = {
     "check": "say what a data set holds and what is wrong with it",
     "train": "train a model on a folder of images",
+    "detect": "train a detector on images with boxes",
     "pretrain": "pre-train a backbone on images without labels",
+    "segment": "train a model that gives every pixel a class",
     "compare": "say whether one way to train is better than another",
+    "study": "run a table of the papers again, published beside measured",
     "eval": "judge a trained model on labelled images",
     "runs": "list runs with their settings and scores",
-    "predict": "classify images with a trained model",
+    "predict": "classify images, find objects in them or mark their areas, with a trained model",
     "explain": "draw what a trained model sees in images",
     "export": "write a trained model for other programs",
     "serve": "open a page to try a trained model on",
@@ -35,14 +38,16 @@ VERBS = {
     "cache": "show what is kept between runs, or remove it",
     "models": "list backbones",
     "recipes": "list named settings",
+    "completion": "let the shell complete verbs, flags and their values",
 }
 PURPOSES = {  # the verbs by what people want to do
     "a model for your images": ("check", "train", "predict"),
+    "objects and areas in your images": ("detect", "segment"),
     "is it good, and why": ("eval", "explain"),
-    "did it help": ("compare", "runs"),
+    "did it help": ("compare", "study", "runs"),
     "use it elsewhere": ("export", "serve"),
     "images without labels, labels for each patch": ("pretrain", "label"),
-    "look things up, keep order": ("models", "recipes", "cache", "shard"),
+    "look things up, keep order": ("models", "recipes", "cache", "shard", "completion"),
 }
 _CHECK = "free some space or check the permissions"
 _ADVICE = {

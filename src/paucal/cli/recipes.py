@@ -1,4 +1,4 @@
-"""`paucal recipes`: the named settings that `paucal train --recipe` and `paucal pretrain --recipe` take."""
+"""`paucal recipes`: the named settings that `--recipe` of `paucal train`, `pretrain`, `segment` and `detect` takes."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,24 @@ from paucal.cli.arguments import new_parser, parse
 
 def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code."""
-    parse(new_parser("recipes", "List the named settings of 'paucal train' and 'paucal pretrain' --recipe NAME."), argv)
+    parse(
+        new_parser(
+            "recipes", "List the named settings of 'paucal train', 'pretrain', 'segment' and 'detect' --recipe NAME."
+        ),
+        argv,
+    )
     from paucal.methods import pretraining
+    from paucal.recipes import detection, segmentation
     from paucal.recipes import table as published
     from paucal.verbs.run.console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
-    for verb, recipes in (("train", published.RECIPES), ("pretrain", pretraining.RECIPES)):
+    for verb, recipes in (
+        ("train", published.RECIPES),
+        ("pretrain", pretraining.RECIPES),
+        ("segment", segmentation.RECIPES),
+        ("detect", detection.RECIPES),
+    ):
         console.print(f"[bold]paucal {verb}[/]")
         for name, recipe in recipes.items():
             console.print(f"  [bold]{name}[/]: {recipe.summary}")

@@ -1,0 +1,122 @@
+"""`paucal completion`: what a shell needs to complete verbs, flags and values."""
+
+import argparse
+import importlib
+import os
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from paucal.cli.arguments import ParserShown, PlainHelp, new_parser, parse, showing_parsers
+
+DESCRIPTION = """Print a script that lets your shell complete verbs, flags and their values with the Tab key.
+It says what there is in this version: make it anew after an update. Take it into use with
+
+  bash        paucal completion bash > ~/.local/share/bash-completion/completions/paucal
+  zsh         paucal completion zsh > ~/.zfunc/_paucal      (with fpath+=~/.zfunc before compinit)
+  fish        paucal completion fish > ~/.config/fish/completions/paucal.fish
+
+and begin a new shell. The folder must be there: mkdir -p makes it."""
+Shell = Literal["bash", "zsh", "fish", "tcsh"]
+DEVICES = ("cpu", "cuda", "mps")
+MODELS, DEVICE, RECIPE = ("model", "models"), "device", "recipe"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the verb; returns the exit code."""
+    parser = new_parser("completion", DESCRIPTION)
+    parser.formatter_class = _AsWritten
+    parser.add_argument("shell", type=Shell, metavar="{bash,zsh,fish,tcsh}", help="whose script it is to be")
+    values, _ = parse(parser, argv)
+    # Loaded only now, because it takes seconds and a mistyped word should not.
+    import shtab
+
+    sys.stdout.write(shtab.complete(whole_parser(), values.shell) + os.linesep)
+    return 0
+
+
+class _AsWritten(PlainHelp):
+    """Leaves the lines of the description as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "".join(indent + line for line in text.splitlines(keepends=True))
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Return a parser of all verbs with their arguments, as plain argparse: it parses nothing, and shows what there is.
+
+    Words that a value may be are its choices; any other text is completed with the names of files.
+    """
+    from paucal.cli.main import VERBS
+
+    models, recipes = _models(), _recipes()
+    whole = argparse.ArgumentParser("paucal", allow_abbrev=False)
+    whole.add_argument("--version", action="store_true", help="print the version")
+    verbs = whole.add_subparsers(dest="verb")
+    for verb, purpose in VERBS.items():
+        own = verbs.add_parser(verb, help=_plain(purpose), allow_abbrev=False)
+        known = {**dict.fromkeys(MODELS, models), DEVICE: DEVICES, RECIPE: recipes.get(verb, ())}
+        for action in _actions(verb):
+            _mirror(own, action, known)
+    return whole
+
+
+def _actions(verb: str) -> list[argparse.Action]:
+    with showing_parsers():
+        try:
+            importlib.import_module(f"paucal.cli.{verb}").run([])
+        except ParserShown as found:
+            return [action for action in found.parser._actions if action.help != argparse.SUPPRESS]
+    raise AssertionError(f"paucal {verb} has parsed nothing")
+
+
+def _mirror(parser: argparse.ArgumentParser, action: argparse.Action, known: dict[str, tuple[str, ...]]) -> None:
+    """Add to a parser of argparse what an argument of jsonargparse is."""
+    import shtab
+
+    if action.dest == "help":
+        return
+    keywords: dict[str, Any] = {"help": _plain(action.help or "")}
+    if action.nargs == 0:
+        parser.add_argument(*action.option_strings, action="store_true", **keywords)
+        return
+    words = known.get(action.dest) or _words(getattr(action, "_typehint", None))
+    names = action.option_strings or [action.dest]
+    keywords |= {"metavar": action.metavar, "nargs": action.nargs} | ({"choices": words} if words else {})
+    made = parser.add_argument(*names, **keywords)
+    if not words and _is_text(getattr(action, "_typehint", None)):
+        made.complete = shtab.FILE  # type: ignore[attr-defined]
+
+
+def _models() -> tuple[str, ...]:
+    import timm
+
+    import paucal.backbones  # noqa: F401  (registers ours with timm)
+
+    return tuple(timm.list_models())
+
+
+def _recipes() -> dict[str, tuple[str, ...]]:
+    from paucal.methods import pretraining
+    from paucal.recipes import detection, segmentation, table
+
+    known = {"train": table.RECIPES, "pretrain": pretraining.RECIPES}
+    known |= {"segment": segmentation.RECIPES, "detect": detection.RECIPES}
+    return {verb: tuple(recipes) for verb, recipes in known.items()}
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """Return the words of a Literal, alone or beside other types."""
+    if typing.get_origin(hint) is Literal:
+        return tuple(map(str, typing.get_args(hint)))
+    return tuple(word for member in typing.get_args(hint) for word in _words(member))
+
+
+def _is_text(hint: Any) -> bool:
+    return hint in (None, str) or any(_is_text(member) for member in typing.get_args(hint) if member is not type(None))
+
+
+def _plain(text: str) -> str:
+    """Return help without what argparse would fill in."""
+    return text.replace("%", "%%")
