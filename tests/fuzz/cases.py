@@ -1,11 +1,12 @@
 """Calls that are made: one strange flag or two, damaged files, odd data, odd words."""
 
 import json
+import os
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from cli.calls import TINY
+from cli.calls import SMALL, TINY
 from fuzz.calls import Case, Step
 from fuzz.damage import HOWS, INNER
 from fuzz.fitting import fitting_words_of
@@ -36,23 +37,45 @@ GRID = [
     "0",
 ]
 ONLY_LOOK = "--print-config"
+PORT = str(20_000 + os.getpid() % 20_000)  # several processes test at once
 # Sound calls of each verb, to which something strange is added; a verb that is not here is called bare.
+FILES = ["--output", "a.csv", "--features", "a.parquet", "--sheet", "a.png", "-b", "5"]
 SOUND: dict[str, list[list[str]]] = {
     "train": [[f"{M}/photos", *SHORT, ONLY_LOOK]] * 4 + [[f"{M}/photos", *SHORT, "--output", "out"]],
     "pretrain": [[f"{M}/photos", *SHORT, ONLY_LOOK]] * 4 + [[f"{M}/photos", *SHORT, "--output", "out"]],
+    "segment": [
+        [f"{M}/scenes", *SMALL, "--epochs", "1", "--crops", "1", *more] for more in ([ONLY_LOOK], ["--output", "out"])
+    ],
     "compare": [[f"{M}/photos", *GRID, "--jobs", "0", "--output", "out"]],
+    "study": [
+        ["list"],
+        ["show", "drloc-table-4"],
+        ["drloc-table-9", "--rows", "ViT-B/16", "--data", f"{M}/photos", "--jobs", "0", "--output", "out"],
+    ],
     "runs": [[M], [f"{M}/run", "--sort", "test"]],
     "eval": [
         *[[f"{M}/run", *data, "--output", "out"] for data in ([], [f"{M}/nested"])],
         [f"{M}/pre", f"{M}/nested", "--protocol", "knn", "--no-floor", "--output", "out"],
         [f"{M}/run", "--protocol", "linear", "logistic", "--probe-epochs", "1", "--output", "out"],
     ],
-    "predict": [[f"{M}/run", f"{M}/photos/class0"]],
+    "predict": [
+        [f"{M}/run", f"{M}/photos/class0"],
+        [f"{M}/areas", f"{M}/photos/class0", "--output", "out"],
+        [f"{M}/exported/model.onnx", f"{M}/photos/class0", "--top-k", "2"],
+        [f"{M}/run", f"{M}/photos", *FILES],
+    ],
     "explain": [[f"{M}/run", f"{M}/photos/class0", "--method", "libra", "--output", "out"]],
     "label": [
         [f"{M}/photos", "--teacher", f"{M}/run", "--min-accuracy", "0", "--img-size", "32", "--output", "out"],
         [f"{M}/photos", "--from-published", f"{M}/photos", "--output", "out"],
     ],
+    "export": [
+        [f"{M}/run", "--format", "safetensors", "--output", "out"],
+        [f"{M}/run", "--format", "pt2", "--images", "4", "--output", "out"],
+        [f"{M}/run", "--format", "onnx", "--with-preprocessing", "--images", "4", "--output", "out"],
+    ],
+    "serve": [[f"{M}/run", "--port", PORT], [f"{M}/exported", "--port", PORT]],
+    "completion": [["bash"]],
     "models": [["lvvit*"], ["--ours"]],
     "recipes": [[]],
 }
@@ -127,6 +150,8 @@ def _readers(run: str) -> list[tuple[str, list[str]]]:
         ("eval", [run, f"{M}/nested", "--protocol", "knn", "--output", "out"]),
         ("eval", [f"{M}/run", f"{M}/nested", "--protocol", "knn", "--no-floor", "--compare", run, "--output", "out"]),
         ("predict", [run, f"{M}/photos/class0"]),
+        ("export", [run, "--format", "safetensors", "pt2", "--images", "4", "--output", "out"]),
+        ("serve", [run, "--port", PORT]),
         ("train", [f"{M}/nested", *SHORT, "--init", run, ONLY_LOOK]),
         ("train", [f"{M}/nested", *SHORT, "--add", "locality", "--guide", run, ONLY_LOOK]),
         ("train", [f"{M}/nested", "--config", f"{run}/config.yaml", ONLY_LOOK]),
@@ -147,6 +172,36 @@ def _run(draw: DrawFn) -> Case:
     how = draw(_hows(inner=file.endswith((".json", ".yaml"))))
     steps = (Step("copy", "old", source), Step("damage", f"old/{file}", how))
     return Case("run", (call[0], *call[1]), steps, ("old",))
+
+
+@_kind("exported")
+@st.composite
+def _exported(draw: DrawFn) -> Case:
+    """Damage what `paucal export` has written, and give it to what reads it."""
+    file = draw(st.sampled_from(["model.onnx", "model.onnx", "model.json", "model.safetensors", "config.json"]))
+    source = "old/model.onnx" if file == "model.onnx" else "old"
+    call = draw(
+        st.sampled_from(
+            [
+                ["predict", source, f"{M}/photos/class0"],
+                ["predict", source, f"{M}/photos/class0", "--features", "a.parquet"],
+                ["serve", source, "--port", PORT],
+                ["export", source, "--format", "safetensors", "--output", "out"],
+            ]
+        )
+    )
+    damage = Step("damage", f"old/{file}", draw(_hows(inner=file.endswith(".json"))))
+    return Case("exported", tuple(call), (Step("copy", "old", "exported"), damage), ("old",))
+
+
+@_kind("unfinished")
+@st.composite
+def _unfinished(draw: DrawFn) -> Case:
+    """Damage the answers of a call that was stopped, and go on with it."""
+    damage = Step("damage", "a.csv.part/0000.arrow", draw(_hows()))
+    words = draw(st.sampled_from([FILES, [*FILES, "--top-k", "1", "--format", "json"]]))
+    steps = (Step("copy", "a.csv.part", "answers"), damage)
+    return Case("unfinished", ("predict", f"{M}/run", f"{M}/photos", *words), steps, ("a.csv.part",))
 
 
 @_kind("config")

@@ -6,14 +6,20 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 
-from cli.calls import QUICK, TINY, make_photos
+from cli.calls import QUICK, SMALL, TINY, make_photos, make_scenes
 from paucal.cli.main import main
+from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.runs import RunFolder
+from paucal.verbs.run.voice import Logged
+from paucal.verbs.serving.familiar import familiarity_of
 
 LEARNER = ["--model", "lvvit_t", "--model-args", "embed_dim=16", "depth=1", "num_heads=2", "stem_width=8"]
 MAPS = ["-j", "0", "--img-size", "32", *LEARNER, "--method", "token-labeling", "--epochs", "1"]
@@ -32,9 +38,14 @@ def make_material(folder: Path) -> None:
     _call("train", photos, *stopped, str(folder / "stopped"), expected=130)
     _call("pretrain", photos, *TINY, "--epochs", "1", "--output", str(folder / "pre"))
     _call("pretrain", photos, *stopped, str(folder / "prestopped"), expected=130)
+    scenes = str(make_scenes(folder / "scenes", 6))
+    _call("segment", scenes, *SMALL, "--epochs", "1", "--crops", "1", "--output", str(folder / "areas"))
     teacher = ["--teacher", str(folder / "run"), "--min-accuracy", "0", "--img-size", "32"]
     _call("label", photos, *teacher, "--output", str(folder / "maps"))
     _unfinished(folder / "maps", folder / "unfinished")
+    _call("export", str(folder / "run"), "--images", "4", "--output", str(folder / "exported"))
+    _served(folder / "run")
+    _answers(folder, folder / "answers")
     _weights(folder / "weights", folder / "run" / "model.safetensors")
     _parquet(folder / "parquet", folder / "photos")
 
@@ -76,6 +87,32 @@ def _unfinished(maps: Path, folder: Path) -> None:
     with (folder / "done.npy").open("r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\0" * 5)
+
+
+def _served(run: Path) -> None:
+    """Let a run hold what its first call of `serve` measures, so that others need not write into it."""
+    assert familiarity_of(RunFolder(run), load_deployed(run), Logged()) is not None
+
+
+def _answers(material: Path, folder: Path) -> None:
+    """Stop a call that predicts after its third batch, and keep what it has left."""
+    asked, whole = [], Deployed.probabilities
+
+    def probabilities(self: Deployed, images: Any) -> torch.Tensor:
+        asked.append(len(images))
+        if len(asked) > 3:
+            raise KeyboardInterrupt
+        return whole(self, images)
+
+    made, here = material.parent / "stopped-answers", os.getcwd()
+    made.mkdir()
+    os.chdir(made)  # calls are made in such a folder, and name the material from there
+    with mock.patch.object(Deployed, "probabilities", probabilities):
+        words = ["--output", "a.csv", "--features", "a.parquet", "-b", "5"]
+        _call("predict", "../material/run", "../material/photos", *words, expected=130)
+    os.chdir(here)
+    (made / "a.csv.part").rename(folder)
+    made.rmdir()
 
 
 def _weights(folder: Path, deployed: Path) -> None:

@@ -74,6 +74,12 @@ class Tree:
             os.kill(self.child, signal.SIGINT)
             self._interrupted = now
 
+    def interrupt(self) -> None:
+        """Ask the child to end, as a person does with Ctrl-C."""
+        if not self._interrupted:
+            os.kill(self.child, signal.SIGINT)
+            self._interrupted = time.monotonic()
+
     def _dump(self) -> None:
         """Let the child write where it is."""
         with contextlib.suppress(ProcessLookupError):

@@ -11,6 +11,8 @@ from fuzz.verdict import State, faults, state_of, touched
 KEPT = ("config.yaml", "model.safetensors")  # of an old run that a failed call was to replace
 OUTPUTS = ("--output", "--out", "--picture", "--cache", "--data-root")  # flags that name what may be written
 
+PREDICTED = ("--features", "--sheet")  # of `predict`, where other verbs mean something else
+
 
 class Trial(NamedTuple):
     """A case, what became of it and what was wrong with that."""
@@ -58,10 +60,14 @@ def _not_named(changed: list[str], case: Case, caller: Caller, before: State, co
 
 
 def _outputs(argv: tuple[str, ...]) -> Iterable[str]:
+    outputs = (*OUTPUTS, *PREDICTED) if argv[:1] == ("predict",) else OUTPUTS
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if name in OUTPUTS:
-            yield value if equals else following
+        if name in outputs:
+            named = value if equals else following
+            yield named
+            if argv[0] == "predict":  # what is left of a call that was stopped
+                yield f"{named}.part"
         if argv[0] == "eval":  # writes into the run where no --output is given
             yield f"{word}/evaluation"
 

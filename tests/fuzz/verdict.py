@@ -11,7 +11,9 @@ from fuzz.calls import Case, Outcome
 CODES = (0, 2, 130)
 LONGEST = 1000  # characters of an error
 _FRAME = re.compile(r'File "([^"]*)", line (\d+),? in (\S+)')
-_ASIDE = re.compile(r"skipped: |\d+ match(es)? of ")  # what `predict` says beside its answer
+_ASIDE = re.compile(
+    r"skipped: |\d+ match(es)? of |classified \d+ image|\d+ of \d+ (answer|image)s? (are kept|have their answers) in "
+)  # what `predict` says beside its answer
 State = dict[str, tuple[int, ...]]
 
 
