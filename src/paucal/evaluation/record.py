@@ -1,16 +1,15 @@
 """The results of one evaluation, written into a folder: numbers, tables and pictures."""
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.deployed import Card
+from paucal.evaluation.figures import save_figure
 from paucal.evaluation.mistakes import disagreements_figure, mistakes_figure, surest_disagreements, worst_mistakes
 from paucal.evaluation.multi_label import multi_label_report
 from paucal.evaluation.multi_label_plots import class_precision_figure, precision_recall_figure
@@ -25,7 +24,7 @@ from paucal.evaluation.tables import (
     write_predictions_of_several,
 )
 from paucal.evaluation.thresholds import USUAL
-from paucal.runs import write_atomically, write_text
+from paucal.runs import write_text
 
 MISTAKES_SHOWN = 16
 
@@ -102,11 +101,3 @@ def record_multi_label(
     else:
         (plots / "mistakes.png").unlink(missing_ok=True)
     return report
-
-
-def save_figure(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, atomically."""
-    with warnings.catch_warnings():
-        # Class names in scripts that matplotlib's font lacks show as boxes; the tables have them in full.
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
-        write_atomically(path, lambda file: figure.savefig(file, format="png", dpi=110))

@@ -1,15 +1,14 @@
 """The page of a comparison: what was shown, with its pictures, in one file that needs nothing beside it."""
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from paucal.evaluation.figures import png_of
 from paucal.report.page import template
-from paucal.report.pictures import DOTS_PER_INCH
 from paucal.runs import write_text
 
 
@@ -49,6 +48,4 @@ def write_comparison(path: Path, page: ComparisonPage) -> None:
 
 
 def _uri(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return "data:image/png;base64," + base64.b64encode(png_of(figure)).decode("ascii")

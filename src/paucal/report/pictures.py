@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from paucal.evaluation.curves import COLUMNS, curves_figure, drawn_columns, with_speed
+from paucal.evaluation.figures import png_of
 from paucal.evaluation.multi_label_plots import class_precision_figure
 from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import confusion_figure, per_class_figure
@@ -20,7 +21,6 @@ from paucal.types import UserError
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_PICTURE_BYTES = 8 * 2**20
 MAX_PAGE_BYTES = 48 * 2**20
-DOTS_PER_INCH = 110
 
 LARGE = 256 * 2**10  # bytes of a PNG that is likely one of photographs, which take a tenth as JPEG
 MOST_PIXELS = 64_000_000
@@ -77,8 +77,8 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
     stored = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()}
     content = {name: _read(path) for name, path in stored.items()}
     drawable = _drawable(files)
-    content |= {name: _png(draw()) for name, draw in drawable.items() if name not in content}
-    narrow = {"curves": _uri(_png(_curves(files, columns=1)))} if "curves" in drawable else {}
+    content |= {name: png_of(draw()) for name, draw in drawable.items() if name not in content}
+    narrow = {"curves": _uri(png_of(_curves(files, columns=1)))} if "curves" in drawable else {}
     total = sum(len(data) for data in content.values())
     if total > MAX_PAGE_BYTES:
         raise UserError(
@@ -120,12 +120,6 @@ def _read(path: Path) -> bytes:
     if not data.startswith(PNG_SIGNATURE):
         raise UserError(f"{str(path)!r} is no PNG picture although its name says so: remove it.")
     return data
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
-    return buffer.getvalue()
 
 
 def _uri(data: bytes) -> str:

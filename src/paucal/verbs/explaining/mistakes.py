@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.evaluation.deployed import Deployed
+from paucal.evaluation.figures import save_figure
 from paucal.evaluation.mistakes import Mistake, worst_mistakes
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.record import save_figure
 from paucal.explain.attribution.choice import OF_CAPTUM, ranked_methods
 from paucal.explain.attribution.methods import METHODS, attribute
 from paucal.explain.figures.attribution import Explained

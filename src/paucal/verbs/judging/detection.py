@@ -14,8 +14,8 @@ from paucal.data.decode import WHOLE
 from paucal.data.loader import make_ordered_loader
 from paucal.data.splits.file import read_split
 from paucal.data.splits.split import held_out_part
+from paucal.evaluation.figures import save_figure
 from paucal.evaluation.intervals import Score
-from paucal.evaluation.record import save_figure
 from paucal.runs import RunFolder, open_run, write_text
 from paucal.transfer.detection.annotations import BoxedImages
 from paucal.transfer.detection.batch import BoxedDataset, collate_boxes

@@ -9,7 +9,7 @@ from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.maps.store import require_maps
 from paucal.data.splits.classes import read_class_list
-from paucal.evaluation.record import save_figure
+from paucal.evaluation.figures import save_figure
 from paucal.labeling.picture import map_picture
 from paucal.reading import named_path
 from paucal.runs.writable import try_folder

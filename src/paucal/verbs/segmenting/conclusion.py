@@ -14,7 +14,7 @@ from paucal.data.masks.coding import MaskCoding
 from paucal.data.masks.pixels import read_raw
 from paucal.distributed import rank
 from paucal.evaluation.curves import curves_figure
-from paucal.evaluation.record import save_figure
+from paucal.evaluation.figures import save_figure
 from paucal.evaluation.segmentation import SegmentationReport, Tally, segmentation_report
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runs import RunFolder, write_atomically, write_text

@@ -12,10 +12,11 @@ from paucal.evaluation.calibration import FEWEST, Calibration, calibration
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.deployed import load_deployed
+from paucal.evaluation.figures import save_figure
 from paucal.evaluation.multi_label import multi_label_report
 from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.predictions import Predictions, predict_all
-from paucal.evaluation.record import record_classification, record_multi_label, save_figure
+from paucal.evaluation.record import record_classification, record_multi_label
 from paucal.evaluation.reports import Report
 from paucal.evaluation.tables import due_line, report_table, score_lines
 from paucal.memory import peak_memory

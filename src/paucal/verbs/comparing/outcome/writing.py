@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from paucal.evaluation.record import save_figure
+from paucal.evaluation.figures import save_figure
 from paucal.report.comparing import ComparisonPage, write_comparison
 from paucal.runs import write_text
 from paucal.settings.options import flag_words
