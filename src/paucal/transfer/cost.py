@@ -16,9 +16,11 @@ from paucal.backbones.cost import NoAttention
 from paucal.transfer.detection.card import build_detector
 from paucal.transfer.detection.cascade import CascadeHeads
 from paucal.transfer.detection.detector import CELLS, Detector, DetectorOptions
+from paucal.transfer.detection.masks.head import CELLS as MASK_CELLS
 from paucal.transfer.segmentation.network import segmentation_network
 
 REGIONS = 1000  # that are judged in an image, as the published numbers count them
+OBJECTS = 100  # that masks are made of, as they do
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ def total(parts: Mapping[str, PartCost]) -> PartCost:
 def detector_cost(
     spec: BackboneSpec, classes: int, options: DetectorOptions, regions: int = REGIONS
 ) -> dict[str, PartCost]:
-    """Count a detector by its parts: "backbone", "pyramid", "proposals" and "heads".
+    """Count a detector by its parts: "backbone", "pyramid", "proposals", "heads", and "masks" where it answers them.
 
-    Finding proposals and pooling regions multiplies next to nothing and is not counted.
+    Finding proposals and pooling regions multiplies next to nothing and is not counted. Masks are those of 100 objects.
 
     Args:
         spec: of the backbone; its image size is that of the image, in pixels.
@@ -68,11 +70,15 @@ def detector_cost(
         named = {str(level): one for level, one in enumerate(maps)}
         pyramid = detector.pyramid(named)
         cells = torch.zeros(regions, options.channels, CELLS, CELLS)
+        masks = _mask_layers(detector)
+        inside = torch.zeros(OBJECTS, options.channels, MASK_CELLS, MASK_CELLS)
+        heads, drawn = _part(detector.heads, cells, _judging(detector)), _part(masks, inside, _each(masks))
         return {
             "backbone": _part(detector.stages, images),
             "pyramid": _part(detector.pyramid, named),
             "proposals": _part(detector.proposals, list(pyramid.values()), detector.proposals.head),
-            "heads": _part(detector.heads, cells, _judging(detector)),
+            "heads": PartCost(heads.parameters - drawn.parameters, heads.macs),
+            **({"masks": drawn} if options.masks else {}),
         }
 
 
@@ -107,16 +113,27 @@ def _empty() -> Iterator[None]:
         yield
 
 
-def _judging(detector: Detector) -> Callable[[Tensor], Any]:
+def _stages(detector: Detector) -> list[RoIHeads]:
     heads = detector.heads
-    stages = list(heads.stages) if isinstance(heads, CascadeHeads) else [heads]
+    return [one for one in (heads.stages if isinstance(heads, CascadeHeads) else [heads]) if isinstance(one, RoIHeads)]
 
+
+def _judging(detector: Detector) -> Callable[[Tensor], Any]:
     def judge(cells: Tensor) -> None:
-        for stage in stages:
-            assert isinstance(stage, RoIHeads)
+        for stage in _stages(detector):
             stage.box_predictor(stage.box_head(cells))
 
     return judge
+
+
+def _mask_layers(detector: Detector) -> nn.ModuleList:
+    """Return the layers for masks of each head; none where the detector answers boxes alone."""
+    stages = [one for one in _stages(detector) if one.has_mask()]
+    return nn.ModuleList(nn.Sequential(one.mask_head, one.mask_predictor) for one in stages)  # type: ignore[arg-type]
+
+
+def _each(layers: nn.ModuleList) -> Callable[[Tensor], Any]:
+    return lambda given: [one(given) for one in layers]
 
 
 def _part(part: nn.Module, given: Any, run: Callable[[Any], Any] | None = None) -> PartCost:

@@ -72,7 +72,7 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
 def count_network(
     name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
 ) -> Count:
-    """Count a detector, as it answers for 1,000 regions, or a segmenter with its auxiliary head.
+    """Count a detector of masks, as it answers for 1,000 regions, or a segmenter with its auxiliary head.
 
     Args:
         name: of the backbone.
@@ -89,7 +89,7 @@ def count_network(
     if network == "upernet":
         parts = segmenter_cost(spec, 150 if classes is None else classes, width)
     else:
-        options = DetectorOptions(cascade=network == "cascade")
+        options = DetectorOptions(cascade=network == "cascade", masks=True)
         parts = detector_cost(spec, 80 if classes is None else classes, options)
     whole = total(parts)
     return Count(whole.parameters / 1e6, whole.macs / 1e9, None)
