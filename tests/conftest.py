@@ -5,11 +5,14 @@ threads slow each other many times over.
 """
 
 import atexit
+import io
 import os
+import re
 import shutil
 import tempfile
 
 import pytest
+from PIL import Image
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything loads the hub's client, and for the processes that tests start
 
@@ -27,3 +30,27 @@ def pytest_runtest_makereport():
     report = yield
     report.sections = [(title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections]
     return report
+
+
+@pytest.fixture(scope="module")
+def blank_pictures(request):
+    """Leave figures blank in the fast tier: for tests that make many runs and look at no picture of them.
+
+    Drawing is two fifths of what a run of a few steps takes. Other tests look at every kind of picture, and the slow
+    tier draws them all.
+    """
+    if re.search(r"(?<!not )slow", request.config.option.markexpr):
+        yield
+        return
+    from paucal.evaluation import figures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_drawn", _blank)
+        yield
+
+
+def _blank(figure):
+    buffer = io.BytesIO()
+    width, height = (round(side * 110) for side in figure.get_size_inches())
+    Image.new("RGB", (width, height)).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()

@@ -145,6 +145,7 @@ def test_training__longer_than_a_call_is_resumed(piece, run, sets, tmp_path):
         assert len(row["monitor_after_each_epoch"]) == 2
 
 
+@pytest.mark.slow
 def test_call__without_an_accelerator_measures_nothing(sets, tmp_path):
     words = [sys.executable, str(SCRIPT), "--device", "cpu", "--results", str(tmp_path / "none")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)

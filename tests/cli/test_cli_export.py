@@ -12,6 +12,8 @@ from paucal.cli.main import main
 from paucal.export.onnx_model import OnnxNetwork
 from paucal.types import UserError
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 

@@ -11,6 +11,8 @@ import paucal
 from cli.calls import QUICK, call, failure, make_photos, table
 from paucal.runs import RunFolder
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
@@ -85,7 +87,7 @@ def test_groups__of_a_table_by_its_column(photos, tmp_path):
     assert all(parts[a[0]] == parts[b[0]] for a, b in zip(rows[::2], rows[1::2], strict=True))
 
 
-@pytest.mark.parametrize("classes", [2, 3, 4])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_few_classes__need_no_top5(tmp_path, classes, capsys):
     photos = make_photos(tmp_path / "photos", classes=classes)
     assert call("train", photos, *QUICK, "--output", tmp_path / "run") == 0

@@ -10,6 +10,8 @@ import torch
 from cli.calls import TINY, failure, make_photos, table
 from paucal.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 SHORT = ["--probe-epochs", "2", "--bootstrap", "50", "--seed", "1"]
 
 

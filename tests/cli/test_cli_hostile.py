@@ -23,6 +23,8 @@ from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 from test_reading import BOMB
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 LONG = "A" * 5000
 
 

@@ -16,6 +16,8 @@ from paucal.verbs.run import life
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training import launch
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 def content(folder) -> dict[str, bytes]:
     """Return what lies in a folder."""

@@ -7,6 +7,8 @@ import torch
 
 from cli.calls import call, failure, make_photos, table
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
@@ -75,6 +77,7 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     assert again["ViT-B/16 + L_drloc", "CIFAR-10"] == loss
 
 
+@pytest.mark.slow
 def test_study__pretrains_and_judges_features(photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     out = tmp_path / "study"

@@ -9,6 +9,8 @@ import torch
 from cli.calls import QUICK, call, failure, make_photos, table
 from paucal.runs import RunFolder, read_weights
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 WITHOUT = [*QUICK, "--val-fraction", "0", "--average", "0"]
 
 

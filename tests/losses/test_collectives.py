@@ -34,6 +34,7 @@ def test_collectives__are_no_ops_on_one_process():
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+@pytest.mark.slow
 def test_collectives__average_over_two_processes(tmp_path):
     store = str(tmp_path / "store")
     processes = [

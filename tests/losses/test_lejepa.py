@@ -124,6 +124,7 @@ torch.save({"value": value.detach(), "gradient": own.grad / 2}, f"{sys.argv[2]}/
 """
 
 
+@pytest.mark.slow
 def test_sigreg__two_processes_equal_one(tmp_path: Path):
     joint = (drawn(24, DIM) + 0.5).requires_grad_()
     torch.save(joint.detach(), tmp_path / "joint.pt")

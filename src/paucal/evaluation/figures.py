@@ -12,20 +12,25 @@ DOTS_PER_INCH = 110
 
 
 def png_of(figure: Figure) -> bytes:
-    """Return a figure as PNG; its layout is fixed afterwards.
+    """Return a figure as PNG; its layout is fixed afterwards."""
+    with warnings.catch_warnings():
+        # Class names in scripts that matplotlib's font lacks show as boxes; the tables have them in full.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        return _drawn(figure)
+
+
+def _drawn(figure: Figure) -> bytes:
+    """Draw a figure.
 
     matplotlib draws a figure that has a layout engine twice and lays it out each time, which is most of the time that a
     figure takes. Laid out beforehand it is drawn once, with the same pixels.
     """
-    with warnings.catch_warnings():
-        # Class names in scripts that matplotlib's font lacks show as boxes; the tables have them in full.
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
-        figure.set_dpi(DOTS_PER_INCH)
-        if (engine := figure.get_layout_engine()) is not None:
-            engine.execute(figure)
-            figure.set_layout_engine(None)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
+    figure.set_dpi(DOTS_PER_INCH)
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
     return buffer.getvalue()
 
 

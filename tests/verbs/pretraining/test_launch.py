@@ -131,7 +131,7 @@ def test_classifying__with_it_is_refused_with_what_to_do_instead(verb, finished,
     assert "has no classifier" in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("step", [2, 7])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 7])
 def test_resuming__equals_not_stopping_bit_for_bit(step, finished, pictures, tmp_path):
     stopped = start(pictures, tmp_path / "run", [StopAfter(step)])
     assert isinstance(stopped, Stopped)

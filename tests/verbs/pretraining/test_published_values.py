@@ -14,6 +14,8 @@ from paucal.types import height_and_width
 from paucal.verbs.pretraining.crops import crop_groups
 from verbs.pretraining.short_runs import StopAfter, start
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 IMAGENET = Facts(1_281_167, 0, 400, device="cuda", devices=8, bf16=True)
 COMMON: dict[str, tuple[Any, str]] = {
     "img_size": ([224], "2.1: global crops of 224"),
@@ -126,7 +128,15 @@ def test_deit_pipeline__has_timms_areas_for_all_crops(recipe):
     assert [group.scale for group in crop_groups(chosen(recipe=recipe), (224, 224))] == [(0.4, 1.0), (0.05, 0.4)]
 
 
-@pytest.mark.parametrize(("begin", "end"), [(0.04, 0.4), (0.04, 0.0), (0.4, 0.04), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        (0.04, 0.4),
+        (0.04, 0.0),
+        pytest.param(0.4, 0.04, marks=pytest.mark.slow),
+        pytest.param(0.0, 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_weight_decay__goes_from_one_value_to_the_other_also_where_the_end_is_nothing(begin, end, pictures, tmp_path):
     seen = []
 

@@ -17,6 +17,8 @@ from paucal.verbs.run import life
 from paucal.verbs.run.voice import Quiet
 from verbs.pretraining.short_runs import StopAfter, start, summary_of
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 def sick_at(epoch, times):
     """A judge that finds a collapse at an epoch, so many times."""
@@ -109,6 +111,7 @@ def test_rollback__goes_back_changes_the_settings_and_finishes(pictures, tmp_pat
     assert summary_of(result.run)["rollbacks"] == 1
 
 
+@pytest.mark.slow
 def test_rollback__goes_back_a_second_time(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr("paucal.methods.self_distillation.entry.judge", sick_at(3, 2))
     monkeypatch.setattr("paucal.verbs.run.trainer_inputs.Plan", partial(Plan, save_seconds=0.0))

@@ -13,6 +13,8 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.verbs.pretraining.assembly import load_unlabelled
 from verbs.pretraining.short_runs import StopAfter, start, summary_of
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 def lay_out(pictures: Path, root: Path, place) -> Path:
     """Copy the pictures to where `place` puts the picture of a number."""
@@ -145,6 +147,7 @@ def run_eval(words, capsys) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_eval__of_what_has_seen_none_says_so_and_of_a_plain_run_nothing(pictures, tmp_path, capsys):
     data = lay_out(pictures, tmp_path / "data", in_parts("val"))
     first = start(data, tmp_path / "first", epochs=1).run

@@ -15,6 +15,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.types import UserError
 from paucal.verbs.run.images import load_images, reading_for
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 SMALL = {
     **{"model": "vit_mini", "img_size": [16], "epochs": 1, "batch_size": 4, "init": "none", "method": "supervised"},
     **{"device": "cpu", "workers": 0},

@@ -22,6 +22,8 @@ from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.launch import resume_run, train_run
 from paucal.verbs.training.loaders import preprocessing
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 OWN = Normalisation((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 START = ImageInput(0.95, "bilinear", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
 TINY = {"epochs": 1, "batch_size": 8, "workers": 0, "device": "cpu"}

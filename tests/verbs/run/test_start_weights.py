@@ -30,6 +30,8 @@ from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.conclusion import Result
 from paucal.verbs.training.launch import Stopped, resume_run, train_run
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 QUICK = ["--epochs", "1", "-j", "0", "--batch-size", "8", "--device", "cpu"]
 FROM_SCRATCH = ["--model", "vit_mini", "--model-args", "depth=1", "--img-size", "16"]
 

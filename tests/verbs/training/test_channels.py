@@ -15,6 +15,8 @@ from paucal.types import UserError
 from paucal.verbs.run.loaders import stored_reading
 from verbs.training.ladder.carried import MODEL, install
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 SMALL = {"model": "vit_mini", "model_args": ["depth=1"], "img_size": 32, "batch_size": 8, "workers": 0, "device": "cpu"}
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from lightning.pytorch import Callback
 
@@ -10,6 +11,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
 from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.launch import train_run
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 SMALL = {
     "model": "vit_mini",

@@ -17,6 +17,8 @@ from paucal.verbs.training.assembly import _rungs
 from paucal.verbs.training.balance import balance
 from paucal.verbs.training.ladder.start import Choice
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 
 @pytest.fixture
 def prepared() -> Prepared:

@@ -25,6 +25,8 @@ from paucal.verbs.training.ladder.rungs import Rung
 from paucal.verbs.training.ladder.trials import best_of
 from verbs.training.ladder.carried import MODEL, install
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
 
 
@@ -117,12 +119,8 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
     assert right / len(val) == pytest.approx(found["probe"]["score"])
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "moment", [pytest.param("measure", marks=SLOW), pytest.param("choose_way", marks=SLOW), "attempt"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["measure", "choose_way", "attempt"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
     whole = started(data, tmp_path / "whole", epochs=1)
     place = tuning if moment == "attempt" else climbing
@@ -325,6 +323,7 @@ def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp
     assert all(one == seen[0] for one in seen)
 
 
+@pytest.mark.slow
 def test_climb__with_frozen_epochs_and_no_validation_makes_the_passes_that_were_given(data, tmp_path):
     result = started(data, tmp_path / "run", epochs=2, freeze_epochs=1, val_fraction=0.0)
     assert len(RunFolder(result.folder).read_rows()) == 2
