@@ -70,13 +70,11 @@ def row(options: argparse.Namespace, arm: str, seed: int, flags: Sequence[str]) 
     common = ["--seed", str(seed), "--device", "cpu", *flags]
     finish(output, [options.task, str(options.data), "--model", options.model, *start(options, arm, seed), *common])
     summary = json.loads((output / "summary.json").read_text())
-    path, field = {
-        "detect": ("evaluation/detection/metrics.json", "intervals"),
-        "segment": ("evaluation/test/segmentation.json", ""),
-    }[options.task]
-    judged = json.loads((output / path).read_text())
-    judged = judged[field] if field else judged
-    scores = {name: judged[name]["value"] if field else judged[name] for name in SCORES[options.task]}
+    if options.task == "detect":
+        judged = json.loads((output / "evaluation/detection/metrics.json").read_text())["intervals"]
+    else:
+        judged = json.loads((output / "evaluation/test/segmentation.json").read_text())
+    scores = {name: judged[name]["value"] for name in SCORES[options.task]}
     length = {name: summary[name] for name in ("steps", "epochs") if name in summary}
     return scores | {"seconds": summary["seconds"]} | length
 
@@ -104,7 +102,7 @@ def training_images(options: argparse.Namespace, seed: int) -> Path:
     folder = options.work / f"images-{options.data.name}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     with (run_of(options, "random", seed) / "split.csv").open() as file:
-        parts = {line["path"]: line["part"] for line in csv.DictReader(file)}
+        parts = {line["key"]: line["split"] for line in csv.DictReader(file)}
     for path in (path for path, part in parts.items() if part == "train"):
         (found,) = {one.resolve() for one in options.data.rglob(Path(path).name) if one.match(f"*{path}")}
         link = folder / Path(path).name
