@@ -21,13 +21,6 @@ URL = "memory://bucket/set"
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(place_module, "_PAUSE", 0.0)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def storage(tmp_path, cache):
     """Four shards of 25 images on storage, with their index."""
     (tmp_path / "made").mkdir()
@@ -36,15 +29,6 @@ def storage(tmp_path, cache):
     files = fsspec.filesystem("memory")
     yield files
     files.rm("/bucket", recursive=True)
-
-
-@pytest.fixture
-def fetched(monkeypatch) -> list[str]:
-    """Names of the shards that were fetched."""
-    found: list[str] = []
-    get = RemotePlace._get
-    monkeypatch.setattr(RemotePlace, "_get", lambda self, name, target: (found.append(name), get(self, name, target)))
-    return found
 
 
 def shards_in(cache: Path) -> list[str]:

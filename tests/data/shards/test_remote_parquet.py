@@ -1,7 +1,6 @@
 """Parquet files on object storage: fsspec's own memory stands for it."""
 
 import pickle
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from data.shards.made_sets import CLASSES, number_of, numbered
 from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.folder import VARIABLE
 from paucal.data.decoded.prepare import prepare_images
 from paucal.data.shards import place as place_module
 from paucal.data.shards.place import RemotePlace, upload
@@ -19,13 +17,6 @@ from paucal.data.sources.opening import open_images
 from paucal.types import UserError
 
 URL = "memory://bucket/rows"
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(place_module, "_PAUSE", 0.0)
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -38,15 +29,6 @@ def storage(tmp_path, cache):
     yield files
     if files.exists("/bucket"):
         files.rm("/bucket", recursive=True)
-
-
-@pytest.fixture
-def fetched(monkeypatch) -> list[str]:
-    """Names of the files that were fetched."""
-    found: list[str] = []
-    get = RemotePlace._get
-    monkeypatch.setattr(RemotePlace, "_get", lambda self, name, target: (found.append(name), get(self, name, target)))
-    return found
 
 
 def test_remote_parquet__is_what_it_is_on_this_machine(storage, cache, fetched, tmp_path):
