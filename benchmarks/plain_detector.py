@@ -82,7 +82,7 @@ def train(detector: Any, boxed: BoxedImages, order: Any, seed: int, seconds: flo
             group["lr"] = rate * min(1, (steps + 1) / WARMUP) * (1 + math.cos(math.pi * share)) / 2
         chosen = [known[int(index)] for index in draw.choice(order, batch, replace=False)]
         images, targets = zip(*(mirrored(*pair) if draw.random() < 0.5 else pair for pair in chosen), strict=True)
-        loss = sum(detector(list(images), list(targets)).values())
+        loss = torch.stack(list(detector(list(images), list(targets)).values())).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

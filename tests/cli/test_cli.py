@@ -52,7 +52,7 @@ def test_help__shows_what_can_be_given(capsys, verb):
             *("usage: paucal train [DATA] [--flags]", "and accumulates (default: chosen)"),
             *("YAML file of settings", "chosen: from the images and the machine"),
         ),
-        "predict": ("usage: paucal predict RUN PATHS [PATHS ...] [--flags]", "(default: 64)"),
+        "predict": ("usage: paucal predict RUN PATHS [PATHS ...] [--flags]", "(default: chosen)"),
         "eval": ("--protocol PROTOCOL [PROTOCOL ...]", "by default classification"),
     }
     for words in shown.get(verb, ("show this help message and exit",)):

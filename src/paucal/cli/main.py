@@ -15,6 +15,7 @@ from types import FrameType
 
 from rich.markup import escape
 
+from paucal.memory import kept_memory
 from paucal.types import UserError
 from paucal.verbs.run.console import PlainConsole
 from paucal.wording import sentence
@@ -140,7 +141,10 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"unknown verb {verb!r}{hint}; expected one of {', '.join(VERBS)}.")
     # Verbs are imported where they are used: torch takes seconds to load, and help should not.
     module = importlib.import_module(f"paucal.cli.{verb}")
-    return module.run(arguments[1:])
+    if verb == "serve":  # it stands for hours and answers now and then
+        return module.run(arguments[1:])
+    with kept_memory():
+        return module.run(arguments[1:])
 
 
 def _overview() -> str:

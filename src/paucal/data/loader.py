@@ -19,6 +19,8 @@ from paucal.data.views.transforms import ViewTransform
 from paucal.types import UserError
 from paucal.wording import counted
 
+MOST_TOGETHER = 256  # images
+PIXELS_TOGETHER = 16 * 224 * 224
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)  # the last of shared memory
 
 
@@ -86,6 +88,24 @@ def make_ordered_loader(
     return WorkerLoader(
         dataset, batch_sampler=_InOrder(indices, batch_size), **_settings(workers, pin_memory, into_batch)
     )
+
+
+def images_together(image_size: tuple[int, int], device: str) -> int:
+    """Return how many images a network is given at a time where it learns nothing.
+
+    An accelerator wants many. A processor is slower with many large ones: what lies between two layers of an
+    EfficientNet then takes gigabytes that no cache holds.
+
+    Args:
+        image_size: height and width in pixels.
+        device: "cpu", "cuda", ...
+
+    Example:
+        >>> images_together((224, 224), "cpu"), images_together((32, 32), "cpu"), images_together((224, 224), "cuda")
+        (16, 256, 256)
+    """
+    height, width = image_size
+    return MOST_TOGETHER if device != "cpu" else min(MOST_TOGETHER, max(1, PIXELS_TOGETHER // (height * width)))
 
 
 def make_eval_loader(

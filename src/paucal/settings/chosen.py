@@ -28,3 +28,4 @@ nodes normalise precision scale strategy time warmup_epochs width workers
 CHOSEN = {"train": frozenset(TRAIN.split()), "pretrain": frozenset(PRETRAIN.split())}
 CHOSEN["detect"] = frozenset(DETECT.split())
 CHOSEN["segment"] = frozenset(SEGMENT.split())
+CHOSEN["eval"] = CHOSEN["predict"] = frozenset(["batch_size"])  # by the size of the images and the device

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
-from paucal.data.loader import make_eval_loader
+from paucal.data.loader import MOST_TOGETHER, make_eval_loader
 from paucal.data.randomness import derive_seed
 from paucal.data.views.augment import Augmentation
 from paucal.data.views.transforms import TrainTransform
@@ -37,7 +37,7 @@ class Extraction:
         cache: where they are kept.
     """
 
-    batch_size: int = 256
+    batch_size: int = MOST_TOGETHER
     workers: int = 0
     dtype: torch.dtype = torch.float32
     cache: FeatureCache = field(default_factory=lambda: FeatureCache(None))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
-from paucal.data.loader import make_eval_loader
+from paucal.data.loader import images_together, make_eval_loader
 from paucal.data.splits.file import read_split
 from paucal.data.splits.split import held_out_part
 from paucal.evaluation.deployed import Deployed, load_deployed
@@ -100,11 +100,10 @@ def _judge(
 def _predict(model: Deployed, judged: Judged, settings: EvalSettings, voice: Voice) -> Predictions:
     images, indices, _ = judged
     fed = model.card.preprocessing
-    check_batch(min(settings.batch_size, len(indices)), fed.image_size)
+    together = settings.batch_size or images_together(fed.image_size, model.device.type)
+    check_batch(min(together, len(indices)), fed.image_size)
     on_gpu = model.device.type == "cuda"
-    loader = make_eval_loader(
-        images, indices, fed.transform(), settings.batch_size, settings.workers, pin_memory=on_gpu
-    )
+    loader = make_eval_loader(images, indices, fed.transform(), together, settings.workers, pin_memory=on_gpu)
     with voice.progress("evaluating") as advance:
         found = predict_all(model.module, loader, model.device, progress=partial(_advance, advance, len(indices)))
     return found.at_temperature(model.card.temperature)

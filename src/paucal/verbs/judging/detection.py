@@ -132,7 +132,9 @@ def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
 def _loader(boxed: BoxedImages, indices: NDArray[np.int64], card: DetectorCard, settings: EvalSettings):
     fed = card.preprocessing
     dataset = BoxedDataset(boxed, evaluation_view(card.resize_to, fed.mean, fed.std), seed=0)
-    return make_ordered_loader(dataset, indices, min(TOGETHER, settings.batch_size), collate_boxes, settings.workers)
+    return make_ordered_loader(
+        dataset, indices, min(TOGETHER, settings.batch_size or TOGETHER), collate_boxes, settings.workers
+    )
 
 
 def _record(

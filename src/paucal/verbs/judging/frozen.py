@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paucal.data.decode import Reading
+from paucal.data.loader import images_together
 from paucal.evaluation.protocols.comparison import Row, compare
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.extraction import Extraction
@@ -72,7 +73,7 @@ def judge_frozen(
         raise UserError(f"give DATA to judge {model!r} on: only a run has images of its own.")
     subjects = _subjects(model, settings)
     for subject in subjects:
-        check_batch(settings.batch_size, subject.preprocessing.image_size)
+        check_batch(_together(settings, subject), subject.preprocessing.image_size)
     _introduce(subjects, voice)
     options = _options(settings, subjects[0])
     rows: list[Row] = []
@@ -184,6 +185,10 @@ def _subjects(model: str, settings: EvalSettings) -> list[Subject]:
     return [first, *others, *floor]
 
 
+def _together(settings: EvalSettings, subject: Subject) -> int:
+    return settings.batch_size or images_together(subject.preprocessing.image_size, subject.device.type)
+
+
 def _options(settings: EvalSettings, first: Subject) -> JudgeOptions:
     folder = None if settings.no_cache else Path(settings.cache).expanduser() if settings.cache else default_folder()
     kind = None if settings.features == "auto" else parse_kind(settings.features)
@@ -193,7 +198,7 @@ def _options(settings: EvalSettings, first: Subject) -> JudgeOptions:
     return JudgeOptions(
         features=kind or POOLED,
         probe_features=kind,
-        extraction=Extraction(settings.batch_size, settings.workers, dtype, FeatureCache(folder)),
+        extraction=Extraction(_together(settings, first), settings.workers, dtype, FeatureCache(folder)),
         solver=Solver(backend),
         probe=ProbeSettings(epochs=settings.probe_epochs, seed=settings.seed),
         augment=settings.augment,

@@ -37,7 +37,7 @@ def predict_to_files(
     loaded = load_model(source, settings.device)
     if targets.features is None or not _features_only(wanted):
         loaded.require_classifier()
-    model, pictures = open_pictures(loaded, paths, settings, voice)
+    model, pictures, settings = open_pictures(loaded, paths, settings, voice)
     if targets.first is None:
         held = list(_timed(model, pictures, settings, voice, 0, targets))
         write_all(lambda: iter(held), model.card, pictures, targets, voice)

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
 
+from paucal.data.loader import images_together
 from paucal.evaluation.deployed import Deployed
 from paucal.export.reading import load_model
 from paucal.settings.options import check_ranges
@@ -75,15 +77,15 @@ def classify_all(
 ) -> list[Prediction]:
     """Classify everything that some sources hold; see `predict`."""
     check_ranges(settings)
-    asked, pictures = open_pictures(model, sources, settings, voice)
+    asked, pictures, settings = open_pictures(model, sources, settings, voice)
     blocks = ask(asked, pictures, settings, voice, features=features)
     return [row for block in blocks for row in block.predictions(asked.card)]
 
 
 def open_pictures(
     model: Deployed, sources: Sequence[str | Image.Image], settings: PredictSettings, voice: Voice
-) -> tuple[Deployed, Pictures]:
-    """Return the model as the settings want it asked, and the pictures of some sources as it reads them.
+) -> tuple[Deployed, Pictures, PredictSettings]:
+    """Return the model as the settings want it asked, the pictures as it reads them, and the settings with a batch.
 
     Raises:
         UserError: there is no image at a place, a batch cannot fit in the memory, or a setting is of other models.
@@ -92,5 +94,6 @@ def open_pictures(
         raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")
     fed = model.card.preprocessing
     pictures = Pictures(open_sources(sources, voice), fed.reading)
-    check_batch(min(settings.batch_size, len(pictures)), fed.image_size)
-    return model.mirrored() if settings.mirror else model, pictures
+    together = settings.batch_size or images_together(fed.image_size, model.device.type)
+    check_batch(min(together, len(pictures)), fed.image_size)
+    return model.mirrored() if settings.mirror else model, pictures, replace(settings, batch_size=together)

@@ -14,7 +14,7 @@ from paucal.backbones.layout import Size
 from paucal.data.batch_cache import KeptBatches
 from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
-from paucal.data.loader import make_eval_loader
+from paucal.data.loader import images_together, make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
@@ -26,7 +26,6 @@ from paucal.evaluation.protocols.metrics import hits
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.verbs.run.images import decoded
-from paucal.verbs.run.loaders import EVAL_BATCH
 
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
@@ -77,7 +76,8 @@ def knn_monitor(
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: make_eval_loader(
-            images, chosen, preprocess.transform(), EVAL_BATCH, workers, rank(), world_size()
+            *(images, chosen, preprocess.transform(), images_together(preprocess.image_size, device)),
+            *(workers, rank(), world_size()),
         ),
         n_bytes=len(chosen) * height * width * 3 * 4,
         workers=workers,

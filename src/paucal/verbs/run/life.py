@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 
 from paucal.data.splits.file import write_split
 from paucal.evaluation.deployed import saver
+from paucal.memory import kept_memory
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.groups import JobSettings
 from paucal.settings.values import from_python, given_names
@@ -149,10 +150,11 @@ def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path
         TypeError: a setting does not exist.
     """
     made, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
-    if resumed is None:
-        result = begin(job, made, dict.fromkeys(given, "given"), Quiet())
-    else:
-        result = resume(job, resumed, Quiet(), {word: getattr(made, word) for word in given})
+    with kept_memory():
+        if resumed is None:
+            result = begin(job, made, dict.fromkeys(given, "given"), Quiet())
+        else:
+            result = resume(job, resumed, Quiet(), {word: getattr(made, word) for word in given})
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result

@@ -8,7 +8,7 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.channels.planes import RGB
 from paucal.data.dataset import ViewDataset
 from paucal.data.decode import Reading
-from paucal.data.loader import TrainLoader, make_eval_loader, make_train_loader
+from paucal.data.loader import TrainLoader, images_together, make_eval_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
@@ -17,8 +17,6 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Plan
 from paucal.verbs.run.images import Prepared
-
-EVAL_BATCH = 256
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
@@ -86,7 +84,7 @@ def eval_loader(
         prepared.images,
         indices,
         preprocess.transform(),
-        EVAL_BATCH,
+        images_together(preprocess.image_size, settings.device or "cpu"),
         settings.workers or 0,
         rank=rank(),
         world=world_size(),

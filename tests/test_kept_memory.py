@@ -1,0 +1,53 @@
+"""Memory that is freed is kept for what is needed next, and given back at the end."""
+
+import subprocess
+import sys
+
+import pytest
+
+from paucal.memory import _glibc
+
+PROGRAM = """
+import resource
+import torch
+from paucal.memory import kept_memory
+
+def faults(times=10):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        torch.ones(16 << 20)  # 64 MiB, 16,384 pages
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+faults(1)
+plain, before = faults(), held()
+with kept_memory():
+    first = faults(1)
+    with kept_memory():
+        pass
+    kept = faults()
+print(plain, first, kept, held() - before, faults())
+"""
+
+
+@pytest.mark.skipif(_glibc("mallopt") is None, reason="this is no glibc")
+@pytest.mark.parametrize("asked", [None, "MALLOC_TRIM_THRESHOLD_"])
+def test_kept_memory__is_taken_once_and_given_back(asked, monkeypatch):
+    for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    if asked:  # who has set it himself shall have what he set
+        monkeypatch.setenv(asked, "131072")
+    words = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split()
+    plain, first, kept, more, after = map(int, words)
+    # With pages of 2 MiB there are 32 faults in place of 16,384.
+    assert plain > 10 * 30
+    assert after > 10 * 30
+    assert more < 32 << 20
+    if asked:
+        assert kept > 10 * 30
+    else:
+        assert first > 30
+        assert kept <= 2 * first  # ten times the same, and at most one more block
