@@ -43,7 +43,7 @@ def test_help__needs_no_arguments(capsys):
 def test_help__shows_what_can_be_given(capsys, verb):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split()).replace("--batch-size, -b {", "--batch-size {")  # Python 3.13
     assert "SUPPRESS" not in text
     assert "default: [" not in text
     shown = {
