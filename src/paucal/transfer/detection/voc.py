@@ -65,9 +65,12 @@ def parse_xml(file: Path) -> ElementTree.Element:
     def refuse(*_: object) -> None:
         raise UserError(f"{str(file)!r} declares a document type, which annotations have no need of: remove it.")
 
+    def end(name: str) -> None:
+        builder.end(name)
+
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     parser.StartElementHandler = builder.start
-    parser.EndElementHandler = lambda name: builder.end(name) and None
+    parser.EndElementHandler = end
     parser.CharacterDataHandler = lambda text: builder.data(text)
     try:
         parser.Parse(read_bytes(file, MOST_BYTES), True)
