@@ -23,6 +23,7 @@ from paucal.verbs.run.voice import Quiet
 from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.settings import SegmentSettings
 
+PLACES = ("data", "images", "masks", "output", "split", "classes")  # settings
 RADII = (0.0, 1.0, 2.0, 3.0, 4.0)  # pixels
 
 
@@ -38,8 +39,7 @@ def main() -> None:
     found = {"plain": threshold(prepared, (0.0,)), "blurred": threshold(prepared, RADII)}
     judged = run.read_json("evaluation/test/segmentation.json")
     result = {
-        "command": " ".join(map(str, run.read_json("env.json").get("command", []))),
-        "settings": {name: getattr(settings, name) for name in setting_fields(settings)},
+        "settings": {name: _without_place(name, getattr(settings, name)) for name in setting_fields(settings)},
         "seconds": run.read_json("summary.json")["seconds"],
         "network": {name: judged[name] for name in ("mean_iou", "pixel_accuracy", "images")},
         "per_class": {row["class"]: row["value"] for row in judged["classes"]},
@@ -48,6 +48,11 @@ def main() -> None:
     print(json.dumps({name: result[name] for name in ("network", "per_class", "thresholds")}, indent=1))
     if chosen.result is not None:
         chosen.result.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _without_place(name: str, value: object) -> object:
+    """Return a setting as others may read it: where the images lay on this machine tells them nothing."""
+    return Path(value).name if name in PLACES and isinstance(value, str) else value
 
 
 def threshold(prepared: Segmented, radii: tuple[float, ...]) -> tuple[dict[str, object], SegmentationReport]:
