@@ -1,7 +1,9 @@
 import errno
 import multiprocessing
 import random
+import sys
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from lightning.fabric.utilities.types import _Stateful
 from paucal.data.cache import cache_images
 from paucal.data.dataset import SampleKey, ViewDataset, collate
 from paucal.data.loader import make_eval_loader, make_train_loader
+from paucal.data.processes import start_method
 from paucal.data.randomness import derive_seed
 from paucal.data.sampler import StepSampler, steps_per_epoch
 from paucal.data.sources.opening import open_images
@@ -283,7 +286,7 @@ def test_eval_loader__may_be_empty_on_a_rank():
     ],
 )
 def test_loaders__say_that_their_processes_cannot_be_started(problem, words, monkeypatch):
-    started, start = [], multiprocessing.context.Process.start
+    started, start = [], BaseProcess.start
 
     def refuse_the_third(self):
         started.append(self)
@@ -291,7 +294,7 @@ def test_loaders__say_that_their_processes_cannot_be_started(problem, words, mon
             raise problem
         start(self)
 
-    monkeypatch.setattr(multiprocessing.context.Process, "start", refuse_the_third)
+    monkeypatch.setattr(BaseProcess, "start", refuse_the_third)
     dataset, sampler = _dataset(), StepSampler(np.arange(40), 8, 5, 0)
     message = rf"35 loader processes could not be started \({words}\): use fewer --workers, or none"
     for loader in (
@@ -310,6 +313,24 @@ def test_loaders__pass_on_what_else_goes_wrong(monkeypatch):
     def fail(self):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(multiprocessing.context.Process, "start", fail)
+    monkeypatch.setattr(BaseProcess, "start", fail)
     with pytest.raises(RuntimeError, match="something else"):
         next(iter(make_train_loader(_dataset(), StepSampler(np.arange(40), 8, 5, 0), workers=2)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "system", "expected"), [(None, "linux", "fork"), ("spawn", "linux", "spawn"), (None, "darwin", "first")]
+)
+def test_loader__forks_on_linux_unless_somebody_has_said_otherwise(chosen, system, expected, monkeypatch):
+    """As of Python 3.14 Python does not by itself."""
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: chosen)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["first", "second"])
+    monkeypatch.setattr(sys, "platform", system)
+    assert start_method() == expected
+
+
+def test_loader__starts_its_processes_in_that_way():
+    view = EvalTransform((8, 8), Normalisation())
+    loader = make_eval_loader(_digits(), np.arange(4), view, 2, workers=1)
+    assert loader.multiprocessing_context.get_start_method() == start_method()  # type: ignore[union-attr]
+    assert make_eval_loader(_digits(), np.arange(4), view, 2).multiprocessing_context is None

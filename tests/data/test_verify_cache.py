@@ -119,11 +119,11 @@ def test_cache_images__falls_back_when_the_sample_was_too_small(make_folder, mon
 def test_cache_images__needs_no_shared_memory_where_workers_are_forked(make_set, monkeypatch):
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
     images = make_set([0, 1, 1])
-    monkeypatch.setattr(cache.multiprocessing, "get_start_method", lambda allow_none: "fork")
+    monkeypatch.setattr(cache, "start_method", lambda: "fork")
     private = cache_images(images)[0].store
     assert isinstance(private, CachedStore)
     assert not private.pixels.is_shared()
-    monkeypatch.setattr(cache.multiprocessing, "get_start_method", lambda allow_none: "spawn")
+    monkeypatch.setattr(cache, "start_method", lambda: "spawn")
     assert cache_images(images)[0].store is images.store
 
 

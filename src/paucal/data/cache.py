@@ -1,7 +1,6 @@
 """All images decoded once into one block of memory that the loader workers share."""
 
 import math
-import multiprocessing
 import shutil
 import threading
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from paucal.data.channels.planes import RGB, picture_of, pixels_of
 from paucal.data.images import Copies, ImageSet, Store
+from paucal.data.processes import start_method
 from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
 from paucal.memory import available_memory
 
@@ -150,6 +150,4 @@ def _allocate(size: int) -> Tensor | None:
     # have only 64 MB of it; half is left to the batches that the workers send.
     if not _SHARED_MEMORY.is_dir() or 2 * size <= shutil.disk_usage(_SHARED_MEMORY).free:
         return torch.empty(size, dtype=torch.uint8).share_memory_()
-    methods = [multiprocessing.get_start_method(allow_none=True), *multiprocessing.get_all_start_methods()]
-    default = next(method for method in methods if method)
-    return torch.empty(size, dtype=torch.uint8) if default == "fork" else None
+    return torch.empty(size, dtype=torch.uint8) if start_method() == "fork" else None

@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
+from paucal.data.processes import start_method
 from paucal.data.sampler import StepSampler
 from paucal.data.views.transforms import ViewTransform
 from paucal.types import UserError
@@ -168,6 +169,7 @@ def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], 
         "pin_memory": pin_memory,
         "persistent_workers": workers > 0,
         "worker_init_fn": _prepare_worker,
+        "multiprocessing_context": start_method() if workers else None,
         # The loader draws a seed for its workers; from its own generator, so that the global one is left
         # alone.
         "generator": torch.Generator().manual_seed(0),
