@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -28,6 +29,16 @@ def test_png__has_the_pixels_that_matplotlib_draws(layout):
     plain = io.BytesIO()
     figure(layout).savefig(plain, format="png", dpi=DOTS_PER_INCH)
     assert np.array_equal(pixels(png_of(figure(layout))), pixels(plain.getvalue()))
+
+
+@pytest.mark.parametrize("setting", ["figure.autolayout", "figure.constrained_layout.use"])
+def test_png__is_the_same_whatever_layout_the_user_has_set(setting):
+    drawn, other = figure("constrained"), figure("constrained")
+    for one in (drawn, other):  # a bar of colours fits one engine alone
+        one.colorbar(one.axes[0].scatter([1], [1], c=[1]), ax=one.axes[0])
+    with rc_context({setting: True}):
+        found = png_of(other)
+    assert np.array_equal(pixels(found), pixels(png_of(drawn)))
 
 
 def test_png__is_drawn_and_laid_out_once(monkeypatch):

@@ -4,6 +4,7 @@ import io
 import warnings
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from paucal.runs import write_atomically
@@ -28,7 +29,9 @@ def _drawn(figure: Figure) -> bytes:
     figure.set_dpi(DOTS_PER_INCH)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)
-        figure.set_layout_engine(None)
+        # None means the engine of the user's own settings, where they name one.
+        with rc_context({"figure.autolayout": False, "figure.constrained_layout.use": False}):
+            figure.set_layout_engine(None)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH)
     return buffer.getvalue()
