@@ -53,6 +53,38 @@ def test_eval__of_a_run_on_its_own_images_has_the_floor_beside_it(trained, capsy
     assert len(stored["models"]) == 2
     assert stored["models"][0]["fingerprint"] != stored["models"][1]["fingerprint"]
     assert stored["tallies"]["random weights"].keys() >= {"win", "tie", "loss"}
+    assert {path.name for path in folder.iterdir()} == {
+        *("table.csv", "results.json", "frozen_features.png", "correspondence.png")
+    }
+    page = (trained / "run" / "report.html").read_text()
+    assert f"the report of the run shows it: {trained / 'run' / 'report.html'}" in printed
+    assert page.count('<section id="frozen">') == 1
+    assert page.count("few-labels 1 per class accuracy, %") == 1
+
+
+def test_eval__leaves_no_picture_of_an_earlier_table(trained, capsys):
+    folder, report = trained / "run" / "evaluation" / "frozen-features", trained / "run" / "report.html"
+    assert main(["eval", str(trained / "run"), "--protocol", "correspondence", *SHORT]) == 0
+    assert (folder / "correspondence.png").exists()
+    assert main(["eval", str(trained / "run"), "--protocol", "knn", *SHORT]) == 0
+    assert not (folder / "correspondence.png").exists()
+    assert "correspondence mirror accuracy" not in report.read_text()
+    shown = report.read_bytes()
+    elsewhere = ["--output", str(trained / "elsewhere")]
+    assert main(["eval", str(trained / "run"), "--protocol", "knn", "logistic", *SHORT, *elsewhere]) == 0
+    assert report.read_bytes() == shown  # only what lies in the run is shown
+
+
+def test_eval__keeps_its_table_where_the_report_cannot_be_written(trained, capsys):
+    summary = trained / "run" / "summary.json"
+    sound, shown = summary.read_bytes(), (trained / "run" / "report.html").read_bytes()
+    summary.write_text("{")
+    try:
+        assert main(["eval", str(trained / "run"), "--protocol", "knn", *SHORT]) == 0
+    finally:
+        summary.write_bytes(sound)
+    assert "note: the report of the run is as it was (" in capsys.readouterr().out
+    assert (trained / "run" / "report.html").read_bytes() == shown
 
 
 def test_eval__compares_a_timm_model_with_a_weights_file(trained, capsys, tmp_path):

@@ -1,11 +1,15 @@
 """Matches between two images whose truth is known."""
 
+import numpy as np
 import pytest
 import timm
 import torch
+from matplotlib.colors import to_hex
+from matplotlib.patches import ConnectionPatch
 
 from paucal.explain.attention.features import nearest_cells
-from paucal.explain.correspondence.matching import match_images
+from paucal.explain.correspondence.matching import Correspondence, match_images
+from paucal.explain.figures.matches import RED, YELLOW, MatchedPair, matches_sheet
 from paucal.types import UserError
 
 
@@ -38,3 +42,16 @@ def test_matches__refuse_images_that_do_not_fit() -> None:
     image = torch.zeros(3, 32, 48)
     with pytest.raises(UserError, match="does not take an image of 48x32 pixels"):
         match_images(patches_only(), image, image.transpose(1, 2))
+
+
+def test_sheet__draws_true_pairs_and_wrong_ones_apart_in_the_right_places() -> None:
+    cells = torch.tensor([[0, 0], [1, 2]])
+    marks = torch.zeros(2, 2, dtype=torch.long)
+    found = Correspondence(cells, cells.flip(0), torch.ones(2), ((2, 3), (2, 3)), marks, marks)
+    picture = np.zeros((20, 30, 3), dtype=np.float32)
+    pair = MatchedPair((picture, picture), found, ("one", "other"), torch.tensor([True, False]))
+    figure = matches_sheet([pair, pair])
+    lines = [artist for artist in figure.artists if isinstance(artist, ConnectionPatch)]
+    assert [(line.xy1, line.xy2) for line in lines] == [((4.5, 4.5), (24.5, 14.5)), ((24.5, 14.5), (4.5, 4.5))] * 2
+    assert [to_hex(line.get_edgecolor()) for line in lines] == [YELLOW, RED] * 2
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["one", "other"] * 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paucal.evaluation.reports import Report, read_report
+from paucal.report.frozen import FrozenFeatures, read_frozen
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
@@ -133,6 +134,7 @@ class RunFiles:
         rows: of `metrics.csv`.
         evaluation: of `evaluation/test/metrics.json`, or None.
         check: of `check.json`; None where there is none.
+        frozen: of `evaluation/frozen-features/results.json`; None where there is none.
         verb: that made the run.
     """
 
@@ -143,6 +145,7 @@ class RunFiles:
     rows: Sequence[Mapping[str, float]]
     evaluation: Report | None
     check: Sequence[Complaint] | None = None
+    frozen: FrozenFeatures | None = None
     verb: str = "train"
 
 
@@ -170,6 +173,7 @@ def _read(run: RunFolder) -> RunFiles:
         _rows(run),
         read_report(evaluation) if evaluation else None,
         _check(run),
+        read_frozen(run),
         run.verb if run.config.is_file() else "train",
     )
 

@@ -47,6 +47,7 @@ def render(files: RunFiles) -> str:
         several=isinstance(report, MultiLabelReport),
         lines=[] if report is None else score_lines(report),
         class_counts=_class_counts(files.summary.parts),
+        frozen=files.frozen,
         pictures=pictures(files),
         shell_run=shlex.quote(str(files.run.path)),
         python_run=repr(str(files.run.path)),

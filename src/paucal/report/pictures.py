@@ -15,6 +15,7 @@ from paucal.evaluation.multi_label_plots import class_precision_figure
 from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import confusion_figure, per_class_figure
 from paucal.report.explanations import kept_epoch, training_images
+from paucal.report.frozen import frozen_pictures
 from paucal.report.inputs import RunFiles
 from paucal.types import UserError
 
@@ -41,6 +42,9 @@ CAPTIONS = {
     "mistakes_attribution": "What the model saw in its surest wrong answers: bright is what spoke for the answer, and "
     "beside it for the label.",
     "eval_batch": "Images exactly as the finished model sees them.",
+    "frozen_features": "Scores of the frozen network, and of the others, with their intervals.",
+    "correspondence": "Which cells of two views of a test image the features take for the same: the ten surest pairs "
+    "that can be judged. The network saw the second view in other colours.",
     "mistakes": "The wrong answers the model was surest of. Check their labels first.",
 }
 CAPTIONS_OF_SEVERAL = {
@@ -74,7 +78,9 @@ def pictures(files: RunFiles) -> dict[str, Picture]:
     Raises:
         UserError: a file in `plots/` is no PNG, or they are too large to be put into one page.
     """
-    stored = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()}
+    stored = {path.stem: path for path in sorted(files.run.plots.glob("*.png")) if path.is_file()} | frozen_pictures(
+        files.run
+    )
     content = {name: _read(path) for name, path in stored.items()}
     drawable = _drawable(files)
     content |= {name: png_of(draw()) for name, draw in drawable.items() if name not in content}

@@ -67,6 +67,7 @@ def write_pretraining_report(run: Path) -> Path:
         warnings=warnings(files, known),
         figures=figures(files, known),
         table=table(files, known),
+        frozen=files.frozen,
         pictures=pictures(files),
         shell_run=shlex.quote(str(run)),
         again=again(files),

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paucal.evaluation.protocols.comparison import compare
+from paucal.evaluation.protocols.comparison import Row, compare
+from paucal.evaluation.protocols.figure import protocols_figure, shown_rows
 from paucal.evaluation.protocols.judge import Line, Outcome
 from paucal.evaluation.protocols.metrics import Mean
 from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.table import protocol_table, remarks, store_table
+from paucal.types import UserError
 
 SHOWN = Line("logistic", "", "accuracy")
 HIDDEN = Line("knn", "k = 10", "top-1", headline=False)
@@ -116,3 +118,41 @@ def test_store__holds_every_line_with_full_precision(tmp_path):
     assert [row["headline"] for row in stored["rows"]] == [True, False, True]
     assert stored["tallies"]["random weights"]["win"] == 2
     assert stored["rows"][2]["gains"]["random weights"]["clear"] is True
+
+
+def test_rows__come_back_from_what_was_stored():
+    rows = rows_of()
+    assert [Row.from_dict(json.loads(json.dumps(row.to_dict()))) for row in rows] == rows
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"protocol": "guessing"},
+        {"unit": "m"},
+        {"images": "many"},
+        {"scores": [1]},
+        {"scores": {"mine": {"value": float("nan"), "low": None, "high": None}}},
+        {"scores": {"mine": {"value": None, "low": None, "high": None}}},
+        {"gains": {"mine": {"value": 0.1}}},
+    ],
+)
+def test_rows__refuse_what_is_no_line(damage):
+    with pytest.raises(UserError, match="judge again"):
+        Row.from_dict({**rows_of()[0].to_dict(), **damage})
+
+
+def test_figure__has_a_dot_with_its_interval_for_every_printed_share():
+    rows = [*rows_of("one"), *rows_of("two")]
+    drawn = shown_rows(rows)
+    assert [row.line for row in drawn] == [SHOWN, SHOWN]  # neither hidden lines nor distances
+    axes = protocols_figure(drawn, 0.95).axes[0]
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [line.get_xdata().tolist() for line in dots] == [[80, 80], [50, 50]]
+    reach = axes.containers[0].lines[2][0].get_segments()[0][:, 0]
+    score = drawn[0].scores["mine"]
+    np.testing.assert_allclose(reach, [100 * score.low, 100 * score.high])
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "one: logistic accuracy",
+        "two: logistic accuracy",
+    ]

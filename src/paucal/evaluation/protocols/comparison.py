@@ -1,11 +1,12 @@
 """The lines of the table: every model's score, and the first model against each of the others."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from paucal.evaluation.intervals import Score
-from paucal.evaluation.protocols.judge import Line, Outcome
+from paucal.evaluation.protocols.judge import PROTOCOLS, Line, Outcome
 from paucal.evaluation.protocols.resampling import Resampling, interval, paired_difference
 from paucal.types import UserError
 
@@ -60,6 +61,39 @@ class Row:
                 for name, gain in self.gains.items()
             },
         }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Row":
+        """Return a row from what `to_dict` gave.
+
+        Raises:
+            UserError: the value is something else.
+        """
+        try:
+            return cls(
+                str(content["data"]),
+                _line(content),
+                int(content["images"]),
+                {str(name): _score(score) for name, score in content["scores"].items()},
+                {str(name): str(note) for name, note in content["notes"].items()},
+                {str(name): _score(gain) for name, gain in content["gains"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise UserError(f"expected a line of a table of frozen features ({problem!r}): judge again.") from problem
+
+
+def _line(content: Mapping[str, Any]) -> Line:
+    if content["protocol"] not in PROTOCOLS or content["unit"] not in _DIGITS:
+        raise ValueError(f"unknown protocol {content['protocol']!r} or unit {content['unit']!r}")
+    setting, score = str(content["setting"]), str(content["score"])
+    return Line(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
+
+
+def _score(content: Mapping[str, Any]) -> Score:
+    value, low, high = (None if content[name] is None else float(content[name]) for name in ("value", "low", "high"))
+    if value is None or not all(math.isfinite(number) for number in (value, low, high) if number is not None):
+        raise ValueError(f"expected finite numbers, got {value}, {low}, {high}")
+    return Score(value, low, high)
 
 
 def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], resampling: Resampling) -> list[Row]:

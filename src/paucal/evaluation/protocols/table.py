@@ -21,6 +21,7 @@ COLUMNS = (
     *("gain_of_first", "gain_low", "gain_high", "verdict"),
 )
 CSV_NAME, JSON_NAME = "table.csv", "results.json"
+FOLDER = "frozen-features"  # in the evaluations of a run
 
 
 def shown(score: Score, unit: str, sign: bool = False) -> str:

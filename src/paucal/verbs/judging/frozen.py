@@ -20,7 +20,7 @@ from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.subjects import Subject, floor_of
-from paucal.evaluation.protocols.table import protocol_table, remarks, store_table
+from paucal.evaluation.protocols.table import FOLDER, protocol_table, remarks, store_table
 from paucal.evaluation.seen_images import require_unseen, seen_unlabelled
 from paucal.runs import RunFolder
 from paucal.runs.ancestry import run_behind
@@ -28,6 +28,8 @@ from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.judging.frozen_data import open_data
 from paucal.verbs.judging.models import find_run, open_subject
+from paucal.verbs.judging.pages import renew_report
+from paucal.verbs.judging.pictures import draw_matches, draw_scores, no_matches
 from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
 from paucal.verbs.run.images import reading_for
 from paucal.verbs.run.room import check_batch
@@ -78,6 +80,7 @@ def judge_frozen(
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
+    drawn: JudgedData | None = None
     for one in _opened(data, run, settings, voice, _reading(subjects)):
         seen = _seen(one, [name for name in (model, settings.compare) if name], voice)
         asked = _suiting(protocols, one) if SUITE in data else protocols
@@ -85,12 +88,20 @@ def judge_frozen(
         rows += compare(one.name, outcomes, Resampling(settings.seed, settings.bootstrap))
         facts = {"classes": one.n_classes, "metric": one.metric, "how": one.how, "seen_unlabelled": seen}
         sets.append({"name": one.name, **one.counts(), **facts})
+        drawn = drawn or (one if "correspondence" in asked else None)
     if not rows:
         raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
     _show(rows, voice)
     about = _about(subjects, sets, settings, protocols)
     store_table(folder, rows, about)
-    voice.say(f"the table lies in {folder}")
+    draw_scores(folder, rows, about["level"])
+    if drawn is None:
+        no_matches(folder)
+    else:
+        draw_matches(folder, subjects[0], drawn, options, voice.say)
+    voice.say(f"the table and its pictures lie in {folder}")
+    if run is not None and folder == run.evaluation(FOLDER):
+        renew_report(run, voice.say)
     return FrozenTable(rows, about, folder)
 
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paucal.data.splits.split import PARTS
+from paucal.evaluation.protocols.table import FOLDER
 from paucal.reading import named_path
 from paucal.runs import RunFolder, open_run
 from paucal.verbs.judging.models import find_run
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.outputs import check_results
-
-FROZEN_FOLDER = "frozen-features"
 
 
 def check_places(model: str, data: Sequence[str], settings: EvalSettings) -> None:
@@ -38,7 +37,7 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
     if settings.output is not None:
         return named_path(settings.output)
     folder = find_run(model)
-    return folder.evaluation(FROZEN_FOLDER) if folder else Path("evaluation") / Path(model).stem
+    return folder.evaluation(FOLDER) if folder else Path("evaluation") / Path(model).stem
 
 
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:

@@ -1,0 +1,112 @@
+"""What the features of a run are worth without training them further, as `paucal eval --protocol` has stored it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paucal.evaluation.protocols.comparison import Row
+from paucal.evaluation.protocols.figure import MATCHES, SCORES
+from paucal.evaluation.protocols.table import FOLDER, JSON_NAME, remarks, shown
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+MAX_ROWS = 500
+MAX_MODELS = 4
+MAX_TEXT = 500
+
+
+@dataclass(frozen=True)
+class FrozenLine:
+    """One line of the table: what was measured, every model's score, and the gains of the first, as text."""
+
+    title: str
+    scores: Sequence[str]
+    gains: Sequence[str]
+
+
+@dataclass(frozen=True)
+class FrozenFeatures:
+    """The section of a report.
+
+    Attributes:
+        data: a sentence per data set.
+        models: names, the run's first.
+        lines: of the table.
+        remarks: what was chosen, wins and losses.
+        warnings: of test images that a model has seen before.
+        level: of the intervals.
+    """
+
+    data: Sequence[str]
+    models: Sequence[str]
+    lines: Sequence[FrozenLine]
+    remarks: Sequence[str]
+    warnings: Sequence[str]
+    level: float
+
+
+def read_frozen(run: RunFolder) -> FrozenFeatures | None:
+    """Return what is known of a run's frozen features, or None.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = run.evaluation(FOLDER) / JSON_NAME
+    if not path.is_file():
+        return None
+    content = run.read_json(str(path.relative_to(run.path)))
+    try:
+        rows = [Row.from_dict(one) for one in content["rows"][:MAX_ROWS]]
+        sets = content["data"][:MAX_ROWS]
+        told = dict.fromkeys(text for one in sets for text in _seen(one.get("seen_unlabelled") or {}))
+        return FrozenFeatures(
+            [_sentence(one) for one in sets],
+            [name[:MAX_TEXT] for name in _models(rows)],
+            list(_lines(rows, several=len(sets) > 1)),
+            [text[:MAX_TEXT] for text in remarks(rows)],
+            list(told),
+            _level(content["level"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as problem:
+        raise UserError(f"{str(path)!r} is damaged ({problem}): remove it or judge the features again.") from problem
+
+
+def frozen_pictures(run: RunFolder) -> dict[str, Path]:
+    """Return the pictures beside the table by name, those that are there."""
+    paths = [run.evaluation(FOLDER) / name for name in (SCORES, MATCHES)]
+    return {path.stem: path for path in paths if path.is_file()}
+
+
+def _models(rows: Sequence[Row]) -> list[str]:
+    return list(rows[0].scores)[:MAX_MODELS] if rows else []
+
+
+def _lines(rows: Sequence[Row], several: bool) -> Iterator[FrozenLine]:
+    names = _models(rows)
+    for row in rows:
+        line = row.line
+        if not line.headline:
+            continue
+        words = [*([f"{row.data}:"] if several else []), line.protocol, line.setting, f"{line.score},", line.unit]
+        yield FrozenLine(
+            " ".join(word for word in words if word)[:MAX_TEXT],
+            [shown(row.scores[name], line.unit) if name in row.scores else "-" for name in names],
+            [shown(row.gains[name], line.unit, sign=True) if name in row.gains else "-" for name in names[1:]],
+        )
+
+
+def _sentence(data: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{int(data[part]):,} {part}" for part in ("train", "val", "test"))
+    return f"{data['name']}: {counts}; {data['how']}"[:MAX_TEXT]
+
+
+def _level(value: Any) -> float:
+    level = float(value)
+    if not 0 < level < 1:
+        raise ValueError(f"expected a level between 0 and 1, got {level}")
+    return level
+
+
+def _seen(told: Mapping[str, Sequence[str]]) -> list[str]:
+    return [str(text)[:MAX_TEXT] for texts in told.values() for text in texts]
