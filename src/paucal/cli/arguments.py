@@ -34,6 +34,14 @@ CHOICE = "chosen: from the images and the machine; a run prints its choices with
 
 
 NUMBERS = {int: "INT", float: "FLOAT"}
+# What a text stands for, where the last word of its flag does not say it.
+TEXTS = {
+    **dict.fromkeys(("output", "cache", "pictures"), "PATH"),
+    **dict.fromkeys(("config", "classes", "split", "sheet", "picture", "real_labels"), "FILE"),
+    **dict.fromkeys(("time", "time_limit"), "DURATION"),
+    "data_root": "FOLDER",
+    "group_by": "RULE",
+}
 
 
 class PlainHelp(DefaultHelpFormatter):
@@ -133,11 +141,7 @@ def parse_run(
         UserError: as `parse` does.
     """
     parser, known = new_parser(verb, description), {item.name: item for item in fields(settings)}
-    # Two names for one thing: a positional argument that is left out would hide the value of a config.
-    help_of_data = known["data"].metadata["help"]
-    parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
-    parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
-    parser.add_argument("--config", action="config", help="YAML file of settings; flags win over it")
+    add_data(parser, known["data"].metadata["help"])
     parser.add_argument(
         "--resume", nargs="?", const="runs", type=str | None, metavar="RUN", help="go on with a stopped run"
     )
@@ -149,6 +153,16 @@ def parse_run(
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
         values.data, given["data"] = values.subject, "flag"
     return values, given, {name: getattr(values, name) for name in given if name in known}
+
+
+def add_data(parser: ArgumentParser, help_of_data: str) -> None:
+    """Add DATA under both of its names, and `--config`."""
+    # Two names for one thing: a positional argument that is left out would hide the value of a config.
+    parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
+    parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
+    parser.add_argument(
+        "--config", action="config", metavar=TEXTS["config"], help="YAML file of settings; flags win over it"
+    )
 
 
 def _add_flag(group: Any, item: Field, hint: Any) -> None:
@@ -166,7 +180,7 @@ def _add_flag(group: Any, item: Field, hint: Any) -> None:
 
 
 def _metavar(name: str) -> str:
-    return name.rsplit("_", 1)[-1].upper()
+    return TEXTS.get(name) or name.rsplit("_", 1)[-1].upper()
 
 
 def _choices(hint: Any) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paucal.cli.arguments import add_settings, new_parser, parse
+from paucal.cli.arguments import add_data, add_settings, new_parser, parse
 from paucal.methods.training_settings import TrainSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
@@ -20,10 +20,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code: 1 where a run has failed, 130 where the comparison was stopped."""
     parser = new_parser("compare", DESCRIPTION)
     train = setting_fields(TrainSettings)
-    help_of_data = train["data"].metadata["help"]
-    parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
-    parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
-    parser.add_argument("--config", action="config", help="YAML file of settings; flags win over it")
+    add_data(parser, train["data"].metadata["help"])
     parser.add_argument("--resume", type=str | None, metavar="FOLDER", help="go on with a comparison as it is stored")
     add_settings(parser, GridSettings)
     add_settings(parser, TrainSettings, skip=[*TAKEN, *REFUSED])
