@@ -50,7 +50,13 @@ def test_help__shows_what_can_be_given(capsys, verb):
         "train": (
             *("--batch-size {auto,INT}", "--freeze {stem,backbone,INT}", "{none,paper,reference,INT}", "--lr FLOAT"),
             *("usage: paucal train [DATA] [--flags]", "and accumulates (default: chosen)"),
-            *("--config FILE", "--output PATH", "--time DURATION", "YAML file of settings", "chosen: from the images and the machine"),
+            *(
+                "--config FILE",
+                "--output PATH",
+                "--time DURATION",
+                "YAML file of settings",
+                "chosen: from the images and the machine",
+            ),
         ),
         "predict": ("usage: paucal predict RUN PATHS [PATHS ...] [--flags]", "(default: chosen)"),
         "eval": ("--protocol PROTOCOL [PROTOCOL ...]", "by default classification"),

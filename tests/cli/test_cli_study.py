@@ -58,16 +58,16 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     loss = rows["ViT-B/16 + L_drloc", "CIFAR-10"]
     assert (loss["published"], loss["seeds"], loss["why"]) == ("73.91", "1", "")
     assert float(loss["published_gain"]) == pytest.approx(2.21)
-    runs = {row["way"]: row for row in table(out / "digits" / "runs.csv")}
+    runs = {row["way"]: row for row in table(out / "photos" / "runs.csv")}
     assert float(loss["measured"]) == pytest.approx(100 * float(runs["ViT-B/16 + L_drloc"]["test_top1"]))
     gain = float(loss["measured"]) - float(rows["ViT-B/16", "CIFAR-10"]["measured"])
     assert float(loss["measured_gain"]) == pytest.approx(gain)
     assert rows["ViT-B/16", "Infograph"]["why"] == "not run at this scale"
     page = (out / "study.html").read_text()
     assert "73.91" in page
-    assert 'href="digits/comparison.html"' in page
-    assert (out / "digits" / "comparison.html").is_file()
-    weights = sorted(out.glob("digits/cells/*/run/model.safetensors"))
+    assert 'href="photos/comparison.html"' in page
+    assert (out / "photos" / "comparison.html").is_file()
+    weights = sorted(out.glob("photos/cells/*/run/model.safetensors"))
     before = [path.stat().st_mtime_ns for path in weights]
     assert len(before) == 2
     assert call(*words) == 0  # nothing is trained again
@@ -75,6 +75,8 @@ def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, ca
     assert call(*words, "--rows", "ViT-B/16") == 0  # what is there stays in the table
     again = {(row["row"], row["column"]): row for row in table(out / "results.csv")}
     assert again["ViT-B/16 + L_drloc", "CIFAR-10"] == loss
+    refused = failure(capsys, "study", "drloc-table-9", "--output", out)
+    assert "holds the study on 'photos', and these images are digits: choose another folder" in refused
 
 
 @pytest.mark.slow
@@ -111,10 +113,10 @@ def test_study__pretrains_with_several_workers_what_one_would(photos, tmp_path, 
     assert {key: row["seeds"] for key, row in one.items() if row["measured"]} == {
         ("Swin-T, W=7", f"{tasks} {score}"): "1" for tasks in ("L_V", "L_V+L_R") for score in ("linear", "k-NN")
     }
-    weights = [sorted(tmp_path.glob(f"{name}/digits/cells/*/run/model.safetensors")) for name in ("one", "two")]
+    weights = [sorted(tmp_path.glob(f"{name}/photos/cells/*/run/model.safetensors")) for name in ("one", "two")]
     assert [path.read_bytes() for path in weights[0]] == [path.read_bytes() for path in weights[1]]
     assert len(weights[0]) == 2
-    assert len(list(tmp_path.glob("two/digits/workers/*.log"))) == 2
+    assert len(list(tmp_path.glob("two/photos/workers/*.log"))) == 2
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
     assert call("study", "lvvit-table-2", "--data", photos, "--output", out, "--workers", "0", *rows) == 0
     assert "is trained on these images first" in capsys.readouterr().out
     teacher, *_ = (out / "teacher").glob("cells/*/run")
-    for run in out.glob("digits/cells/*/run"):  # nobody is tested on what the teacher has learned
+    for run in out.glob("photos/cells/*/run"):  # nobody is tested on what the teacher has learned
         assert (run / "split.csv").read_text() == (teacher / "split.csv").read_text()
     found = {row["row"]: row for row in table(out / "results.csv") if row["column"] == "ImageNet-1K"}
     assert found["+ token labeling with MixToken"]["seeds"] == "1"

@@ -1,7 +1,10 @@
 """The images of a study: stand-ins at the smaller scales, the published sets at full scale."""
 
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from paucal.data.images import ImageSet
@@ -14,6 +17,8 @@ from paucal.verbs.run.images import find_images
 from paucal.verbs.studying.settings import StudySettings
 from paucal.wording import did_you_mean
 
+TAKEN = ("teacher", "maps")  # folders beside those of the images
+LONGEST_NAME = 60
 ENOUGH = 1.05  # times the images of a scale, up to which a set is taken whole
 
 
@@ -28,6 +33,25 @@ class Places:
 
     by_name: Mapping[str, str]
     shared: Mapping[str, Any]
+
+
+def called(runs: Sequence[Planned], asked: StudySettings) -> list[Planned]:
+    """Return runs whose images are called by the name of DATA, where it takes the place of a smaller scale's own."""
+    if asked.scale == "full" or not asked.data:
+        return list(runs)
+    name = name_of(asked.data[0])
+    return [replace(run, data=name, judged=name) for run in runs]
+
+
+def name_of(data: str) -> str:
+    """Return a name for the folder of a study's images.
+
+    Example:
+        >>> name_of("/data/my photos/"), name_of("cifar10"), name_of("teacher")
+        ('my-photos', 'cifar10', 'images-teacher')
+    """
+    name = re.sub(r"[^\w.-]+", "-", Path(os.path.realpath(data)).name).strip("-.")[:LONGEST_NAME]
+    return name if name and name not in TAKEN else f"images-{name}".rstrip("-")
 
 
 def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mapping[str, DataSet]) -> Places:

@@ -25,7 +25,7 @@ from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.outputs import DEFAULT, refuse_among
 from paucal.verbs.run.voice import Quiet, Voice
-from paucal.verbs.studying.images import find_places
+from paucal.verbs.studying.images import TAKEN, called, find_places
 from paucal.verbs.studying.outcome import Line, find_lines
 from paucal.verbs.studying.pretraining import settle_pretraining
 from paucal.verbs.studying.settings import StudySettings
@@ -94,7 +94,7 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     _require_run(found)
     small = find_scale(found, asked.scale)
     _require_sense(found, asked)
-    runs = plan(found, asked.scale, data_sets(), asked.rows or (), asked.columns or ())
+    runs = called(plan(found, asked.scale, data_sets(), asked.rows or (), asked.columns or ()), asked)
     places = find_places(asked, runs, data_sets())
     folder = _folder(found, asked, places.by_name)
     voice.say(scale_words(found, small, runs))
@@ -129,7 +129,7 @@ def _computed(
     for grid in grids:
         settled = labour(grid, work, command, voice) and settled
     stored = [read_grid(grid.folder) for grid in grids]
-    whole = plan_whole(found, asked.scale, data_sets(), asked.columns or ())
+    whole = called(plan_whole(found, asked.scale, data_sets(), asked.columns or ()), asked)
     lines, findings = find_lines(found, runs, [*stored, *_others(whole, stored, folder)], whole)
     pages = [(f"curves and every run: {one.grid.folder.name}", write_findings(one)) for one in findings]
     states = {cell: state_of(cell) for grid in stored for cell in cells_of(grid)}
@@ -219,11 +219,23 @@ def _folder(found: Study, asked: StudySettings, places: Mapping[str, str]) -> Pa
     for place in places.values():
         refuse_among(folder, {"DATA": place}, asked.data_root)
     try_folder(folder)
-    known = (PAGE, RESULTS, "teacher", "maps", *places)
+    known = (PAGE, RESULTS, *TAKEN, *places)
     if folder.is_dir():
         others = [one.name for one in folder.iterdir() if one.name not in known and not (one / "grid.json").is_file()]
         if others:
             raise UserError(
                 f"--output: {str(folder)!r} holds {others[0]!r}, which is no study's: choose another folder."
             )
+        if asked.scale != "full":
+            _require_same_images(folder, places)
     return folder
+
+
+def _require_same_images(folder: Path, places: Mapping[str, str]) -> None:
+    """Refuse other images than a folder's: the page shows the numbers of one set."""
+    others = [one.parent.name for one in folder.glob("*/grid.json") if one.parent.name not in (*TAKEN, *places)]
+    if others:
+        raise UserError(
+            f"--output: {str(folder)!r} holds the study on {others[0]!r}, and these images are {', '.join(places)}: "
+            "choose another folder."
+        )
