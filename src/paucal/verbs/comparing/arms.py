@@ -94,9 +94,14 @@ def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     alike = [one for one in arms if one.share == arm.share]
     if any(one.against for one in alike):
         return next((one for one in alike if one.way == arm.against), None)
-    same_model = [one for one in alike if one.model == arm.model]
+    same_model = [one for one in alike if _network(one) == _network(arm)]
     first = same_model[0] if same_model[0].way != arm.way else alike[0]
     return None if first == arm else first
+
+
+def _network(arm: Arm) -> tuple[Any, ...]:
+    """Return what tells the model of an arm, whether it was given with --models or in the arm's own flags."""
+    return (arm.model, arm.settings.get("model"), tuple(arm.settings.get("model_args") or ()))
 
 
 def _method(word: str) -> dict[str, Any]:
