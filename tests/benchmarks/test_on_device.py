@@ -121,6 +121,20 @@ def test_part__that_failed_is_told_and_measured_again_on_request(sets, tmp_path)
 
 
 @pytest.mark.slow
+def test_grid__goes_on_where_a_call_was_stopped(sets, tmp_path):
+    code, printed = call(sets, tmp_path, "--only", "drloc_grid", "--minutes", "0.5")
+    assert (code, "goes on in the next call" in printed) == (3, True), printed
+    code, printed = call(sets, tmp_path, "--only", "drloc_grid", "--minutes", "9")
+    assert code == 0, printed
+    stored = result(tmp_path, "drloc_grid")
+    require_whole(stored)
+    (found,) = stored["parts"].values()
+    assert len(found["runs"]) == 8
+    assert len(found["arms"]) == 4
+    assert len(stored["summary"]["differences"]) == 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("piece", "run"), [("drloc_swin", "drloc-toy-supervised-0"), ("esvit_50000", "esvit-toy")])
 def test_training__longer_than_a_call_is_resumed(piece, run, sets, tmp_path):
     code, printed = call(sets, tmp_path, "--only", piece, "--minutes", "0.02")
