@@ -130,7 +130,7 @@ def _draw(run: RunFolder, assembled: AssembledDetection, indices: list[int], fou
             index, (missed, false) = indices[place], mistakes[place]
             image = assembled.images.images.store.read(index)
             pictures.append(draw_found(image, found[place], assembled.images.classes, assembled.images.of(index)))
-            captions.append(f"{assembled.images.images.keys[index].rpartition('/')[2]}: {missed} missed, {false} wrong")
+            captions.append(f"{missed} missed, {false} wrong: {assembled.images.images.keys[index].rpartition('/')[2]}")
         page = sheet(pictures, captions)
         write_atomically(run.plots / f"{name}.png", lambda file, page=page: page.save(file, "PNG"))
 
