@@ -13,6 +13,7 @@ from paucal.evaluation.intervals import Score
 from paucal.evaluation.plots import GREY, shorten
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome
 
+WIDTH = 5.8  # inches: small enough that a phone, which shrinks it, leaves the words legible
 NAME = 44  # letters of an arm
 
 
@@ -21,16 +22,16 @@ def differences_figure(found: Findings) -> Figure | None:
     gains = [(one, one.gain) for one in found.arms if one.gain is not None]
     if not gains:
         return None
-    figure = Figure(figsize=(7.6, 1.5 + 0.85 * len(gains)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.5 + 0.85 * len(gains)), layout="constrained")
     axes = figure.subplots()
     for place, (_, gain) in enumerate(gains):
         _draw_difference(axes, place, gain, labelled=place == 0)
     axes.axvline(0, color="black", lw=1)
     names = [f"{shorten(one.name, NAME)}\nagainst {shorten(one.baseline, NAME)}" for one, _ in gains]
-    axes.set_yticks(range(len(gains)), names, fontsize=8)
+    axes.set_yticks(range(len(gains)), names, fontsize=9)
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside upper right", ncols=4, fontsize=8, frameon=False)
+    figure.legend(loc="outside upper right", ncols=2, fontsize=9, frameon=False)
     return figure
 
 
@@ -39,7 +40,7 @@ def scores_figure(found: Findings) -> Figure | None:
     arms = [one for one in found.arms if one.outcomes]
     if not arms:
         return None
-    figure = Figure(figsize=(7.6, 1.2 + 0.5 * len(arms)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.2 + 0.5 * len(arms)), layout="constrained")
     axes = figure.subplots()
     for place, one in enumerate(arms):
         colour = COLOURS[place % len(COLOURS)]
@@ -48,7 +49,7 @@ def scores_figure(found: Findings) -> Figure | None:
         if one.top1 is not None:
             _bar(axes, place, _share(one.top1.score), colour, 2.2, None)
             axes.plot([100 * one.top1.score.value], [place], "|", color=colour, ms=16, mew=2.4)
-    axes.set_yticks(range(len(arms)), [shorten(one.name, NAME) for one in arms], fontsize=8)
+    axes.set_yticks(range(len(arms)), [shorten(one.name, NAME) for one in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
     axes.grid(axis="x", alpha=0.3)
     return figure
@@ -62,7 +63,7 @@ def curves_figure(found: Findings) -> Figure | None:
         return None
     lengths = {len(run.rows) for one, _ in arms for run in one.outcomes.values()}
     over = "epoch" if len(lengths) == 1 else "seconds"
-    figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     axes = figure.subplots()
     for number, (one, runs) in enumerate(arms):
         colour, tables = COLOURS[number % len(COLOURS)], []
@@ -70,15 +71,21 @@ def curves_figure(found: Findings) -> Figure | None:
             x = [row.get(over, place) for place, row in enumerate(run.rows, start=1)]
             y = [100 * row["val_top1"] for row in run.rows]
             tables.append((x, y))
-            axes.plot(x, y, color=colour, lw=1, alpha=0.35)
-        axes.plot(*_mean_curve(tables), color=colour, lw=2.4, label=shorten(one.name, NAME))
+            axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
+        mean = _mean_curve(tables)
+        axes.plot(*mean, color=colour, lw=2.4, label=shorten(one.name, NAME), marker=_marker(np.unique(mean[0])))
     axes.set_xlabel("epoch" if over == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
     if over == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=9)
     return figure
+
+
+def _marker(x: Sequence[float] | np.ndarray) -> str:
+    """Return a mark for what a line would not show: a single place."""
+    return "o" if len(x) == 1 else ""
 
 
 def _share(score: Score) -> Score:
