@@ -21,4 +21,4 @@ def test_curves__of_a_single_epoch_are_dots_since_a_line_of_one_place_shows_noth
     *runs, mean = figure.axes[0].lines
     assert [line.get_marker() for line in (*runs, mean)] == [mark] * 3
     assert [list(line.get_ydata()) for line in runs] == [[100 * y for y in curve] for curve in curves]
-    assert list(mean.get_ydata())[0] == pytest.approx(30)
+    assert next(iter(mean.get_ydata())) == pytest.approx(30)
