@@ -99,7 +99,7 @@ class Loggers:
     def finish(self, scores: Mapping[str, float], step: int) -> None:
         """Log the scores on the test images; the run has come to its end."""
         finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
-        for name in list(self._open) if finite else ():
+        for name in list(self._open):
             self._try(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
         self._ending = "success"
 

@@ -29,7 +29,7 @@ class Kind:
 
     Attributes:
         open: opens the logger of a run; the id is that under which the program knows the run, None for a new one.
-        score: logs final scores with the settings that gave them.
+        score: logs final scores with the settings that gave them; there may be none.
         close: ends the logger; the ending is one of `ENDINGS`.
         place: says where the program's files or its page are.
     """
@@ -96,11 +96,13 @@ def _open_wandb(run: RunFolder, known: str | None) -> Logger:
 
 
 def _score_beside_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
-    logger.log_hyperparams(dict(settings), scores, step)  # in one table, which TensorBoard makes of both
+    # In one table, which TensorBoard makes of both, and not of settings alone: a run without test images has its step.
+    logger.log_hyperparams(dict(settings), scores or {"steps": float(step)}, step)
 
 
 def _score_alone(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
-    logger.log_metrics(scores, step)
+    if scores:
+        logger.log_metrics(scores, step)
 
 
 def _close_tensorboard(logger: Any, ending: str) -> None:
