@@ -5,7 +5,8 @@
 The detector is `fasterrcnn_mobilenet_v3_large_320_fpn`, torchvision's for processors, with random weights, trained as
 torchvision's reference program trains: SGD with momentum 0.9, 0.02 for 16 images, weight decay 1e-4, mirror images; a
 warm-up of a tenth of the time, then a half cosine to its end. Images, parts, largest side, batch and the count of
-average precision are those of the run; its seconds of training are the time.
+average precision are those of the run, as are the regions that a step learns from; its seconds of training are the
+time.
 """
 
 import argparse
@@ -58,6 +59,7 @@ def one(run: RunFolder, settings: DetectSettings, seed: int, seconds: float) -> 
     side, batch = max(settings.img_size or [416]), int(settings.batch_size or 4)
     torch.manual_seed(seed)
     sides: dict[str, Any] = {"min_size": side, "max_size": side, "rpn_pre_nms_top_n_test": 1000}
+    sides["box_batch_size_per_image"] = settings.regions or 512  # as many as the run learns from: most of a step's time
     detector = fasterrcnn_mobilenet_v3_large_320_fpn(
         weights=None, weights_backbone=None, num_classes=len(boxed.classes) + 1, **sides
     )
