@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import again, duration
+from paucal.report.explanations import again, cost
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import NAME, template
 from paucal.report.pictures import pictures
@@ -154,7 +154,7 @@ def table(files: RunFiles) -> Mapping[str, str]:
     summary = files.summary
     rows = {
         "model": summary.model,
-        "training time": None if summary.seconds is None else duration(summary.seconds),
+        **cost(files),
         "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
     }
     return {name: value for name, value in rows.items() if value is not None}

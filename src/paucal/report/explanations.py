@@ -164,11 +164,19 @@ def trained(files: RunFiles) -> Mapping[str, str]:
         "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
         "epoch kept": None if epoch is None else f"{epoch:g}{'' if summary.selected else ', the last'}",
         "kept": summary.kept,
+        **cost(files),
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def cost(files: RunFiles) -> dict[str, str | None]:
+    """Return what a run took, as names and texts; None for what is unknown."""
+    summary = files.summary
+    return {
         "training time": None if summary.seconds is None else duration(summary.seconds),
         "speed": _speed(files),
         "peak memory": None if summary.peak_memory is None else f"{summary.peak_memory / 2**30:.2f} GiB",
     }
-    return {name: value for name, value in known.items() if value is not None}
 
 
 def training_images(summary: Summary) -> int | None:

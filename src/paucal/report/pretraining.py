@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import again, duration
+from paucal.report.explanations import again, cost
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import NAME, template
 from paucal.report.pictures import pictures
@@ -175,7 +175,7 @@ def table(files: RunFiles, known: PretrainingSummary) -> Mapping[str, str]:
         "prototypes of a head": None if known.out_dim is None else f"{known.out_dim:,}",
         "first weights": known.start,
         "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
-        "training time": None if summary.seconds is None else duration(summary.seconds),
+        **cost(files),
     }
     return {name: value for name, value in rows.items() if value is not None}
 

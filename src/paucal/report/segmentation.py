@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.report.explanations import again, duration
+from paucal.report.explanations import again, cost
 from paucal.report.inputs import RunFiles, read_run
 from paucal.report.page import NAME, template
 from paucal.report.pictures import pictures
@@ -141,7 +141,7 @@ def table(files: RunFiles) -> Mapping[str, str]:
         "head": summary.method,
         "epochs": None if summary.epochs is None else f"{summary.epochs:g}",
         "best epoch": None if summary.best_epoch is None or not summary.selected else f"{summary.best_epoch:g}",
-        "training time": None if summary.seconds is None else duration(summary.seconds),
+        **cost(files),
         "images": ", ".join(f"{part.images} {part.name}" for part in summary.parts) or None,
     }
     return {name: value for name, value in rows.items() if value is not None}

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from paucal.distributed import rank
-from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.intervals import Score
+from paucal.memory import peak_memory
 from paucal.report.detection import write_detection_report
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.training import Outcome
@@ -112,7 +113,8 @@ def _write(
         save_figure(run.plots / "mask_precision_recall.png", figure)
     if outcome.rows:
         best = outcome.best.get("epoch") if len(assembled.prepared.part("val")) else None
-        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, best=best))
+        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        save_figure(run.plots / "curves.png", curves_figure(rows, best=best))
     _draw(run, assembled, indices, found)
     run.write_json("summary.json", _summary(assembled, outcome, result))
     write_detection_report(run.path)
@@ -146,6 +148,7 @@ def _summary(assembled: AssembledDetection, outcome: Outcome, result: DetectResu
         "steps": outcome.step,
         "best_val_ap": outcome.best.get(SCORE),
         "seconds": round(outcome.seconds, 1),
+        "peak_memory": peak_memory(assembled.settings.device or "cpu"),
         "test_ap": result.metrics["ap"],
         "test_ap50": result.metrics["ap50"],
         **{f"test_{name}": score.value for name, score in result.scores.items() if name.startswith(MASKS)},

@@ -8,7 +8,7 @@ from typing import Any
 
 from paucal.distributed import rank
 from paucal.evaluation.collapse import Verdict
-from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.health_plot import health_figure
 from paucal.memory import peak_memory
@@ -54,7 +54,8 @@ def conclude(
     verdict = stage_watch.watcher.verdict
     if rank() == 0:
         chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
-        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, chance=chance))
+        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance))
         prototypes, dim = (
             method_of(assembled.settings).prototypes(assembled.settings),
             assembled.objective.backbones()[0].dim,
@@ -80,6 +81,7 @@ def summary(
         "method": method_of(settings).title(settings),
         "data": f"{prepared.images.name}: {counted(len(prepared.part('train')), 'image')}",
         "split": prepared.split.description,
+        "parts": {name: count for name, count in prepared.counts().items() if count},
         "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
         "grid": assembled.grid_text,
         "crops": describe_crops(settings),

@@ -13,9 +13,10 @@ from torch import Tensor
 from paucal.data.masks.coding import MaskCoding
 from paucal.data.masks.pixels import read_raw
 from paucal.distributed import rank
-from paucal.evaluation.curves import curves_figure
+from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.segmentation import SegmentationReport, Tally, segmentation_report
+from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.training import Outcome
@@ -83,7 +84,8 @@ def conclude(run: RunFolder, assembled: AssembledSegmentation, outcome: Outcome,
     _draw(run, assembled, tallies)
     if outcome.rows:
         best = outcome.best.get("epoch") if len(assembled.prepared.part("val")) else None
-        save_figure(run.plots / "curves.png", curves_figure(outcome.rows, best=best))
+        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        save_figure(run.plots / "curves.png", curves_figure(rows, best=best))
     run.write_json("summary.json", summary(run, assembled, outcome, report))
     page = write_segmentation_report(run.path)
     voice.show(report_table(report))
@@ -183,6 +185,7 @@ def summary(
         "best_epoch": outcome.best.get("epoch"),
         "best_val_mean_iou": _number(outcome.best.get(SCORE)) if selected else None,
         "seconds": round(outcome.seconds, 1),
+        "peak_memory": peak_memory(settings.device or "cpu"),
         "test_mean_iou": _number(report.mean_iou.value),
         "test_pixel_accuracy": _number(report.accuracy.value),
         "start": None if assembled.start is None else assembled.start.short(),
