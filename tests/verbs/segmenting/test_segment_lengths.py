@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.recipes.segmentation import RECIPES
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.circumstances import SLIGHT, Facts, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
 from paucal.training.schedules import LinearWarmup
@@ -44,6 +44,16 @@ def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
     assert settings.crops == 8  # 42 steps of 4 crops
     assert settings.time == "15m"
     assert "21 training images" in reasons["freeze"]
+
+
+def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
+    for shown, freeze, rate in ((2_050, "none", 1.0), (SLIGHT, "stem", 0.1), (None, "stem", 0.1)):
+        start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
+        settings, _ = chosen(Facts(21, 2, 512, start=start))
+        assert (settings.freeze, settings.backbone_lr) == (freeze, rate)
+    start = StartFacts("runs/5", "resnet10t", normalise="model", shown=2_050)
+    reasons = chosen(Facts(21, 2, 512, start=start))[1]
+    assert "runs/5 has been shown 2,050 images: too little to be careful with" in reasons["freeze"]
 
 
 def test_many_images_on_a_gpu__get_the_papers_sizes():

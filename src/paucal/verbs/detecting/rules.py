@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paucal.rules.circumstances import Facts
+from paucal.rules.circumstances import Facts, slight_words
 from paucal.rules.machine import ARITHMETIC, PROCESSES
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
@@ -141,19 +141,29 @@ def min_lr() -> Choice:
 
 def freeze_stages(init: str | None, facts: Facts) -> Choice:
     """The stem and the first stage of trained weights, as published."""
-    return (1, f"{PAPER}: the first layers of trained weights suit all images") if init else (0, "from scratch")
+    if init is None:
+        return 0, "from scratch"
+    if facts.start is not None and facts.start.slight:
+        return 0, slight_words(facts.start)
+    return 1, f"{PAPER}: the first layers of trained weights suit all images"
 
 
-def norms(init: str | None, batch_size: int) -> Choice:
+def norms(init: str | None, facts: Facts, batch_size: int) -> Choice:
     """Still where a batch is too small to know better than the weights."""
+    if facts.start is not None and facts.start.slight:
+        return "learn", slight_words(facts.start)
     if init is not None and batch_size < STILL_BATCH:
         return "still", f"{batch_size} images tell less than what the weights were trained with"
     return "learn", "no statistics to keep" if init is None else "large batches"
 
 
-def backbone_rate(init: str | None) -> Choice:
+def backbone_rate(init: str | None, facts: Facts) -> Choice:
     """Slower where it knows much already."""
-    return (0.5, "trained weights move at half the rate of the new layers") if init else (1.0, "from scratch")
+    if init is None:
+        return 1.0, "from scratch"
+    if facts.start is not None and facts.start.slight:
+        return 1.0, slight_words(facts.start)
+    return 0.5, "trained weights move at half the rate of the new layers"
 
 
 def average(time: str | None) -> Choice:

@@ -22,7 +22,7 @@ from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
 from paucal.runs import RunFolder, open_run, read_weights
-from paucal.runs.ancestry import PUBLISHED, TIMM, run_around
+from paucal.runs.ancestry import PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.foreign import read_foreign
 from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
@@ -205,7 +205,26 @@ def _facts_of_run(run: RunFolder, card: Card) -> StartFacts:
         card.backbone.image_size,
         _with_patches(tuple(map(str, words)) if isinstance(words, list) else (), card),
         "model",
+        shown=images_shown(run),
     )
+
+
+def images_shown(run: RunFolder) -> int | None:
+    """Return how many images the weights of a run have been shown since they were random; None where that is unknown.
+
+    Passes times training images, of the run and of those it began with. Weights that others trained are unknown.
+    """
+    total = 0
+    try:
+        for one in with_ancestors(run):
+            summary, init = one.read_json("summary.json"), one.settings.get("init")
+            images = summary["parts"]["train"]
+            total += round(float(summary["epochs"]) * (sum(images.values()) if isinstance(images, dict) else images))
+            if init in (None, NONE):
+                return total
+    except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        pass  # gone, or made by something else
+    return None
 
 
 def _with_patches(typed: Sequence[str], card: Card) -> tuple[str, ...]:

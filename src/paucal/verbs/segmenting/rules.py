@@ -1,7 +1,7 @@
 """What "chosen from the data" means for segmentation: rules for 30 images on a processor up to the papers' sets."""
 
 from paucal.rules import machine, model, resolve
-from paucal.rules.circumstances import Facts
+from paucal.rules.circumstances import Facts, slight_words
 from paucal.rules.images import hflip, normalise
 from paucal.rules.resolve import Choice
 
@@ -74,6 +74,8 @@ def backbone_lr(facts: Facts) -> Choice:
     """A tenth for trained weights, whatever the head's."""
     if facts.start is None:
         return 1.0, "the backbone begins at random, as the head does"
+    if facts.start.slight:
+        return 1.0, slight_words(facts.start)
     return 0.1, f"a tenth of the head's: {facts.start.where} shall not be forgotten"
 
 
@@ -84,6 +86,8 @@ def min_lr(lr: float | None) -> Choice:
 
 def freeze(facts: Facts) -> Choice:
     """The stem of trained weights, where images are few: edges and colours are known already, and it saves time."""
+    if facts.start is not None and facts.start.slight:
+        return "none", slight_words(facts.start)
     if facts.start is not None and facts.n_train <= SOME:
         return "stem", f"{facts.n_train} training images: edges and colours are known to {facts.start.where}"
     return "none", "enough images to train all of it" if facts.start is not None else "nothing is known yet"
