@@ -13,6 +13,7 @@ import paucal
 from cli.calls import failure
 from paucal import explain
 from paucal.cli.main import main
+from paucal.types import UserError
 from paucal.verbs.explaining.images import view_of
 
 PNG, SVG = b"\x89PNG", b"<?xml"
@@ -77,6 +78,19 @@ def test_explain__shows_the_teachers_cells_beside_the_students(trained: Path, la
     call = ["explain", str(trained / "run"), photo, "--show", "tokens", "--teacher", str(labelled / "teacher")]
     assert main([*call, "--output", str(tmp_path / "out")]) == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["0_tokens.png"]
+
+
+def test_explain__shows_what_a_network_without_classes_looks_at(trained: Path, tmp_path: Path) -> None:
+    usual = paucal.load(trained / "run")
+    usual.module.reset_classifier(0)  # type: ignore[operator]
+    model = replace(usual, card=replace(usual.card, classes=()))  # as pre-training leaves it
+    photos = [str(trained / "photos" / "class0" / f"{number}.png") for number in (0, 1)]
+    views = ["attention", "rollout", "features", "entropy", "matches"]
+    found = paucal.explain_images(model, photos, show=views, output=tmp_path / "out")
+    assert len(found.pictures) == 8
+    for view in ("attribution", "tokens"):
+        with pytest.raises(UserError, match="has no classifier, it was pre-trained without labels"):
+            paucal.explain_images(model, photos, show=[view], output=tmp_path / view)
 
 
 @pytest.mark.parametrize("kind", ["half", "compiled"])

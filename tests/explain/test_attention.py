@@ -259,6 +259,16 @@ def test_bad_input__is_told_in_one_sentence() -> None:
         head_token_maps(last)
 
 
+@pytest.mark.parametrize("name", [*FULL, "esvit_swin_tiny_patch4_window7_224"])
+def test_models_without_a_classifier__are_read_like_those_with_one(name: str) -> None:
+    staged = {"img_size": SIZE, "patch_size": 2, "embed_dim": 8, "depths": (2,), "num_heads": (2,), "window_size": 4}
+    model = build(name, **FULL.get(name, {**staged, "num_classes": 3}))
+    expected, rolled = read_attention(model, images())[-1], attention_rollout(model, images())
+    model.reset_classifier(0)  # type: ignore[operator]
+    torch.testing.assert_close(read_attention(model, images())[-1].weights, expected.weights)
+    torch.testing.assert_close(attention_rollout(model, images()), rolled)
+
+
 def test_half_and_compiled_models__are_read_like_plain_ones() -> None:
     name = "vit_tiny_patch16_224"
     model = build(name, **FULL[name])

@@ -239,6 +239,15 @@ def test_bad_input__is_told_in_one_sentence() -> None:
         attribute(timm.create_model("vit_tiny_patch16_224", **{**SMALL, "num_classes": 0}), images(), CLASSES, "libra")
 
 
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "esvit_swin_tiny_patch4_window7_224", "resnet18"])
+def test_models_without_a_classifier__have_no_class_to_explain(name: str) -> None:
+    model = timm.create_model(name, **{**MODELS[name], "num_classes": 0}).eval()
+    for method in methods_of(model):
+        if METHODS[method].asks_class and (choice.has_captum() or method not in choice.OF_CAPTUM):
+            with pytest.raises(UserError, match="has no classifier, so there is no class to explain"):
+                attribute(model, images(), CLASSES, method)
+
+
 def test_half_precision__is_explained_in_float32() -> None:
     plain = layer_relevances(build("vit_tiny_patch16_224"), images(), CLASSES).layers[-1].gradient
     found = layer_relevances(build("vit_tiny_patch16_224").bfloat16(), images().bfloat16(), CLASSES)

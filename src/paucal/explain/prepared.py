@@ -70,14 +70,32 @@ def run(module: nn.Module, images: Tensor) -> Tensor:
         UserError: the images are not of the shape, the channels or the size that the model takes, or it has no
             classifier.
     """
+    require_classifier(module)
+    return forward(module, images)
+
+
+def require_classifier(module: nn.Module) -> None:
+    """Refuse a model without classes, as pre-training without labels leaves it.
+
+    Raises:
+        UserError: it has none.
+    """
+    if not int(getattr(module, "num_classes", 1)):
+        raise UserError(f"{model_name(module)} has no classifier, so there is no class to explain: fine-tune it first.")
+
+
+def forward(module: nn.Module, images: Tensor) -> Tensor:
+    """Return what a model gives for images (B, C, H, W): logits, or features where it has no classifier.
+
+    Raises:
+        UserError: the images are not of the shape, the channels or the size that the model takes.
+    """
     channels = int(getattr(module, "in_chans", images.shape[1] if images.ndim == 4 else 3))
     if images.ndim != 4 or images.shape[1] != channels or not images.is_floating_point():
         raise UserError(
             f"the images are {tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}, expected float "
             f"(B, {channels}, height, width), normalised: prepare them with `Preprocessing.transform`."
         )
-    if not int(getattr(module, "num_classes", 1)):
-        raise UserError(f"{model_name(module)} has no classifier, so there is no class to explain: fine-tune it first.")
     try:
         return module(images)
     except (RuntimeError, AssertionError, ValueError, TypeError) as problem:

@@ -11,7 +11,7 @@ from paucal.backbones.probe import model_name
 from paucal.explain.attention.calls import Call
 from paucal.explain.attention.maps import AttentionMap
 from paucal.explain.attention.placing import as_groups, place
-from paucal.explain.prepared import explainable, run
+from paucal.explain.prepared import explainable, forward
 from paucal.types import UserError
 
 
@@ -52,7 +52,7 @@ class Recorded(NamedTuple):
     """One forward pass with its attention.
 
     Attributes:
-        logits: (B, K).
+        logits: (B, K); features of a model without a classifier.
         maps: the layers whose places are known, shallow to deep.
         raw: their weights as the model computed with them, to be differentiated by; `maps` hold views.
         layers: that computed them.
@@ -93,7 +93,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
         handles.append(layer.register_forward_pre_hook(_keep_call(calls, inputs, name, block)))
     try:
         with recorded_attention(module) as recorded:
-            logits = run(module, images)
+            logits = forward(module, images)
             weights = dict(recorded)
     finally:
         for handle in handles:

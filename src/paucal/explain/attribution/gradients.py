@@ -16,7 +16,7 @@ from paucal.explain.attention.reading import require_attention
 from paucal.explain.attention.rollout import follow_back
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.attribution.start import keep_output, run_with_blocks, start_of
-from paucal.explain.prepared import explainable, require_classes, run
+from paucal.explain.prepared import explainable, require_classes, require_classifier, run
 from paucal.types import UserError
 
 
@@ -39,6 +39,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     """
     with explainable(model) as module, torch.enable_grad():
         require_attention(module)
+        require_classifier(module)
         tracked = _tracked(module, images)
         with PrunedGradients() if pruned else nullcontext():
             recorded, outputs = run_with_blocks(module, tracked)

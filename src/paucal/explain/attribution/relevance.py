@@ -24,7 +24,7 @@ from paucal.explain.attention.reading import run_recorded
 from paucal.explain.attention.rollout import Flow, follow_back
 from paucal.explain.attribution.relevance_mode import RelevanceMode
 from paucal.explain.attribution.start import run_with_blocks, start_of
-from paucal.explain.prepared import explainable, require_classes
+from paucal.explain.prepared import explainable, require_classes, require_classifier
 from paucal.types import UserError
 
 KINDS = (VisionTransformer, LvVit, Dhvt)  # what the rules are known to conserve relevance for
@@ -79,6 +79,7 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
             f"the rules of relevance are known for ViT, DeiT, LV-ViT and DHVT, and {model_name(model)} is none: use "
             "--method gradient-rollout."
         )
+    require_classifier(model)
     with explainable(model) as module, _class_head_alone(module), torch.enable_grad():
         tracked = images.detach().to(next(module.parameters()).dtype).requires_grad_()
         plain = run_recorded(module, tracked)
