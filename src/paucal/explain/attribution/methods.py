@@ -57,7 +57,7 @@ def last_attention(model: nn.Module, images: Tensor, classes: Tensor | None = No
 METHODS: Mapping[str, Method] = {
     "relevance": Method("relevance (Chefer et al.)", relevance, "rules"),
     "gradient-rollout": Method("gradient x attention rollout", gradient_rollout, "attention"),
-    "libra-rollout": Method("the same with pruned gradients", _libra_rollout, "attention"),
+    "libra-rollout": Method("pruned gradient x attention rollout (LibraGrad)", _libra_rollout, "attention"),
     "libra": Method("pruned gradient x features (LibraGrad)", gradient_features),
     "grad-cam": Method("Grad-CAM", grad_cam),
     "integrated-gradients": Method("integrated gradients", integrated_gradients),

@@ -26,6 +26,7 @@ def maps_figure(
     figure, axes = panels(-(-(len(maps) + 1) // columns), columns, picture.shape[:2], extra=0.35)
     flat = [one for row in axes for one in row]
     flat[0].imshow(picture)
+    title(flat[0], "image")
     for panel, values, text in zip(flat[1:], maps, titles, strict=False):
         lay, top = heat if smooth else cell_heat, max(float(values.max()), 1e-12)
         low = float(values.min()) if smooth else 0.0
@@ -41,13 +42,14 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
     DHVT's Figures 3 (a) and 7: rows attend to columns; class token, cells, head tokens.
     """
-    columns = columns_for(len(matrices), 4)
-    figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5)
+    large = len(tokens) > MOST_SMALL
+    columns = min(columns_for(len(matrices), 4), 2 if large else 4)
+    figure, axes = panels(-(-len(matrices) // columns), columns, (1, 1), extra=0.5, scale=ENLARGED if large else 1.0)
     flat = [one for row in axes for one in row]
     for panel, values, text in zip(flat, matrices, titles, strict=False):
         # A few tokens hold most: the colours go by the 99th percentile, else all others would be black.
         top = float(np.quantile(values.numpy(), 0.99))
-        shown = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top, interpolation="nearest")
+        shown = panel.imshow(values.numpy(), cmap=HEAT_OF_MATRICES, vmin=0, vmax=top)
         for edge in (len(tokens.prefix), len(tokens.prefix) + tokens.cells):
             if 0 < edge < len(tokens):
                 panel.axvline(edge - 0.5, color="white", lw=0.6)
@@ -60,6 +62,7 @@ def matrices_figure(matrices: Sequence[Tensor], tokens: Tokens, titles: Sequence
 
 
 HEAT_OF_MATRICES = "viridis"
+MOST_SMALL, ENLARGED = 100, 1.9  # tokens of a small panel; the scale of a larger one, where a few columns can be seen
 
 
 def features_figure(picture: Picture, colours: Tensor) -> Figure:

@@ -52,8 +52,14 @@ def attribution_figure(explained: Explained, method: str, asks_class: bool = Tru
     return figure
 
 
-def contact_sheet(explained: Sequence[Explained], method: str) -> Figure:
-    """Draw many images, each beside its attribution for its likeliest class, each on its own scale."""
+def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool = True) -> Figure:
+    """Draw many images, each beside its attribution for its first class, each on its own scale.
+
+    Args:
+        explained: the images and their maps.
+        method: title of the method, said below.
+        asks_class: whether the maps depend on the class; else none is named.
+    """
     columns = min(COLUMNS, len(explained))
     rows = -(-len(explained) // columns)
     figure, axes = panels(rows, 2 * columns, explained[0].picture.shape[:2], extra=0.3)
@@ -62,7 +68,7 @@ def contact_sheet(explained: Sequence[Explained], method: str) -> Figure:
         pair[0].imshow(one.picture)
         title(pair[0], one.name, 8)
         heat(pair[1], one.picture, one.maps[0], *scale_of(one.maps[:1]))
-        title(pair[1], f"{one.classes[0]}, {one.shares[0]:.0%}", 8)
+        title(pair[1], f"{one.classes[0]}, {one.shares[0]:.0%}" if asks_class else "for any class", 8)
     figure.supxlabel(f"method: {method}; dark to bright: least to most of each image", fontsize=8, x=0.01, ha="left")
     return figure
 

@@ -1,12 +1,16 @@
 """DrLoc's view as a figure: some predicted offsets as arrows beside the true ones, and the mean error over the grid."""
 
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
 
 from paucal.explain.correspondence.offsets import OffsetView
 from paucal.explain.figures.pictures import Picture, cell_centre, cell_heat, colour_bar, panels, title
 
 TRUE, PREDICTED = "#00b4d8", "#f77f00"
+MARGIN, BEYOND = 0.03, 0.5  # shares of the picture: around an arrow's end, and beyond an edge at most
 
 
 def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], second: tuple[int, int]) -> Figure:
@@ -21,8 +25,11 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)
     true, predicted = _pair(view, first, second)
-    _arrow(axes[0][0], picture, view, second, true, TRUE, 3.0)
-    _arrow(axes[0][0], picture, view, second, predicted, PREDICTED, 1.6)
+    ends = [
+        _arrow(axes[0][0], picture, view, second, true, TRUE, 3.0),
+        _arrow(axes[0][0], picture, view, second, predicted, PREDICTED, 1.6),
+    ]
+    _make_room(axes[0][0], picture, ends)
     title(axes[0][0], f"from {second} to {first}\nblue: true, orange: predicted")
     errors = view.error_map()
     worst = float(errors.max())
@@ -55,8 +62,21 @@ def _arrow(
     offset: tuple[float, float],
     colour: str,
     wide: float,
-) -> None:
+) -> tuple[float, float]:
     x, y = cell_centre(start, view.grid, picture.shape)
     across, down = offset[1] * picture.shape[1] / view.grid[1], offset[0] * picture.shape[0] / view.grid[0]
-    style = {"arrowstyle": "-|>", "color": colour, "lw": wide, "mutation_scale": 14}
-    axes.annotate("", xy=(x + across, y + down), xytext=(x, y), arrowprops=style, annotation_clip=False)
+    end = (x + across, y + down)
+    style = {"color": colour, "lw": wide, "mutation_scale": 14, "shrinkA": 0, "shrinkB": 0}
+    axes.add_patch(FancyArrowPatch((x, y), end, arrowstyle="-|>", **style))
+    return end
+
+
+def _make_room(axes: Axes, picture: Picture, points: Sequence[tuple[float, float]]) -> None:
+    """Widen a panel to where arrows end, up to a share of the picture beyond each edge; the rest is cut off there."""
+    limits = []
+    for axis, length in ((0, picture.shape[1]), (1, picture.shape[0])):
+        places = [point[axis] for point in points]
+        margin = MARGIN * length
+        low, high = min(-0.5, *(place - margin for place in places)), max(length - 0.5, *(p + margin for p in places))
+        limits.append((max(low, -BEYOND * length), min(high, (1 + BEYOND) * length)))
+    axes.set(xlim=limits[0], ylim=limits[1][::-1])

@@ -58,7 +58,7 @@ def panels(
     longest = max(shape)
     wide, high = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest
     figure = Figure(
-        figsize=(columns * max(wide, 1.5 * scale) + 0.5, rows * (high + 0.45 * scale) + extra), layout="constrained"
+        figsize=(columns * max(wide, 1.5 * scale) + 0.5, rows * (high + 0.45 * scale) + extra), layout="compressed"
     )
     axes = figure.subplots(rows, columns, squeeze=False)
     for one in axes.flat:

@@ -11,11 +11,11 @@ from torch import Tensor
 from paucal.explain.figures.pictures import Picture, panels, title
 
 NAMED = 10  # classes with a colour of their own
-STRONGEST = 0.65
+WEAKEST, STRONGEST = 0.3, 0.8  # of a colour, at a probability of 0 and of 1
 
 
 def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes: Sequence[str]) -> Figure:
-    """Draw an image beside itself with what each cell is taken for; the surer, the stronger the colour.
+    """Draw an image beside itself in grey with what each cell is taken for; the surer, the stronger the colour.
 
     Args:
         picture: (H, W, 3).
@@ -33,11 +33,11 @@ def tokens_figure(picture: Picture, maps: Sequence[tuple[str, Tensor]], classes:
         painted = np.full((*best.shape, 4), 0.5)
         for colour, number in enumerate(shown):
             painted[place.numpy() == number, :3] = colormaps["tab10"](colour)[:3]
-        painted[..., 3] = best.numpy() * STRONGEST
-        panel.imshow(picture)
+        painted[..., 3] = WEAKEST + best.numpy() * (STRONGEST - WEAKEST)
+        panel.imshow(np.repeat(picture.mean(2, keepdims=True), 3, 2))
         panel.imshow(painted, extent=extent, interpolation="nearest")
         panel.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5))
-        title(panel, name)
+        title(panel, f"{name}\nprobability {float(best.min()):.0%} to {float(best.max()):.0%}")
     patches = [Patch(color=colormaps["tab10"](c)[:3], label=_plain(classes[n])) for c, n in enumerate(shown)]
     figure.legend(handles=patches, loc="outside lower center", ncols=min(5, len(patches)), fontsize=7, frameon=False)
     return figure

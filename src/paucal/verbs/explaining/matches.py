@@ -2,12 +2,20 @@
 
 from collections.abc import Iterator
 
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from paucal.evaluation.deployed import Deployed
-from paucal.explain.correspondence.matching import match_images
+from paucal.explain.correspondence.matching import Correspondence, match_images
 from paucal.explain.figures.matches import matches_figure
 from paucal.verbs.explaining.images import Viewed, stacked, stem
+
+
+def mirror_hits(found: Correspondence) -> Tensor:
+    """Return which pairs of an image and its mirror image show the same place, (n,) bool."""
+    truth = torch.stack((found.first[:, 0], found.grids[0][1] - 1 - found.first[:, 1]), 1)
+    return (found.second == truth).all(1)
 
 
 def matches_figures(model: Deployed, pair: list[Viewed]) -> Iterator[tuple[str, Figure]]:
@@ -19,5 +27,7 @@ def matches_figures(model: Deployed, pair: list[Viewed]) -> Iterator[tuple[str, 
         second = Viewed(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
     one, two = stacked([first, second], model)
     found = match_images(model.module, one, two)
-    figure = matches_figure((first.picture, second.picture), found, (first.name, second.name))
+    right = mirror_hits(found) if len(pair) == 1 else None
+    share = "" if right is None else f": {int(right.sum())} of {len(right)} right"
+    figure = matches_figure((first.picture, second.picture), found, (first.name, f"{second.name}{share}"), right)
     yield f"{stem(first.name)}_matches", figure
