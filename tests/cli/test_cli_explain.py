@@ -138,6 +138,12 @@ def test_report__shows_what_the_model_saw_in_its_mistakes(trained: Path) -> None
         (["--show", "head-tokens"], "has no head tokens"),
         (["--top", "0"], "--top"),
         (["--against", "runs/9"], "--against compares the entropy of heads: add --show entropy"),
+        (["--method", "libra", "--show", "rollout"], "--method chooses how the attribution is computed"),
+        (["--explain-class", "class0", "--show", "attention"], "--explain-class chooses the classes of the attr"),
+        (["--layer", "1"], "--layer chooses the layer of the attention: add --show attention."),
+        (["--token", "0,0"], "add --show attention or localization."),
+        (["--token", "class", "--show", "localization"], "the localization starts at a cell: give ROW,COLUMN"),
+        (["--teacher", "runs/9"], "--teacher draws a teacher's token labels: add --show tokens."),
         (["--show", "entropy", "--against", "runs/9"], "neither a run folder nor a timm model"),
     ],
 )

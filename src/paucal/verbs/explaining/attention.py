@@ -1,6 +1,5 @@
 """What single images show of a network's attention: heads, rollout, features, DHVT's head tokens."""
 
-import re
 from collections.abc import Callable
 
 import torch
@@ -18,6 +17,7 @@ from paucal.explain.figures.heads import heads_figure, queries_figure
 from paucal.types import UserError
 from paucal.verbs.explaining.images import Viewed, stacked
 from paucal.verbs.explaining.settings import ExplainSettings
+from paucal.verbs.explaining.unused import CELL
 
 SHOWN_LAYERS = 4  # of DHVT's figures: spread over the depth, the last among them
 MOST_TOKENS = 900  # of a matrix that can be drawn
@@ -88,5 +88,5 @@ def _tokens(asked: list[str] | None, layer: AttentionMap) -> list[Token]:
     rows, columns = layer.tokens.grid
     if not asked:
         return [layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)]
-    cells = [re.fullmatch(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*", one) for one in asked]
+    cells = [CELL.fullmatch(one) for one in asked]
     return [(int(cell[1]), int(cell[2])) if cell else one for cell, one in zip(cells, asked, strict=True)]

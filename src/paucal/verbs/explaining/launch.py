@@ -26,6 +26,7 @@ from paucal.verbs.explaining.matches import matches_figures
 from paucal.verbs.explaining.models import open_model
 from paucal.verbs.explaining.settings import VIEWS, ExplainSettings
 from paucal.verbs.explaining.tokens import open_token_views
+from paucal.verbs.explaining.unused import require_use
 from paucal.verbs.explaining.writing import Pictures, settle_folder
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Heard, Voice
@@ -85,6 +86,7 @@ def explain_all(
     """Draw everything that is asked for; see `explain_images`."""
     check_ranges(settings)
     views = _views(settings)
+    require_use(views, settings)
     if not sources:
         raise UserError("there are no images to explain: give files, folders or pictures.")
     model = open_model(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
@@ -135,7 +137,9 @@ class _Extra:
         """Yield the figures that are drawn once."""
         if len(self.sheet) > 1:
             for start in range(0, len(self.sheet), MOST_ON_A_SHEET):
-                yield "sheet", contact_sheet(self.sheet[start : start + MOST_ON_A_SHEET], self.method)
+                method = METHODS[self.method]
+                shown = self.sheet[start : start + MOST_ON_A_SHEET]
+                yield "sheet", contact_sheet(shown, method.title, method.asks_class)
         if self.entropies is not None and self.entropies.images:
             yield from self.entropies.figures()
 
@@ -151,8 +155,6 @@ def _opened(views: Sequence[str], name: Deployed | str, model: Deployed, setting
         extra.token_views = open_token_views(model, settings.teacher, settings.device)
     if "entropy" in views:
         extra.entropies = Entropies(model, settings.against or (), settings.device)
-    elif settings.against:
-        raise UserError("--against compares the entropy of heads: add --show entropy.")
     return extra
 
 
@@ -174,10 +176,13 @@ def _figures(
     extra: _Extra,
 ) -> Iterator[tuple[str, Figure]]:
     if method is not None:
-        extra.method = METHODS[method].title
+        extra.method = method
         numbers = class_numbers(model, settings.explain_class)
         for one in explain_batch(model, batch, method, numbers, settings.top):
-            yield f"{stem(one.name)}_attribution", attribution_figure(one, extra.method, METHODS[method].asks_class)
+            yield (
+                f"{stem(one.name)}_attribution",
+                attribution_figure(one, METHODS[method].title, METHODS[method].asks_class),
+            )
             extra.sheet.append(one)
     for image in batch:
         yield from _figures_of(model, image, views, settings, extra)
@@ -195,6 +200,6 @@ def _figures_of(
             for label, figure in SINGLE[view](model, image, settings).items():
                 yield f"{stem(image.name)}_{label}", figure
     if extra.localizer is not None:
-        yield from localization_figures(extra.localizer, model, image, (settings.token or [None])[0])
+        yield from localization_figures(extra.localizer, model, image, settings.token)
     if extra.token_views is not None:
         yield f"{stem(image.name)}_tokens", extra.token_views.figure(image)

@@ -4,7 +4,7 @@ The head stays behind when a model is deployed; it is read from the checkpoint o
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ from paucal.objectives.drloc_options import DrLocOptions
 from paucal.runs import load_checkpoint, open_run
 from paucal.types import UserError
 from paucal.verbs.explaining.images import Viewed, stacked, stem
+from paucal.verbs.explaining.unused import CELL
 
 _KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
@@ -79,15 +80,15 @@ def _is_signed(options: DrLocOptions) -> bool:
 
 
 def localization_figures(
-    term: DrLoc, model: Deployed, image: Viewed, token: str | None
+    term: DrLoc, model: Deployed, image: Viewed, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
-    """Draw one pair of cells and the mean error over the grid; the pair runs from the token, or the middle."""
+    """Draw one pair of cells and the mean error over the grid; it starts at the first cell given, or the middle."""
     view = look(term, model, image)
     rows, columns = view.grid
-    found = re.fullmatch(r"(\d{1,4}),(\d{1,4})", (token or "").replace(" ", ""))
+    found = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
     second = (int(found[1]), int(found[2])) if found else (rows // 2, columns // 2)
     if second[0] >= rows or second[1] >= columns:
-        raise UserError(f"--token is {token}, and the grid has {rows}x{columns} cells, counted from 0.")
+        raise UserError(f"the cell {second} lies outside of the grid of {rows}x{columns} cells: count from 0.")
     first = (0, 0) if second != (0, 0) else (rows - 1, columns - 1)
     yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, first, second)
 
