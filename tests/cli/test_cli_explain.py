@@ -169,6 +169,8 @@ def test_mistakes__attention_of_a_network_without_any(
 def test_mistakes__about_the_model_and_the_images(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo = str(trained / "photos" / "class0" / "0.png")
     assert "neither a run folder nor a timm model" in failure(capsys, "explain", "nothing_here", photo)
+    unpublished = failure(capsys, "explain", "vit_mini", photo)
+    assert unpublished == "error: timm publishes no weights of vit_mini: give a run."
     assert "nothing.png" in failure(capsys, "explain", trained / "run", "nothing.png")
     three = [str(trained / "photos" / "class0" / f"{n}.png") for n in range(3)]
     assert "and 3 are given" in failure(capsys, "explain", trained / "run", *three, "--show", "matches")

@@ -28,7 +28,7 @@ def open_model(name: str, device: str) -> Deployed:
             f"{name!r} is neither a run folder nor a timm model{f' (near: {near})' if near else ''}: give a run, such "
             "as runs/1."
         )
-    weights, config = read_timm(name), timm.get_pretrained_cfg(name)
+    weights, config = read_timm(name, init=False), timm.get_pretrained_cfg(name)
     assert config is not None
     spec = BackboneSpec(name, config.num_classes, image_size=(config.input_size[1], config.input_size[2]))
     with torch.random.fork_rng(devices=[]):

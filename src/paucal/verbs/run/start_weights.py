@@ -249,8 +249,12 @@ def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
     return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
 
 
-def read_timm(name: str) -> StartWeights:
+def read_timm(name: str, init: bool = True) -> StartWeights:
     """Return the weights that timm publishes for a model: from an installed package, the cache or the network.
+
+    Args:
+        name: of the model.
+        init: whether `--init` has asked for them, of which mistakes then tell.
 
     Raises:
         UserError: there are none, they cannot be fetched, or the package is damaged.
@@ -262,6 +266,8 @@ def read_timm(name: str) -> StartWeights:
     if config is None or not config.has_weights:
         raise UserError(
             f"--init timm: timm publishes no weights of {name}; start from a run or a file, or from nothing."
+            if init
+            else f"timm publishes no weights of {name}: give a run."
         )
     try:
         require_reachable(config)
@@ -270,9 +276,11 @@ def read_timm(name: str) -> StartWeights:
     except Exception as problem:  # no network, no such file any more, a proxy: each library has types of its own
         where = config.hf_hub_id or config.url
         reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
+        said = f"the weights of {name} could not be fetched ({reason})"
         raise UserError(
-            f"--init timm: the weights of {name} could not be fetched ({reason}); fetch {where} on a machine with a "
-            "network and give the file to --init."
+            f"--init timm: {said}; fetch {where} on a machine with a network and give the file to --init."
+            if init
+            else f"{said}: give a run, or try again with a network."
         ) from problem
     return _published(model, dict(model.state_dict()), f"timm's weights of {name}", name)
 
