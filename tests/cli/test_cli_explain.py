@@ -14,6 +14,7 @@ from cli.calls import failure
 from paucal import explain
 from paucal.cli.main import main
 from paucal.types import UserError
+from paucal.verbs.explaining.attribution import class_numbers
 from paucal.verbs.explaining.images import view_of
 
 PNG, SVG = b"\x89PNG", b"<?xml"
@@ -91,6 +92,18 @@ def test_explain__shows_what_a_network_without_classes_looks_at(trained: Path, t
     for view in ("attribution", "tokens"):
         with pytest.raises(UserError, match="has no classifier, it was pre-trained without labels"):
             paucal.explain_images(model, photos, show=[view], output=tmp_path / view)
+
+
+def test_explain_class__takes_words_for_the_numbers_of_imagenet(trained: Path) -> None:
+    model = paucal.load(trained / "run")
+    names = ("n03680355", "n02012849", "n03126707", "n02123045")[: len(model.classes)]
+    model = replace(model, card=replace(model.card, classes=names))
+    assert class_numbers(model, ["loafer", "n02012849"]) == [0, 1]
+    with pytest.raises(UserError, match=r"no class 'lofer' \(did you mean Loafer\?\); it knows Loafer, crane"):
+        class_numbers(model, ["lofer"])
+    cranes = replace(model, card=replace(model.card, classes=("n02012849", "n03126707")))
+    with pytest.raises(UserError, match="'crane' is the word for n02012849 and n03126707: give one of these"):
+        class_numbers(cranes, ["crane"])
 
 
 @pytest.mark.parametrize("kind", ["half", "compiled"])

@@ -79,6 +79,20 @@ def test_tokens__of_an_unsure_model_can_be_seen_and_say_how_sure_it_is() -> None
     assert not np.allclose(painted[0, 0, :3], painted[0, 1, :3])
 
 
+def test_tokens__of_every_class_have_a_colour_that_grey_pictures_show() -> None:
+    shares = torch.eye(10)[:, None]  # ten classes, 1x10 cells
+    figure = tokens_figure(PICTURE, [("student", shares)], [str(number) for number in range(10)])
+    colours = np.asarray(figure.axes[1].images[-1].get_array())[0, :, :3]
+    assert len({tuple(colour) for colour in colours.tolist()}) == 10
+    assert (colours.max(1) - colours.min(1)).min() > 0.2
+
+
+def test_classes_of_imagenet__are_named_by_words() -> None:
+    shares = torch.tensor([[[0.3, 0.1]], [[0.2, 0.5]]])
+    figure = tokens_figure(PICTURE, [("student", shares)], ["n03680355", "n99999999"])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Loafer", "n99999999"]
+
+
 def test_matrices__of_many_tokens_are_large_enough_for_a_column_of_each() -> None:
     few, many = (Tokens((side, side), ("class",), ("head 1", "head 2")) for side in (4, 16))
     for tokens, dots in ((few, 10.0), (many, 1.3)):

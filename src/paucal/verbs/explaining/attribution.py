@@ -9,6 +9,7 @@ from paucal.evaluation.deployed import Deployed
 from paucal.explain.attribution.choice import best_method
 from paucal.explain.attribution.methods import METHODS, attribute, methods_of
 from paucal.explain.figures.attribution import Explained
+from paucal.explain.figures.names import spoken
 from paucal.explain.prepared import explainable, run
 from paucal.explain.scores.perturbation import on_cells
 from paucal.types import UserError
@@ -52,14 +53,23 @@ def class_numbers(model: Deployed, names: Sequence[str] | None) -> list[int] | N
     model.require_classifier()
     if names is None:
         return None
-    for name in names:
-        if name not in model.classes:
-            known = ", ".join(model.classes[:10]) + (", ..." if len(model.classes) > 10 else "")
-            raise UserError(
-                f"--explain-class: the model knows no class {name!r}{did_you_mean(name, model.classes)}; it knows "
-                f"{known}."
-            )
-    return [model.classes.index(name) for name in names]
+    words = [spoken(one) for one in model.classes]
+    return [_class_number(name, model.classes, words) for name in names]
+
+
+def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> int:
+    if name in classes:
+        return list(classes).index(name)
+    found = [number for number, word in enumerate(words) if word.lower() == name.lower() and word != classes[number]]
+    if len(found) > 1:
+        several = " and ".join(classes[number] for number in found)
+        raise UserError(f"--explain-class: {name!r} is the word for {several}: give one of these.")
+    if not found:
+        known = ", ".join(words[:10]) + (", ..." if len(words) > 10 else "")
+        raise UserError(
+            f"--explain-class: the model knows no class {name!r}{did_you_mean(name, words)}; it knows {known}."
+        )
+    return found[0]
 
 
 def _drawn(maps: Tensor) -> Tensor:
@@ -86,7 +96,7 @@ def explain_batch(
             image.name,
             image.picture,
             torch.stack([one[index] for one in maps]),
-            tuple(model.classes[number] for number in chosen[index].tolist()),
+            tuple(spoken(model.classes[number]) for number in chosen[index].tolist()),
             tuple(shares[index, chosen[index]].tolist()),
         )
         for index, image in enumerate(batch)

@@ -17,6 +17,7 @@ from paucal.explain.attribution.choice import OF_CAPTUM, ranked_methods
 from paucal.explain.attribution.methods import METHODS, attribute
 from paucal.explain.figures.attribution import Explained
 from paucal.explain.figures.mistakes import mistakes_attribution_figure
+from paucal.explain.figures.names import spoken
 from paucal.explain.figures.pictures import seen
 from paucal.types import UserError
 
@@ -64,10 +65,10 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
     method, maps = _maps(model, batch, asked)
     explained = [
         Explained(
-            f"label: {model.classes[one.true]}",
+            f"label: {spoken(model.classes[one.true])}",
             seen(pictures[row], made[row][1], size),
             torch.stack([part[row] for part in maps]),
-            (model.classes[one.predicted], model.classes[one.true]),
+            (spoken(model.classes[one.predicted]), spoken(model.classes[one.true])),
             (float(shares[row, one.predicted]), float(shares[row, one.true])),
         )
         for row, one in enumerate(mistakes)
