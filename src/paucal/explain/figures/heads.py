@@ -137,6 +137,7 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float
     axes.set(xlabel="heads of the last layer, by falling entropy", ylabel="entropy in bits")
     axes.set_title(f"mean over {images} images; dotted: even attention", fontsize=9, loc="left")
     axes.legend(fontsize=7, frameon=False)
+    axes.set_xlim(left=0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 

@@ -17,7 +17,7 @@ from paucal.explain.figures.pictures import PANEL, Picture, cell_centre, panels,
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
 ENLARGED = 1.4  # of a panel's usual side, for the numbers
 SMALLEST, LARGEST = 5.0, 7.0  # points of the numbers, which shrink with the cells
-_MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 12, "markeredgewidth": 1.8, "zorder": 6}  # around a number
+_MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth": 1.8, "zorder": 4}  # around a number
 
 
 @dataclass(frozen=True, eq=False)
