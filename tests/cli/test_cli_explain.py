@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,9 +14,12 @@ import paucal
 from cli.calls import failure
 from paucal import explain
 from paucal.cli.main import main
+from paucal.explain.attention.features import feature_colours
+from paucal.explain.figures.pictures import seen
 from paucal.types import UserError
+from paucal.verbs.explaining.attention import features_figures
 from paucal.verbs.explaining.attribution import class_numbers
-from paucal.verbs.explaining.images import view_of
+from paucal.verbs.explaining.images import Viewed, view_of
 
 PNG, SVG = b"\x89PNG", b"<?xml"
 
@@ -41,6 +45,21 @@ def test_explain__draws_what_is_asked_for(trained: Path, tmp_path: Path, capsys:
         assert content.startswith({".png": PNG, ".svg": SVG, ".csv": b"model,layer,head,bits,even_bits"}[path.suffix])
     assert (tmp_path / "out" / "entropy.csv").is_file()
     assert "holds files already" in failure(capsys, *call, "--output", str(tmp_path / "out"))
+
+
+def test_features__have_the_same_colours_in_all_images_of_a_batch(trained: Path) -> None:
+    model = paucal.load(trained / "run")
+    transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
+    images = []
+    for name in "012":
+        picture = Image.open(trained / "photos" / "class0" / f"{name}.png").convert("RGB")
+        view, geometry = transform(picture)
+        images.append(Viewed(f"{name}.png", seen(picture, geometry, size), view))
+    drawn = dict(features_figures(model, images))
+    together = feature_colours(model.module, torch.stack([one.view for one in images]))
+    assert list(drawn) == ["0_features", "1_features", "2_features"]
+    for figure, colours in zip(drawn.values(), together, strict=True):
+        np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), colours)
 
 
 def test_explain__in_python_numbers_folders_and_takes_any_mode(trained: Path) -> None:

@@ -1,6 +1,6 @@
 """What single images show of a network's attention: heads, rollout, features, DHVT's head tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.figures.attention import features_figure, maps_figure, matrices_figure
 from paucal.explain.figures.heads import heads_figure, queries_figure
 from paucal.types import UserError
-from paucal.verbs.explaining.images import Viewed, stacked
+from paucal.verbs.explaining.images import Viewed, stacked, stem
 from paucal.verbs.explaining.settings import ExplainSettings
 from paucal.verbs.explaining.unused import CELL
 
@@ -40,9 +40,10 @@ def rollout_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> d
     return {"rollout": maps_figure(image.picture, [values], ["attention rollout"], note, smooth=True)}
 
 
-def features_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the last features as colours."""
-    return {"features": features_figure(image.picture, feature_colours(model.module, stacked([image], model))[0].cpu())}
+def features_figures(model: Deployed, batch: Sequence[Viewed]) -> Iterator[tuple[str, Figure]]:
+    """Draw the last features of images as colours, which mean the same in all images of the batch."""
+    for image, colours in zip(batch, feature_colours(model.module, stacked(batch, model)).cpu(), strict=True):
+        yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
 
 
 def head_tokens_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
@@ -64,10 +65,10 @@ def head_tokens_view(model: Deployed, image: Viewed, settings: ExplainSettings) 
     return figures
 
 
+# One image at a time: the attention of all layers takes gigabytes for one large image.
 SINGLE: dict[str, Callable[[Deployed, Viewed, ExplainSettings], dict[str, Figure]]] = {
     "attention": heads_view,
     "rollout": rollout_view,
-    "features": features_view,
     "head-tokens": head_tokens_view,
 }
 

@@ -17,7 +17,7 @@ from paucal.explain.prepared import plain
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.explaining.attention import SINGLE
+from paucal.verbs.explaining.attention import SINGLE, features_figures
 from paucal.verbs.explaining.attribution import choose_method, class_numbers, explain_batch
 from paucal.verbs.explaining.entropy import Entropies
 from paucal.verbs.explaining.images import Viewed, batched, read_images, stem
@@ -184,6 +184,8 @@ def _figures(
                 attribution_figure(one, METHODS[method].title, METHODS[method].asks_class),
             )
             extra.sheet.append(one)
+    if "features" in views:
+        yield from features_figures(model, batch)
     for image in batch:
         yield from _figures_of(model, image, views, settings, extra)
     if extra.entropies is not None:
