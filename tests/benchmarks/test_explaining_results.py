@@ -36,3 +36,5 @@ def test_auto__takes_the_best_mean_rank(file: str, family: str) -> None:
     ordered = sorted(rows, key=place)
     assert BEST[family][0] == ordered[0]["method"]
     assert all(row["images"] == 200 for row in rows)
+    for row in rows:  # each of them had something pasted into it
+        assert row["pointing"] * 200 == pytest.approx(round(row["pointing"] * 200), abs=1e-6)

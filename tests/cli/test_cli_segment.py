@@ -259,7 +259,8 @@ def test_a_run_of_ours__is_a_start_for_the_backbone(trained, segmented, tmp_path
     printed = capsys.readouterr().out
     assert "starts from the run" in printed.replace("\n", " ")
     settings = yaml.safe_load((run / "config.yaml").read_text())["settings"]
-    assert (settings["model"], settings["freeze"], settings["backbone_lr"]) == ("vit_mini", "stem", 0.1)
+    assert "images: too little to be careful with" in " ".join(printed.split())
+    assert (settings["model"], settings["freeze"], settings["backbone_lr"]) == ("vit_mini", "none", 1.0)
     assert json.loads((run / "init.json").read_text())["share"] == 1.0
     score = json.loads((run / "summary.json").read_text())["test_mean_iou"]
     assert call("runs", tmp_path) == 0

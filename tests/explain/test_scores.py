@@ -94,6 +94,9 @@ def test_comparison__puts_the_true_map_above_the_random_one(monkeypatch: pytest.
     assert [row["method"] for row in as_rows(scores)] == ["truth", "random"]
     again = score_methods(LooksAtOneCell(), [(images, torch.tensor([0, 1, 0, 1, 0, 1]))], ["truth"], steps=8)
     assert again == scores
+    alike = (images, torch.zeros(6, dtype=torch.long))  # no image of another class to paste
+    both = score_methods(LooksAtOneCell(), [(images, torch.tensor([0, 1, 0, 1, 0, 1])), alike], ["truth"], steps=8)
+    assert (scores["truth"].pasted, both["truth"].images, both["truth"].pasted) == (6, 12, 6)
 
 
 def test_offsets__of_all_pairs_and_their_errors() -> None:

@@ -26,6 +26,7 @@ class MethodScore:
         pointing: share of pasted objects that the highest cell hits; a quarter by chance.
         mass: mean share of a map that lies on the object; a quarter by chance.
         images: how many.
+        pasted: in how many of them another class could be pasted.
     """
 
     deletion: float
@@ -35,6 +36,7 @@ class MethodScore:
     pointing: float
     mass: float
     images: int
+    pasted: int
 
 
 def score_methods(
@@ -49,7 +51,8 @@ def score_methods(
 
     Args:
         model: a classifier.
-        batches: (images (B, C, H, W) normalised, labels (B,)).
+        batches: (images (B, C, H, W) normalised, labels (B,)), several classes in each: partners for pasting are taken
+            from the same batch.
         methods: keys of `METHODS`, by default all that the model has what they need for; a random map is added.
         seed: of random maps and of what is pasted where.
         steps: of deletion and insertion.
@@ -98,7 +101,8 @@ def _summary(rows: Tensor) -> MethodScore:
     gain = insertion - deletion
     error = ERROR * float(gain.std()) / max(1, len(gain)) ** 0.5 if len(gain) > 1 else 0.0
     values = (deletion.mean(), insertion.mean(), gain.mean(), error, hit.nanmean(), mass.nanmean())
-    return MethodScore(*(float(value) for value in values), images=len(gain))
+    pasted = int(hit.isfinite().sum())
+    return MethodScore(*(float(value) for value in values), images=len(gain), pasted=pasted)
 
 
 def as_rows(scores: dict[str, MethodScore]) -> list[dict[str, float | str]]:
