@@ -155,8 +155,27 @@ def test_eval__counts_the_pixels_of_other_images_by_the_values_of_the_training(s
     assert not (tmp_path / "no").exists()
 
 
+def test_eval__averages_over_scales_and_mirror_images(segmented, tmp_path, capsys):
+    """The masks it writes are those of the model asked for the same looks, image by image."""
+    out = tmp_path / "looks"
+    assert call("eval", segmented / "run", "--scales", "0.75", "1.25", "--mirror", "--output", out) == 0
+    model, changed = paucal.load_segmenter(segmented / "run"), 0
+    for path in (out / "masks").rglob("*.png"):
+        name = path.relative_to(out / "masks")
+        image = Image.open(next((segmented / "scenes/images").rglob(f"{name.stem}.*")))
+        coded = model.card.coding.decode(model.mask(image, scales=(0.75, 1.25), mirror=True))
+        assert np.array_equal(np.asarray(Image.open(path)), coded)
+        changed += not np.array_equal(coded, np.asarray(Image.open(segmented / "run/evaluation/test/masks" / name)))
+    assert changed
+    before = (segmented / "run/evaluation/test/segmentation.json").read_bytes()
+    assert call("eval", segmented / "run", "--scales", "0.75", "1.25") == 0  # beside what the run has found
+    assert (segmented / "run/evaluation/test-scales/segmentation.json").is_file()
+    assert (segmented / "run/evaluation/test/segmentation.json").read_bytes() == before
+    assert "each from 0.05 to 20" in failure(capsys, "eval", segmented / "run", "--scales", "0")
+
+
 def test_eval__says_what_is_of_classifiers(segmented, capsys):
-    for words in (["--mirror"], ["--protocol", "classification"]):
+    for words in (["--real-labels", "real.json"], ["--protocol", "classification"]):
         assert "is for segmentation: leave it out" in failure(capsys, "eval", segmented / "run", *words)
 
 

@@ -14,7 +14,7 @@ from paucal.verbs.judging.findings import Evaluation
 from paucal.verbs.judging.frozen import judge_frozen
 from paucal.verbs.judging.places import check_places, table_folder
 from paucal.verbs.judging.settings import EvalSettings
-from paucal.verbs.prediction.tasks import CLASSIFICATION, DETECTION, task_of
+from paucal.verbs.prediction.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
 from paucal.verbs.run.voice import Heard, Voice
 
 Source = str | os.PathLike[str]
@@ -58,6 +58,8 @@ def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: 
             "--mirror averages the answers of a classifier: give --protocol classification, or leave it out."
         )
     task = task_of(model) if "classification" in asked else CLASSIFICATION
+    if settings.scales is not None and task != SEGMENTATION:
+        raise UserError(f"--scales averages the answers of a segmentation, and {model} is none: leave it out.")
     if task != CLASSIFICATION:
         return _judge_places(model, data, task, settings, voice)
     check_places(model, data, settings)
@@ -74,7 +76,7 @@ def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSett
             f"--protocol judges classifiers and frozen features, and {model} is for {task}: leave it out, or judge its "
             "features alone with knn, linear or logistic."
         )
-    for name in ("mirror", "real_labels"):
+    for name in ("real_labels",) if task == SEGMENTATION else ("mirror", "real_labels"):
         if getattr(settings, name):
             raise UserError(f"{flag(name)} is of classifiers, and {model} is for {task}: leave it out.")
     check_places(model, data, settings)

@@ -43,6 +43,7 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
     """Return the folder for the report on a data set; on the run's own images where the target is None."""
     name = settings.part if target is None else _name(target, data)
+    name = f"{name}-scales" if settings.scales else name  # beside what the run itself has found
     if settings.output is None:
         return run.evaluation(name)
     output = named_path(settings.output)

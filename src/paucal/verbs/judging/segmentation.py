@@ -22,6 +22,7 @@ from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.conclusion import METRICS, write_mask
 from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
 from paucal.verbs.segmenting.images import Segmented, open_segmented
+from paucal.verbs.segmenting.job import check_factors
 from paucal.verbs.segmenting.settings import SegmentSettings
 from paucal.verbs.segmenting.tables import per_class_table, per_image_table, report_table, score_text
 from paucal.verbs.segmenting.validation import count_pixels
@@ -53,14 +54,16 @@ class SegmentedSet:
 def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[SegmentedSet]:
     """Judge the network of a run on each set of images with masks, on its own where there is none.
 
-    Images are looked at as the run looked at its test images, with the same scales.
+    Images are looked at as the run looked at its test images, with the same scales, unless others are given.
 
     Raises:
         UserError: there is no such run, masks have values that it does not know, or there is nothing to judge.
     """
+    check_factors("scales", settings.scales)
     run = open_run(model)
     network = load_segmenter(run, settings.device)
     stored = _stored(run)
+    stored = replace(stored, scales=settings.scales or stored.scales, mirror=settings.mirror or stored.mirror)
     found = []
     for target in data or [None]:
         if target is None:

@@ -26,8 +26,12 @@ class JudgingSettings:
     )
     part: Literal["train", "val", "test"] = option("of the run's own images", "test", group="judging")
     mirror: bool = option(
-        "classification: average the answers for an image and its mirror image; takes twice the time",
+        "classifiers and segmentation: average the answers for an image and its mirror image; takes twice the time",
         False,
+        group="judging",
+    )
+    scales: list[float] | None = option(
+        "segmentation: sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default the run's",
         group="judging",
     )
     real_labels: str | None = option(
