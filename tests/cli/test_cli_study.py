@@ -24,7 +24,7 @@ def test_list__shows_what_each_needs(capsys, monkeypatch):
     assert "3.7" in rows["drloc-table-2a"]
     assert "tiny, small" in rows["drloc-table-2a"]
     assert "needs data: imagenet-100" in rows["drloc-table-3"]
-    assert "by hand with 'paucal detect'" in rows["esvit-table-4"]
+    assert "needs data: coco; trained weights" in rows["esvit-table-4"]
     assert "needs trained weights" in rows["dhvt-table-1"]
     assert "label maps" in rows["lvvit-table-2"]
     assert "imagenet-1k: ImageNet-1K. register at https://image-net.org" in "\n".join(lines)
@@ -155,7 +155,7 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-9", "--scale", "full"], "Infograph cannot be had by name"),
         (["drloc-table-9", "--scale", "full", "--data", "x"], "expected NAME=DATA such as cifar10=FOLDER"),
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),
-        (["drloc-table-12"], "is not run (by hand with 'paucal segment'"),
+        (["drloc-table-1"], "is not run (nothing to run: it says what is used)"),
         (["esvit-figure-7"], "by hand: paucal explain RUN IMAGE --show attention"),
         (["drloc-table-5"], "has no scale 'tiny'"),
         (["dhvt-table-1", "--scale", "full"], "begins with weights of DHVT"),

@@ -9,8 +9,9 @@ import pytest
 
 from paucal.backbones.families.dhvt.ablations import ABLATIONS, SMALL, TINY
 from paucal.backbones.families.dhvt.parts import DhvtParts
+from paucal.studies.parts import Architecture
 from paucal.studies.registry import data_sets, studies
-from paucal.studies.study import Architecture, Row
+from paucal.studies.study import Row
 
 COPY = json.loads((Path(__file__).parent / "published.json").read_text())
 # What the papers tell in words or in a drawing, and the other transcription does not hold as a table.

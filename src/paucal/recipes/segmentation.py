@@ -28,7 +28,7 @@ _ADE20K: dict[str, Any] = {
     "colour": 0.4,
     "overlap": 0.33,
 }
-_SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # of the test images; the supplement's section 4.2
+SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # of the test images; the supplement's section 4.2
 _COST = "160,000 steps of 16 crops of 512 pixels: eight GPUs with 2 crops each (--devices 8), about a day"
 RECIPES: dict[str, Recipe] = {
     "upernet-ade20k": Recipe(
@@ -36,7 +36,7 @@ RECIPES: dict[str, Recipe] = {
         "arXiv:2106.03746, supplement, tables 12 and 13",
         _COST,
         "Swin-T from ImageNet-1K: mean IoU 43.87, with DrLoc in the pre-training 44.33 (table 12)",
-        {**_ADE20K, "model": "swin_tiny_patch4_window7_224", "drop_path": 0.2, "scales": _SCALES},
+        {**_ADE20K, "model": "swin_tiny_patch4_window7_224", "drop_path": 0.2, "scales": SCALES},
         tunes="a pre-trained backbone: give --init a run, a weights file or timm",
     ),
     "upernet-ade20k-lvvit": Recipe(

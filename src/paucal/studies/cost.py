@@ -8,11 +8,12 @@ heads come on top. A multiply-add is two operations.
 
 from collections.abc import Mapping
 
+from paucal.studies.parts import DataSet
 from paucal.studies.plan import Planned, plan
-from paucal.studies.study import DataSet, Study
+from paucal.studies.study import Study
 
 RATE = 50e12  # operations a second that a GPU is taken to sustain on these models in bfloat16
-PASSES = {"train": 3.0, "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2}
+PASSES = {"train": 3.0, "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2, "detect": 3.0, "segment": 3.0}
 FORMULA = (
     "GPU hours = runs x epochs x images x passes x 2 x multiply-adds / 50 TFLOP/s, with 3 passes for an image that is "
     "trained on and 12.4 for one that is pre-trained with: an estimate for one GPU like an A100 in bfloat16"

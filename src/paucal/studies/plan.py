@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paucal.studies.study import SCALES, Architecture, Column, DataSet, Row, Scale, Study
+from paucal.studies.parts import Architecture, DataSet
+from paucal.studies.scale import SCALES, Scale
+from paucal.studies.study import Column, Row, Start, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -104,13 +106,18 @@ def plan_whole(
     return _named(list(made.values()))
 
 
-def by_hand(study: Study) -> list[tuple[Row, dict[str, Any]]]:
-    """Return the rows of a study of detection or segmentation with the settings of the verb that trains each.
+def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
+    """Return the settings of the verb that makes a start at a smaller scale, without images and seed.
 
-    Where a run begins is not among them: a row's note says it.
+    Raises:
+        UserError: the scale has no lesson, or the start's model no stand-in.
     """
-    recipe = {"recipe": study.recipe} if study.recipe else {}
-    return [(row, {**recipe, **study.full, **row.full}) for row in study.rows if row.full or recipe or study.full]
+    standin, lesson = study.models[start.model].standin, small.lesson
+    if standin is None or lesson is None:
+        raise UserError(f"what {start.words} is has no stand-in in {study.name}: use --scale full.")
+    shared = {"init": "none", **lesson.set} if start.verb == "train" else lesson.pretrain
+    size = {"img_size": [lesson.side], "epochs": lesson.epochs}
+    return {**size, **shared, **_architecture(standin), **start.set}
 
 
 def find_scale(study: Study, scale: str) -> Scale | None:
@@ -146,6 +153,8 @@ def _full(study: Study, row: Row, column: Column) -> dict[str, Any]:
     own = row.epochs or column.epochs
     length = {} if own is None else {"epochs": own, **({"schedule_epochs": own} if study.kind == "train" else {})}
     begin = {"init": "none"} if study.kind == "train" and not study.start else {}
+    if row.start and (known := study.starts[row.start].init):
+        begin = {"init": known}
     recipe = {"recipe": study.recipe} if study.recipe else {}
     said = {**study.full, **length, **row.set, **column.set, **row.full, **column.full}
     return _settled({**begin, **recipe, **_architecture(study.models[row.model].full, row), **said})
@@ -163,9 +172,9 @@ def _standin(study: Study, row: Row, column: Column, small: Scale, epochs: int) 
     return _settled({**begin, **small.set, **size, **_architecture(standin, row), **said})
 
 
-def _architecture(model: Architecture, row: Row) -> dict[str, Any]:
+def _architecture(model: Architecture, row: Row | None = None) -> dict[str, Any]:
     """Return the settings of a model; what a row says of an argument wins over the model's own word."""
-    args = {word.partition("=")[0]: word for word in (*model.args, *row.args)}
+    args = {word.partition("=")[0]: word for word in (*model.args, *(row.args if row else ()))}
     return {"model": model.name, **({"model_args": list(args.values())} if args else {})}
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from paucal.studies.reading import read_data_sets, read_studies
-from paucal.studies.study import DataSet, Study
+from paucal.studies.parts import DataSet
+from paucal.studies.reading import read_by_kind, read_data_sets, read_studies
+from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -27,8 +28,9 @@ def studies() -> Mapping[str, Study]:
         UserError: a file is damaged.
     """
     found: dict[str, Study] = {}
+    by_kind = read_by_kind(FOLDER / "by_kind.yaml")
     for paper in PAPERS:
-        found.update(read_studies(FOLDER / f"{paper}.yaml", data_sets()))
+        found.update(read_studies(FOLDER / f"{paper}.yaml", data_sets(), by_kind))
     return found
 
 

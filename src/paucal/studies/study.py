@@ -4,78 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Kind = Literal["train", "pretrain", "count", "facts", "pictures", "command", "detection", "segmentation"]
+from paucal.studies.parts import Model
+from paucal.studies.scale import Scale
+
+Kind = Literal["train", "pretrain", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
     *("top1", "curve", "seconds_per_step", "linear", "knn"),  # of runs
+    *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # of detectors, of boxes and of masks
+    *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # of segmenters
     *("params", "gmacs", "gmacs_all"),  # counted
     *("quoted", "text"),  # shown only
 ]
 Value = float | str | None
 KINDS: tuple[str, ...] = get_args(Kind)
 METRICS: tuple[str, ...] = get_args(Metric)
-TRAINED: Mapping[str, tuple[str, ...]] = {"train": ("top1", "curve", "seconds_per_step"), "pretrain": ("linear", "knn")}
+TRAINED: Mapping[str, tuple[str, ...]] = {
+    "train": ("top1", "curve", "seconds_per_step"),
+    "pretrain": ("linear", "knn"),
+    "detect": ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),
+    "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
+}
 COUNTED = ("params", "gmacs", "gmacs_all")
-NETWORKS = ("", "detector", "cascade", "upernet")
-SCALES = ("tiny", "small", "full")
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A set of images that a paper used.
-
-    Attributes:
-        title: its name for people.
-        train: images to train on.
-        test: images to test with, as they are used.
-        classes: of the images.
-        named: the name under which paucal reads it; "" where it has none.
-        how: how its files are had, where it has no name.
-        settings: of the verb that reads it.
-    """
-
-    title: str
-    train: int
-    test: int
-    classes: int
-    named: str = ""
-    how: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A model with the arguments of its constructor.
-
-    Attributes:
-        name: as timm or paucal know it.
-        args: each as NAME=VALUE.
-    """
-
-    name: str
-    args: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a row trains.
-
-    Attributes:
-        full: as published.
-        gmacs: multiply-adds of an image in billions, with those of attention; what the cost is estimated from.
-        side: of the images in pixels.
-        standin: what takes its place at the smaller scales; None where nothing does.
-        network: around it, of those in `NETWORKS`; "" for the model alone.
-        shape: height and width of the images of a network, in pixels.
-        width: channels of a segmenter's head.
-    """
-
-    full: Architecture
-    gmacs: float
-    side: int = 224
-    standin: Architecture | None = None
-    network: str = ""
-    shape: tuple[int, ...] = ()
-    width: int = 512
 
 
 @dataclass(frozen=True)
@@ -127,6 +76,7 @@ class Row(Part):
         args: further arguments of the model's constructor, each as NAME=VALUE.
         quoted: whether the model is known but its training is another paper's.
         maps: whether it trains with label maps of a teacher.
+        start: the name of what it begins with, among the study's.
         note: a remark.
     """
 
@@ -136,45 +86,27 @@ class Row(Part):
     args: tuple[str, ...] = ()
     quoted: bool = False
     maps: bool = False
+    start: str = ""
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Teacher(Architecture):
-    """Who makes label maps at a smaller scale, trained on the same images.
+class Start:
+    """What detectors or segmenters begin with.
 
     Attributes:
-        epochs: of its training.
-        lr: peak learning rate.
+        words: what it is at full scale.
+        model: that has learned, by its name in the study.
+        init: the `--init` that gives it at full scale; "" where there is none, and a run has to be given.
+        verb: that makes what takes its place at a smaller scale, "train" or "pretrain".
+        set: settings of that.
     """
 
-    epochs: int = 10
-    lr: float = 1e-3
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How small a study is made.
-
-    Attributes:
-        data: images in place of all published sets.
-        images: to train on, at most.
-        epochs: in place of the study's.
-        seeds: of every row.
-        side: of the images in pixels.
-        set: settings of all runs.
-        rows: names of those that are run; () for all that can be.
-        teacher: who makes label maps; None where no row needs any.
-    """
-
-    data: str
-    images: int
-    epochs: int
-    seeds: tuple[int, ...]
-    side: int
+    words: str
+    model: str
+    init: str = ""
+    verb: str = "train"
     set: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[str, ...] = ()
-    teacher: Teacher | None = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +132,7 @@ class Study:
         telling: what the smaller scales can and cannot tell.
         without: why there are no smaller scales.
         start: what runs at full scale begin with and cannot be had by itself; "" for nothing.
+        starts: what its rows begin with, by name, where they do not begin with the same.
         see: of what is not run, where it is found or how it is made.
         note: a remark.
     """
@@ -222,6 +155,7 @@ class Study:
     telling: str = ""
     without: str = ""
     start: str = ""
+    starts: Mapping[str, Start] = field(default_factory=dict)
     see: str = ""
     note: str = ""
 

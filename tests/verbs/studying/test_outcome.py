@@ -10,7 +10,7 @@ from paucal.studies.plan import plan, plan_whole
 from paucal.studies.registry import data_sets, studies
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm, baseline_of
-from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, Cell, cells_of, state_of
+from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, Cell, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, read_grid
 from paucal.verbs.comparing.launch import go_on
 from paucal.verbs.comparing.settings import GridSettings
@@ -22,7 +22,7 @@ from paucal.verbs.studying.words import published
 
 def grid_of(folder: Path, runs, **changes) -> Grid:
     folder.mkdir(parents=True)
-    arms = tuple(Arm(run.name, None, None, {}, run.against) for run in runs)
+    arms = tuple(Arm(run.name, None, None, {JUDGING: {}}, run.against) for run in runs)
     grid = Grid(folder, "images", {}, arms, (0, 1), verb="pretrain", **changes)
     grid.write()
     return read_grid(folder)

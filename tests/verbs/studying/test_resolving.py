@@ -6,22 +6,14 @@ from typing import Any
 import pytest
 
 from paucal.backbones.sizing import fit_to_image_size
-from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.training_settings import TrainSettings
 from paucal.rules.backbone import model_arguments
-from paucal.studies.plan import by_hand, plan
+from paucal.studies.plan import plan, start_settings
 from paucal.studies.registry import data_sets, studies
-from paucal.studies.study import Row
-from paucal.verbs.detecting.job import DetectionJob
-from paucal.verbs.detecting.settings import DetectSettings
-from paucal.verbs.pretraining.job import PretrainingJob
-from paucal.verbs.segmenting.job import SegmentationJob
-from paucal.verbs.segmenting.settings import SegmentSettings
-from paucal.verbs.studying.counting import count_model
-from paucal.verbs.studying.words import VERBS, hand_command
-from paucal.verbs.training.job import TrainingJob
+from paucal.verbs.comparing.cells.jobs import job_of
+from paucal.verbs.studying.counting import count_model, count_network
 
 TRAINED = [name for name, study in studies().items() if study.trains]
+TRANSFERRED = [name for name in TRAINED if studies()[name].kind in ("detect", "segment")]
 CASES = [(name, scale) for name in TRAINED for scale in (*studies()[name].scales, "full")]
 FAMILIES = [  # one model of each, at both sizes
     ("drloc", ("swin_t", "cvt_13", "t2t_14", "vit_b", "resnet50"), "drloc-table-2a"),
@@ -41,8 +33,10 @@ def checked(name: str, scale: str) -> list[tuple[str, Any]]:
             values["labels"] = "maps"
         if scale == "full" and study.start and "drloc" not in study.recipe:
             values["init"] = "run"
-        job, kind = (TrainingJob(), TrainSettings) if study.kind == "train" else (PretrainingJob(), PretrainSettings)
-        settings, _ = job.check(kind(**values), dict.fromkeys(values, "given"))  # type: ignore[arg-type]
+        if study.kind in ("detect", "segment"):
+            values = {"data": "images", "init": "run", **values}
+        job = job_of(study.kind)
+        settings, _ = job.check(job.kind(**values), dict.fromkeys(values, "given"))
         found.append((run.name, settings))
     return found
 
@@ -67,47 +61,39 @@ def test_settings__at_full_scale_are_the_paper_s():
     assert (settings.batch_size * settings.accumulate, settings.epochs, settings.schedule_epochs) == (1024, 310, 300)
 
 
-HAND = [(name, row) for name, study in studies().items() if study.kind in VERBS for row, _ in by_hand(study)]
+def test_settings__of_detectors_and_segmenters_at_full_scale_are_the_papers():
+    for name in TRANSFERRED:
+        for run, settings in checked(name, "full"):
+            assert settings.batch_size * settings.accumulate * settings.devices == 16, run
+            assert settings.masks == "on" if studies()[name].kind == "detect" else settings.img_size == [512]
+    assert [settings.init for _, settings in checked("drloc-table-12", "full")] == ["timm", "run"]
+    cascades = {run: (one.cascade, one.epochs, one.lr) for run, one in checked("drloc-table-11", "full")}
+    assert cascades["Cascade Mask R-CNN, Swin-T + L_drloc"] == (True, 12, 1e-4)
+    assert cascades["Mask R-CNN, Swin-T"] == (False, 12, 1e-4)
+    assert {settings.epochs for _, settings in checked("esvit-table-4", "full")} == {36}
+    large = dict(checked("lvvit-segmentation", "full"))["LV-ViT-L"]
+    assert (large.model, large.width, large.lr, large.schedule) == ("lvvit_l", 512, 6e-5, "linear")
+    assert round(large.epochs * 20_210 / 16, -3) == 160_000
 
 
-def checked_by_hand(name: str, wanted: Row) -> Any:
-    """Return the settings of a row of detection or segmentation as the verb that makes it has checked them."""
-    study = studies()[name]
-    values = {"data": "images", "init": "run", **dict((row.name, found) for row, found in by_hand(study))[wanted.name]}
-    job, kind = (DetectionJob(), DetectSettings) if study.kind == "detection" else (SegmentationJob(), SegmentSettings)
-    return job.check(kind(**values), dict.fromkeys(values, "given"))[0]  # type: ignore[arg-type]
+def test_starts__at_the_smaller_scales_are_what_tells_the_rows_apart():
+    found = {name: start_settings_of(name) for name in TRANSFERRED}
+    for name, starts in found.items():
+        assert len({str(settings) for settings in starts.values()}) == len(starts), name
+    assert found["drloc-table-10"]["plain"].method == "supervised"
+    assert found["drloc-table-10"]["drloc"].method == "drloc"
+    assert found["esvit-table-4"]["esvit"].tasks == "view+region"
+    assert {one.model for one in found["lvvit-segmentation"].values()} == {"lvvit_s", "lvvit_m", "lvvit_l"}
 
 
-def test_by_hand__every_row_of_detection_and_segmentation_has_settings():
-    found = {name for name, _ in HAND}
-    assert found == {*(f"drloc-table-{n}" for n in (10, 11, 12, 13)), "esvit-table-4", "lvvit-segmentation"}
-    assert len(HAND) == sum(len(studies()[name].rows) for name in found) == 17
-
-
-@pytest.mark.parametrize(("name", "row"), HAND, ids=lambda one: one if isinstance(one, str) else one.name)
-def test_by_hand__settings_are_sound(name, row):
-    settings = checked_by_hand(name, row)
-    assert settings.batch_size * settings.devices == 16
-    assert row.note.startswith("It begins with")
-    assert (settings.init == "timm") == ("timm" in row.note)
-    if name == "esvit-table-4":
-        assert settings.epochs == 36
-    elif name.startswith("drloc-table-1") and settings.lr == 1e-4:
-        assert (settings.epochs, settings.cascade) == (12, row.name.startswith("Cascade"))
-    else:
-        assert round(settings.epochs * 20_210 / 16, -3) == 160_000
-        assert (settings.img_size, settings.lr, settings.schedule) == ([512], 6e-5, "linear")
-
-
-def test_by_hand__commands_can_be_typed():
-    study = studies()["lvvit-segmentation"]
-    row, settings = by_hand(study)[2]
-    said = hand_command(study, row, settings)
-    assert said == "paucal segment ADE20K --init RUN --recipe upernet-ade20k-lvvit --model lvvit_l --width 512"
-    study = studies()["drloc-table-10"]
-    row, settings = by_hand(study)[2]
-    said = hand_command(study, row, settings)
-    assert said == "paucal detect COCO --recipe detector-coco-1x --masks on --cascade --init timm"
+def start_settings_of(name: str) -> dict[str, Any]:
+    """Return the settings of a study's starts at the tiny scale, as the verb that makes them has checked them."""
+    study, found = studies()[name], {}
+    for key, start in study.starts.items():
+        values = start_settings(study, start, study.scales["tiny"])
+        job = job_of(start.verb)
+        found[key], _ = job.check(job.kind(**values), dict.fromkeys(values, "given"))
+    return found
 
 
 def build(name: str, side: int, words: list[str]) -> None:
@@ -140,6 +126,10 @@ def test_models__take_the_multiply_adds_of_the_estimate(paper):
     models = next(study.models for name, study in studies().items() if name.startswith(paper))
     for key, model in models.items():
         if key in ("stem", "convit_ti", "convit_s"):  # its stem is a row's; positional scores are not counted as ours
+            continue
+        if model.network:
+            whole = count_network(model.full.name, model.full.args, model.network, model.shape, model.width, None)
+            assert whole.gmacs == pytest.approx(model.gmacs, rel=0.005), key
             continue
         count = count_model(model.full.name, model.side, model.full.args, 1000)
         assert count.gmacs_all == pytest.approx(model.gmacs, rel=0.02), key

@@ -91,6 +91,13 @@ def measure(assembled: AssembledDetection) -> Pace:
     return Pace(SLOWER * accumulate * sum(later) / len(later), judged)
 
 
+def seconds_of_run(assembled: AssembledDetection) -> float:
+    """Return how long a run whose length is known should take on this machine, by trying a few steps and answers."""
+    plan, counts, pace = assembled.plan, assembled.prepared.counts(), measure(assembled)
+    looks = -(-plan.total_steps // plan.steps_per_epoch)
+    return plan.total_steps * pace.step + (looks * counts["val"] + counts["test"]) * pace.image + WRITING
+
+
 def planned(pace: Pace, left: float, counts: dict[str, int], passes: float, most_passes: int) -> Length:
     """Return the longest run that fits in the time that is left.
 

@@ -79,6 +79,13 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
     return replace(assembled, settings=changed, origin=origin, plan=plan, remarks=(*assembled.remarks, words))
 
 
+def seconds_of_run(assembled: AssembledSegmentation) -> float:
+    """Return how long a run whose length is known should take on this machine, by trying a few steps and looks."""
+    plan, counts, pace = assembled.plan, assembled.prepared.counts(), measure(assembled)
+    looks = (assembled.settings.epochs or 0) * counts["val"] * pace.look
+    return plan.total_steps * pace.step + looks + counts["test"] * pace.test + CLOSING
+
+
 def fill_time(room: float, once: float, looks: float, crops: int, free: bool) -> tuple[int, int]:
     """Return crops of each image in an epoch, and epochs, that take as much of a time as there is.
 

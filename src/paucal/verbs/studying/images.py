@@ -10,14 +10,14 @@ from typing import Any
 from paucal.data.images import ImageSet
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
+from paucal.studies.parts import DataSet
 from paucal.studies.plan import Planned
-from paucal.studies.study import DataSet, Scale
 from paucal.types import UserError
 from paucal.verbs.run.images import find_images
 from paucal.verbs.studying.settings import StudySettings
 from paucal.wording import did_you_mean
 
-TAKEN = ("teacher", "maps")  # folders beside those of the images
+TAKEN = ("teacher", "maps", "starts", "drawn")  # folders beside those of the images
 LONGEST_NAME = 60
 ENOUGH = 1.05  # times the images of a scale, up to which a set is taken whole
 
@@ -108,10 +108,10 @@ def count_training(images: ImageSet) -> int:
     return images.declared.count("train") or len(images)
 
 
-def share_of(images: ImageSet, small: Scale) -> float | None:
-    """Return the share of the training images that a scale uses; None for all."""
+def share_of(images: ImageSet, most: int) -> float | None:
+    """Return the share of the training images that are used; None for all."""
     count = count_training(images)
-    return None if count <= ENOUGH * small.images else round(small.images / count, 6)
+    return None if count <= ENOUGH * most else round(most / count, 6)
 
 
 def _only(shared: Mapping[str, Any]) -> dict[str, Any]:

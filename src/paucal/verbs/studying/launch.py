@@ -15,27 +15,50 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.studies.plan import Planned, find_scale, plan, plan_whole
 from paucal.studies.registry import data_sets, find_study
-from paucal.studies.study import Scale, Study
+from paucal.studies.scale import Scale
+from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
 from paucal.verbs.comparing.launch import labour
+from paucal.verbs.comparing.outcome.evidence import find
 from paucal.verbs.comparing.outcome.writing import write_findings
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.outputs import DEFAULT, refuse_among
 from paucal.verbs.run.voice import Quiet, Voice
+from paucal.verbs.studying.grids.pretraining import settle_pretraining
+from paucal.verbs.studying.grids.starts import settle_starts, with_lesson
+from paucal.verbs.studying.grids.training import settle_training
+from paucal.verbs.studying.grids.transferring import settle_transferring
 from paucal.verbs.studying.images import TAKEN, called, find_places
 from paucal.verbs.studying.outcome import Line, find_lines
-from paucal.verbs.studying.pretraining import settle_pretraining
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import RESULTS, shown_rows, terminal_table, write_results
-from paucal.verbs.studying.training import settle_training
 from paucal.verbs.studying.words import caveats, cost_words, scale_words, settings_words, status
 from paucal.wording import counted
 
 PAGE = "study.html"
 FULL_ONLY = ("recipe", "init", "labels")
+SETTLE = {
+    "train": settle_training,
+    "pretrain": settle_pretraining,
+    "detect": settle_transferring,
+    "segment": settle_transferring,
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """The grids of a study.
+
+    Attributes:
+        starts: whose runs the others begin with.
+        grids: of the rows.
+    """
+
+    starts: Sequence[Grid]
+    grids: Sequence[Grid]
 
 
 @dataclass(frozen=True)
@@ -101,9 +124,13 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     _announce(found, small, voice)
     threads = torch.get_num_threads()
     try:
-        settle = settle_training if found.kind == "train" else settle_pretraining
-        grids = settle(found, runs, small, asked, places, folder, command, voice)
-        return _computed(found, runs, small, grids, asked, folder, command, voice)
+        starts: list[Grid] = []
+        if found.starts and small is not None:
+            places = with_lesson(places, small, asked, folder)
+        grids = SETTLE[found.kind](found, runs, small, asked, places, folder, command, voice)
+        if found.starts and small is not None:
+            starts = settle_starts(found, runs, small, asked, places, folder, command, voice)
+        return _computed(found, runs, small, Work(starts, grids), asked, folder, command, voice)
     finally:
         torch.set_num_threads(threads)
 
@@ -112,32 +139,27 @@ def _computed(
     found: Study,
     runs: Sequence[Planned],
     small: Scale | None,
-    grids: Sequence[Grid],
+    work: Work,
     asked: StudySettings,
     folder: Path,
     command: str,
     voice: Voice,
 ) -> Studied:
     """Let workers compute what is open, and say and write what has come of it."""
-    work = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm, retry=asked.retry)
-    total = sum(len(cells_of(grid)) for grid in grids)
-    seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for grid in grids for cell in cells_of(grid))
-    if len(grids) > 1 and seconds:
-        workers = seconds / max(1, asked.jobs)
-        voice.say(f"time: {counted(total, 'run')} in all, about {duration(workers)}, until {finish(workers)}")
-    settled = True
-    for grid in grids:
-        settled = labour(grid, work, command, voice) and settled
-    stored = [read_grid(grid.folder) for grid in grids]
+    settled = _laboured([*work.starts, *work.grids], asked, command, voice)
+    before = [read_grid(grid.folder) for grid in work.starts]
+    stored = [read_grid(grid.folder) for grid in work.grids]
     whole = called(plan_whole(found, asked.scale, data_sets(), asked.columns or ()), asked)
     lines, findings = find_lines(found, runs, [*stored, *_others(whole, stored, folder)], whole)
     pages = [(f"curves and every run: {one.grid.folder.name}", write_findings(one)) for one in findings]
-    states = {cell: state_of(cell) for grid in stored for cell in cells_of(grid)}
+    learned = [find(grid) for grid in before if grid.verb == "train"]
+    pages += [("what the rows begin with: curves and every run", write_findings(one)) for one in learned]
+    states = {cell: state_of(cell) for grid in (*before, *stored) for cell in cells_of(grid)}
     failed = {cell.name: state.error for cell, state in states.items() if state.name == "failed"}
     left = sum(not state.settled for state in states.values())
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
     warnings += [f"{counted(left, 'run')} of {len(states)} to come; go on with: {command}"] if left else []
-    rows = shown_rows(found, lines, _heading(small, grids))
+    rows = shown_rows(found, lines, _heading(small, stored))
     write_results(folder, lines)
     page = StudyPage(
         title=f"{found.paper}: {found.title}",
@@ -153,6 +175,26 @@ def _computed(
     write_study(folder / PAGE, page)
     _tell(found, rows, [*warnings, *caveats(found, small)], folder, voice)
     return Studied(folder, lines, settled, failed)
+
+
+def _laboured(grids: Sequence[Grid], asked: StudySettings, command: str, voice: Voice) -> bool:
+    """Let workers compute one grid after the other, and return whether all is settled.
+
+    A later grid may begin with the runs of an earlier one, so none is begun before the last one is settled.
+    """
+    work = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm, retry=asked.retry)
+    cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
+    seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, asked.jobs)
+    if len(grids) > 1 and seconds:
+        voice.say(
+            f"time: {counted(len(cells), 'run')} in all to compute, about {duration(seconds)}, until {finish(seconds)}"
+        )
+    settled = True
+    for grid in grids:
+        settled = labour(grid, work, command, voice) and settled
+        if asked.jobs and not settled:
+            break
+    return settled
 
 
 def _others(whole: Sequence[Planned], stored: Sequence[Grid], folder: Path) -> list[Grid]:
@@ -186,7 +228,7 @@ def _tell(found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], fo
 
 def _heading(small: Scale | None, grids: Sequence[Grid]) -> str:
     """Return what stands over numbers of ours: those of stand-ins are no measurement of the published models."""
-    return "measured" if small is None else f"stand-ins on {Path(str(grids[0].shared['data'])).name}"
+    return "measured" if small is None else f"stand-ins on {grids[0].folder.name}"
 
 
 def _announce(found: Study, small: Scale | None, voice: Voice) -> None:
@@ -209,7 +251,12 @@ def _require_sense(found: Study, asked: StudySettings) -> None:
         raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
     if asked.scale == "full" and found.start and asked.init is None and not found.recipe.startswith("drloc"):
         raise UserError(f"{found.name} begins with {found.start}.")
-    if asked.recipe is not None and found.kind == "pretrain":
+    if asked.init is not None and len(asked.init) > 1 and not found.starts:
+        raise UserError(f"--init: all runs of {found.name} begin with the same: give one.")
+    if found.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):
+        name = "data-root" if asked.data_root is not None else "download"
+        raise UserError(f"--{name} finds sets by name, and boxes and masks are read from folders: leave it out.")
+    if asked.recipe is not None and found.kind != "train":
         raise UserError("--recipe is for studies that train with labels: leave it out.")
 
 

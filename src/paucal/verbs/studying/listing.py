@@ -3,14 +3,12 @@
 from rich.table import Table
 
 from paucal.studies.cost import FORMULA
-from paucal.studies.plan import by_hand, plan
+from paucal.studies.plan import plan
 from paucal.studies.registry import data_sets, find_study, studies
 from paucal.studies.study import Study
 from paucal.verbs.studying.words import (
-    VERBS,
     caveats,
     cost_words,
-    hand_command,
     how_to_get,
     missing_sets,
     published,
@@ -50,9 +48,6 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         words.append(f"smaller scales: {_scales(study) if study.scales else f'none, since {study.without}'}")
         words.append("settings at full scale:")
         words += [f"  {run.name} ({run.data}): {settings_words(run)}" for run in plan(study, "full", sets)]
-    if study.kind in VERBS:
-        words.append("each row by hand, at full scale:")
-        words += [f"  {row.name}: {hand_command(study, row, settings)}" for row, settings in by_hand(study)]
     words += [f"by hand: {study.see}"] if study.see else []
     return _numbers(study), [*words, *caveats(study, None)]
 

@@ -11,7 +11,7 @@ from paucal.studies.plan import Planned
 from paucal.studies.study import COUNTED, Column, Row, Study, Value
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
-from paucal.verbs.comparing.cells.judging import judged_scores
+from paucal.verbs.comparing.cells.scores import scores_of
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome, find
 from paucal.verbs.studying.counting import counted_value
 
@@ -68,14 +68,14 @@ class Evidence:
         asked: the runs that are wanted now.
         whole: all runs of the scale, those that were left out too.
         trained: by images and name, runs that learned from labels.
-        judged: likewise the scores of those that did not, each with its seed.
+        scored: likewise the scores of others, each with its seed.
         failed: images and name of runs of which every seed has failed.
     """
 
     asked: Sequence[Planned]
     whole: Sequence[Planned]
     trained: Mapping[tuple[str, str], ArmOutcome]
-    judged: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+    scored: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
     failed: frozenset[tuple[str, str]]
 
 
@@ -92,8 +92,8 @@ def find_lines(
     """
     findings = [find(grid) for grid in grids if grid.verb == "train"]
     trained = {(one.grid.folder.name, arm.arm.way): arm for one in findings for arm in one.arms}
-    judged = {(grid.folder.name, way): found for grid in grids for way, found in _judged(grid).items()}
-    evidence = Evidence(runs, whole or runs, trained, judged, _failed(grids))
+    scored = {(grid.folder.name, way): found for grid in grids for way, found in _scored(grid).items()}
+    evidence = Evidence(runs, whole or runs, trained, scored, _failed(grids))
     lines = []
     for row in study.rows:
         for place, column in enumerate(study.columns):
@@ -116,9 +116,9 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
         return None, "not run at this scale"
     run, place = found[0], (found[0].data, found[0].name)
     against = (run.data, run.against)
-    if study.kind == "pretrain":
-        if own := evidence.judged.get(place, ()):
-            return _of_features(column, own, evidence.judged.get(against, ())), ""
+    if study.kind != "train":
+        if own := evidence.scored.get(place, ()):
+            return _of_scores(column, own, evidence.scored.get(against, ()))
     elif (arm := evidence.trained.get(place)) is not None and arm.outcomes:
         return _of_runs(column, arm, evidence.trained.get(against)), ""
     return None, _missing(row, column, evidence, place)
@@ -158,13 +158,19 @@ def _seconds_per_step(one: Outcome) -> float:
     return one.rows[-1]["seconds"] / one.rows[-1]["step"]
 
 
-def _of_features(column: Column, own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Measured:
-    values = {one["seed"]: 100 * one[column.metric]["trained"] for one in own}
-    base = {one["seed"]: 100 * one[column.metric]["trained"] for one in other}
+def _of_scores(
+    column: Column, own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
+) -> tuple[Measured | None, str]:
+    found = [one for one in own if column.metric in one]
+    if not found:
+        return None, "no outlines" if column.metric.startswith("mask_") else "not measured"
+    values = {one["seed"]: 100 * one[column.metric]["trained"] for one in found}
+    base = {one["seed"]: 100 * one[column.metric]["trained"] for one in other if column.metric in one}
     pairs = [values[seed] - base[seed] for seed in values if seed in base]
-    floor = [100 * one[column.metric]["random"] for one in own if "random" in one[column.metric]]
+    floor = [100 * one[column.metric]["random"] for one in found if "random" in one[column.metric]]
     made = _made(list(values.values()), float(np.mean(pairs)) if pairs else None)
-    return Measured(made.value, made.deviation, made.seeds, made.gain, None, float(np.mean(floor)) if floor else None)
+    random = float(np.mean(floor)) if floor else None
+    return Measured(made.value, made.deviation, made.seeds, made.gain, None, random), ""
 
 
 def _made(values: Sequence[float], gain: float | None, difference: Difference | None = None) -> Measured:
@@ -172,13 +178,13 @@ def _made(values: Sequence[float], gain: float | None, difference: Difference | 
     return Measured(float(np.mean(values)), deviation, len(values), gain, difference)
 
 
-def _judged(grid: Grid) -> dict[str, list[Mapping[str, Any]]]:
+def _scored(grid: Grid) -> dict[str, list[Mapping[str, Any]]]:
     """Return the scores of a grid's finished runs by their arms, each with its seed."""
     found: dict[str, list[Mapping[str, Any]]] = {}
-    if grid.verb == "pretrain":
+    if grid.verb != "train":
         for cell in cells_of(grid):
             if state_of(cell).name == "done":
-                found.setdefault(cell.arm.way, []).append({"seed": cell.seed, **judged_scores(cell)})
+                found.setdefault(cell.arm.way, []).append({"seed": cell.seed, **scores_of(cell)})
     return found
 
 

@@ -31,7 +31,11 @@ class StudySettings:
     recipe: str | None = option(
         "full: named settings in place of the study's, such as drloc-scratch-reference", group=_WHAT
     )
-    init: str | None = option("full: the trained weights that runs begin with, where a study needs some", group=_WHAT)
+    init: list[str] | None = option(
+        "full: the trained weights that runs begin with, where a study needs some; NAME=RUN for each start of a study "
+        "of detection or segmentation",
+        group=_WHAT,
+    )
     labels: str | None = option("full: folder of label maps, where a study needs them", group=_WHAT)
     data_root: str | None = option("folder of the published sets, as in 'paucal train'", group=_WHAT)
     download: bool = option("fetch a published set that is not there", False, group=_WHAT)

@@ -2,15 +2,17 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paucal.settings.options import flag_words
 from paucal.studies.cost import gpu_hours
+from paucal.studies.parts import DataSet
 from paucal.studies.plan import Planned
-from paucal.studies.study import COUNTED, DataSet, Row, Scale, Study, Value
+from paucal.studies.scale import Scale
+from paucal.studies.study import COUNTED, Study, Value
 from paucal.wording import counted
 
-VERBS = {"detection": "paucal detect", "segmentation": "paucal segment"}
+# What is made of a row, by the kind of its study.
+MADE = {"train": "train", "pretrain": "pre-train", "detect": "train a detector", "segment": "train a segmenter"}
 
 
 def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
@@ -19,10 +21,8 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
     Example:
         >>> from paucal.studies.registry import data_sets, find_study
         >>> status(find_study("drloc-table-2a"), data_sets()), status(find_study("drloc-table-12"), data_sets())
-        ('runnable', "by hand with 'paucal segment', which no study runs yet")
+        ('runnable', 'needs data: ade20k; trained weights')
     """
-    if study.kind in VERBS:
-        return f"by hand with '{VERBS[study.kind]}', which no study runs yet"
     if study.kind == "count":
         return "runnable (counted, nothing is trained)"
     if study.kind == "facts":
@@ -31,15 +31,14 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
         return "by hand"
     missing = missing_sets(study, data_sets)
     needs = [f"data: {', '.join(missing)}"] if missing else []
-    needs += ["trained weights"] if study.start else []
+    needs += ["trained weights"] if study.start or any(not one.init for one in study.starts.values()) else []
     needs += ["label maps"] if any(row.maps for row in study.trained_rows) else []
     return f"needs {'; '.join(needs)}" if needs else "runnable"
 
 
 def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     """Return the sets that its runs at full scale read and that cannot be had by name."""
-    by_hand = dict.fromkeys(column.data for column in study.columns if column.data and study.kind in VERBS)
-    return [name for name in (*study.data_sets, *by_hand) if not data_sets[name].named]
+    return [name for name in study.data_sets if not data_sets[name].named]
 
 
 def cost_words(study: Study, data_sets: Mapping[str, DataSet]) -> str:
@@ -54,6 +53,10 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     """Return a sentence for each thing that is needed at full scale and does not come by itself."""
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
     lines += [f"begins with {study.start}"] if study.start else []
+    lines += [
+        f"{name} begins with {one.words}: " + (f"--init {one.init}" if one.init else f"--init {name}=RUN")
+        for name, one in study.starts.items()
+    ]
     if any(row.maps for row in study.trained_rows):
         lines.append("label maps of the training images: 'paucal label DATA --teacher ...', then --labels FOLDER")
     return lines
@@ -61,14 +64,21 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 
 def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned]) -> str:
     """Return what is about to be run."""
-    models = counted(len(runs), "way") + " to " + ("pre-train" if study.kind == "pretrain" else "train")
+    models = f"{counted(len(runs), 'way')} to {MADE[study.kind]}"
     if small is None:
         return f"{study.name} as published: {models}, {counted(len(study.seeds), 'seed')} each"
     epochs = sorted({run.epochs for run in runs})
     length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    return (
+    words = (
         f"{study.name} with stand-ins: {models}, {small.side} pixels, {length} epochs of up to {small.images} images, "
         f"{counted(len(small.seeds), 'seed')} each"
+    )
+    starts, lesson = list(dict.fromkeys(run.row.start for run in runs if run.row.start)), small.lesson
+    if not starts or lesson is None:
+        return words
+    return (
+        f"{words}; first what they begin with ({', '.join(starts)}), {lesson.side} pixels, {lesson.epochs} epochs of "
+        f"up to {lesson.images} images"
     )
 
 
@@ -76,10 +86,8 @@ def caveats(study: Study, small: Scale | None) -> list[str]:
     """Return what the numbers have to be read with."""
     lines = [] if small is None else [study.telling]
     if small is not None and len(small.seeds) == 1:
-        lines.append(
-            "One seed for each row: intervals are those of other test images, and say nothing of the luck of training; "
-            "--seeds 0 1 2 does."
-        )
+        told = "intervals are those of other test images, and say" if study.kind == "train" else "the numbers say"
+        lines.append(f"One seed for each row: {told} nothing of the luck of training; --seeds 0 1 2 does.")
     if small is not None:
         left = [one.name for one in study.trained_columns if one.data != study.trained_columns[0].data]
         if left:
@@ -97,17 +105,9 @@ def caveats(study: Study, small: Scale | None) -> list[str]:
 
 
 def settings_words(run: Planned) -> str:
-    """Return the settings of a run as they are typed after `paucal train` or `paucal pretrain`."""
+    """Return the settings of a run as they are typed after the verb that makes it."""
     words = [word for name, value in run.settings.items() if value is not False for word in flag_words(name, value)]
     return shlex.join(words)
-
-
-def hand_command(study: Study, row: Row, settings: Mapping[str, Any]) -> str:
-    """Return the command that makes a row of detection or segmentation, with words in capitals to fill in."""
-    words = [word for name, value in settings.items() if value is not False for word in flag_words(name, value)]
-    begin = [] if "init" in settings else ["--init", "RUN"]
-    data = next((column.data for column in study.columns if column.data), "DATA")
-    return f"{VERBS[study.kind]} {data.upper()} {shlex.join([*begin, *words])}"
 
 
 def published(value: Value, deviation: float | None = None) -> str:

@@ -16,7 +16,10 @@ from paucal.verbs.comparing.cells.grid import FREE, Grid
 
 CELLS = "cells"
 FAILED = "failed.json"
-JUDGED = "judged.json"  # what frozen features of a pre-trained backbone are worth
+JUDGED = "judged.json"  # what a judge beside the run has found
+# Entries of a cell's settings that are not the verb's own: what its judge is told, and the cell that it begins with.
+JUDGING, START = "judging", "start"
+ENTRIES = (JUDGING, START)
 StateName = Literal["pending", "running", "stopped", "done", "failed"]
 
 
@@ -29,7 +32,7 @@ class Cell:
         arm: the way to train.
         seed: of everything random.
         rate: learning rate, where one is tried or chosen; else None.
-        settings: of `paucal train`, all that are given.
+        settings: of the verb, all that are given, and those in `ENTRIES`.
         tried: whether the run is made to choose a learning rate.
         verb: that makes the run.
     """
@@ -46,6 +49,11 @@ class Cell:
     def run(self) -> RunFolder:
         """The run."""
         return RunFolder(self.folder / "run")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings of the verb alone."""
+        return {name: value for name, value in self.settings.items() if name not in ENTRIES}
 
     @property
     def name(self) -> str:
@@ -75,7 +83,7 @@ class State:
 
 def state_of(cell: Cell) -> State:
     """Look at a cell's folder."""
-    if cell.run.finished and (cell.verb == "train" or (cell.folder / JUDGED).is_file()):
+    if cell.run.finished and (JUDGING not in cell.settings or (cell.folder / JUDGED).is_file()):
         return State("done")
     if (cell.folder / FAILED).is_file():
         return State("failed", _error(cell.folder))

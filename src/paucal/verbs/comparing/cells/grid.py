@@ -14,7 +14,7 @@ from paucal.wording import shortened
 
 RECORD = "grid.json"
 FORMAT = 1
-VERBS = ("train", "pretrain")
+VERBS = ("train", "pretrain", "detect", "segment")
 PLACES = ("data", "data_root")  # where the images are: what they are is told by their fingerprint
 FREE = (*PLACES, *CHANGEABLE)  # shared settings that do not change what a run comes to
 
@@ -33,7 +33,7 @@ class Grid:
         threads: of each worker's arithmetic, so that results are the same whoever computes them.
         forecast: seconds that a run of an arm should take, by the arm's name.
         commands: that have asked for the grid, in their order.
-        verb: that makes the runs, "train" or "pretrain".
+        verb: that makes the runs, of those in `VERBS`.
     """
 
     folder: Path

@@ -1,56 +1,55 @@
-"""What the frozen features of a pre-trained backbone are worth: nearest neighbours and a linear probe."""
+"""What is found of a finished run beside its own scores: frozen features, and pixels looked at at several scales."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.evaluation.protocols.comparison import Row
 from paucal.runs import RunFolder
-from paucal.types import UserError
-from paucal.verbs.comparing.cells.cell import JUDGED, Cell
+from paucal.verbs.comparing.cells.cell import JUDGED, JUDGING, Cell
 from paucal.verbs.judging.frozen import judge_frozen
+from paucal.verbs.judging.segmentation import judge_segmenter
 from paucal.verbs.judging.settings import EvalSettings, OpeningSettings
 from paucal.verbs.run.images import find_images
 from paucal.verbs.run.voice import Voice
 
-# The entry of a cell's settings that is for its judge: settings of `paucal eval`, and "on" for its DATA.
-JUDGING = "judging"
+MULTI_SCALE = "mean_iou_scales"
 CUT = 0.2  # of the images of a set that has no test part
 
 
 def judge_cell(cell: Cell, voice: Voice) -> None:
-    """Judge the backbone of a cell's finished run beside random weights, and store the scores in the cell's folder.
+    """Judge a cell's finished run as its settings ask for, and store the scores in the cell's folder.
+
+    What they ask for are settings of `paucal eval`, and for a pre-trained backbone "on", the DATA of its judge.
 
     Raises:
         UserError: the images do not do.
     """
-    asked = dict(cell.settings.get(JUDGING, {}))
+    asked = dict(cell.settings[JUDGING])
+    scores = _looked_again(cell, asked, voice) if cell.verb == "segment" else _features(cell, asked, voice)
+    RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
+
+
+def _looked_again(cell: Cell, asked: Mapping[str, Any], voice: Voice) -> dict[str, dict[str, float]]:
+    """Return the score of a network that gives pixels a class, looked at otherwise than its run did."""
+    places = {name: cell.settings[name] for name in ("device", "workers") if name in cell.settings}
+    settings = EvalSettings(**{**places, **asked, "output": str(cell.folder / "judged")})
+    (found,) = judge_segmenter(str(cell.run.path), [], settings, voice)
+    return {MULTI_SCALE: {"trained": found.metrics["mean_iou"]}}
+
+
+def _features(cell: Cell, asked: dict[str, Any], voice: Voice) -> dict[str, dict[str, float]]:
+    """Return what a pre-trained backbone is worth beside random weights."""
     data = asked.pop("on", None) or cell.settings.get("data", "digits")
     places = {name: cell.settings[name] for name in ("data_root", "device", "workers") if name in cell.settings}
     settings = EvalSettings(**{**places, **_cut(data, places), **asked, "seed": cell.seed})
     table = judge_frozen(str(cell.run.path), [data], ["knn", "linear"], settings, cell.folder / "judged", voice)
-    RunFolder(cell.folder).write_json(JUDGED, {"scores": _scores(table.rows)})
+    return _scores(table.rows)
 
 
 def _cut(data: str, places: Mapping[str, Any]) -> dict[str, float]:
     """Have test images cut from a set without any; the backbone has seen them, but none of their labels."""
     images = find_images(OpeningSettings(data=data, data_root=places.get("data_root")))
     return {"test_fraction": CUT} if set(images.declared) <= {"", "train"} else {}
-
-
-def judged_scores(cell: Cell) -> Mapping[str, Mapping[str, float]]:
-    """Return shares of right answers by protocol ("knn", "linear"), of the backbone ("trained") and a random one.
-
-    Raises:
-        UserError: they are missing or damaged.
-    """
-    stored = RunFolder(cell.folder).read_json(JUDGED)
-    try:
-        return {
-            str(protocol): {str(name): float(value) for name, value in by_name.items()}
-            for protocol, by_name in stored["scores"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{str(cell.folder / JUDGED)!r} is damaged ({problem}): remove it and go on.") from problem
 
 
 def _scores(rows: Sequence[Row]) -> dict[str, dict[str, float]]:

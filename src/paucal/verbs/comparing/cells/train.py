@@ -4,23 +4,19 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import Callback
 
-from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.training_settings import TrainSettings
 from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
-from paucal.verbs.comparing.cells.cell import Cell
-from paucal.verbs.comparing.cells.judging import JUDGING, judge_cell
+from paucal.verbs.comparing.cells.beginning import begun_with
+from paucal.verbs.comparing.cells.cell import JUDGING, Cell
+from paucal.verbs.comparing.cells.jobs import job_of
+from paucal.verbs.comparing.cells.judging import judge_cell
 from paucal.verbs.comparing.cells.work import work
-from paucal.verbs.pretraining.job import PretrainingJob
-from paucal.verbs.run.job import Job
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.resuming import typed_settings
 from paucal.verbs.run.voice import LiveBar, Quiet, Voice
-from paucal.verbs.training.job import TrainingJob
 
 
 class OfCell(Quiet):
@@ -36,32 +32,31 @@ class OfCell(Quiet):
 
 
 def train_cell(cell: Cell, threads: int, voice: Voice | None = None) -> bool:
-    """Train a cell's run to its end, and judge the features of one that learned without labels; see `Compute`.
+    """Train a cell's run to its end, and judge it where its settings ask for that; see `Compute`.
 
     Raises:
         UserError: the data or a setting does not do, or someone else trains this very run.
     """
     torch.set_num_threads(threads)
     quiet = Quiet() if voice is None else OfCell(voice)
-    if cell.verb == "train":
-        return _trained(cell, TrainingJob(), TrainSettings, quiet)
-    if not cell.run.finished and not _trained(cell, PretrainingJob(), PretrainSettings, quiet):
+    if not cell.run.finished and not _trained(cell, quiet):
         return False
-    judge_cell(cell, quiet)
+    if JUDGING in cell.settings:
+        judge_cell(cell, quiet)
     return True
 
 
-def _trained(cell: Cell, job: Job[Any, Any], kind: type, quiet: Voice) -> bool:
+def _trained(cell: Cell, quiet: Voice) -> bool:
     """Bring a run to its end; return False where a signal came between."""
-    run = cell.run
+    run, job = cell.run, job_of(cell.verb)
     _wait_for_silence(run.path)
     if run.last.exists():
         return not isinstance(resume(job, run.path, quiet), Stopped)
     if run.path.exists():  # its worker died before a state was saved: nothing is lost by beginning anew
         require_unlocked(run.path)
         shutil.rmtree(run.path)
-    given = {name: value for name, value in cell.settings.items() if name != JUDGING}
-    settings = typed_settings({**given, "output": str(run.path)}, kind)
+    given = {**cell.given, **begun_with(cell)}
+    settings = typed_settings({**given, "output": str(run.path)}, job.kind)
     return not isinstance(begin(job, settings, dict.fromkeys({**given, "output": ""}, "given"), quiet), Stopped)
 
 

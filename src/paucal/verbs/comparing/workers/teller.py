@@ -10,6 +10,8 @@ from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.voice import Voice
 from paucal.wording import percent
 
+# The score that is said of a run that has ended, and the words before it, by the verb that made it.
+HEADLINES = {"train": ("test_top1", ""), "detect": ("test_ap", "AP "), "segment": ("test_mean_iou", "mean IoU ")}
 QUIET = 600.0  # seconds after which it is said how far everything is, though no run has ended
 
 
@@ -50,6 +52,7 @@ def _ended(cell: Cell, state: State) -> str:
         return f"{cell.name} failed: {state.error}"
     try:
         summary = cell.run.read_json("summary.json")
-        return f"{cell.name}: {percent(float(summary['test_top1']))} in {duration(float(summary['seconds']))}"
+        name, words = HEADLINES[cell.verb]
+        return f"{cell.name}: {words}{percent(float(summary[name]))} in {duration(float(summary['seconds']))}"
     except (UserError, KeyError, TypeError, ValueError):
         return f"{cell.name}: done"

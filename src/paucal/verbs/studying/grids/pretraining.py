@@ -9,17 +9,17 @@ import torch
 
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.studies.plan import Planned
-from paucal.studies.study import Scale, Study
-from paucal.types import UserError
+from paucal.studies.scale import Scale
+from paucal.studies.study import Study
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
-from paucal.verbs.comparing.cells.judging import JUDGING
+from paucal.verbs.comparing.cells.cell import JUDGING
+from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.fingerprint import fingerprint
-from paucal.verbs.comparing.preparation import store_grid, threads_of_worker
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.pretraining.job import PretrainingJob
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places, unlabelled_images
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.training.ladder.timing import SLOWER, STEPS, seconds_per_batch
@@ -42,20 +42,13 @@ def settle_pretraining(
     grids = []
     for data in dict.fromkeys(run.data for run in runs):
         here = [run for run in runs if run.data == data]
-        shared = {**places.shared, **_pinned(places.by_name[data], places.shared)}
+        shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
         images = unlabelled_images(shared["data"], shared)
-        arms = tuple(Arm(run.name, None, None, _settings(run, small, places, len(images)), run.against) for run in here)
-        seeds = tuple(asked.seeds or (study.seeds if small is None else small.seeds))
-        where, who = folder / data, GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
-        if not is_grid(where) and where.exists() and any(where.iterdir()):
-            raise UserError(f"--output: {str(where)!r} is not empty and holds no study: choose another folder.")
-        old = read_grid(where) if is_grid(where) else None
-        threads = threads_of_worker(who) if old is None else old.threads
-        new = Grid(where, fingerprint(images), shared, arms, seeds, (), threads, {}, (command,), "pretrain")
-        grid = new if old is None else grown(old, new)
-        torch.set_num_threads(threads)
-        known = {} if old is None else dict(old.forecast)
-        grids.append(store_grid(where, replace(new, forecast={**known, **_forecast(grid, known, voice)})))
+        arms = [Arm(run.name, None, None, _settings(run, small, places, len(images)), run.against) for run in here]
+        seeds = asked.seeds or (study.seeds if small is None else small.seeds)
+        who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
+        new = new_grid(folder / data, "pretrain", fingerprint(images), shared, arms, seeds, command)
+        grids.append(settle_own(new, who, lambda values: seconds_of_pretraining(values, voice), voice))
     return grids
 
 
@@ -72,27 +65,18 @@ def _settings(run: Planned, small: Scale | None, places: Places, images: int) ->
     return {**settings, JUDGING: {"max_images": MOST_JUDGED, "no_cache": True}}
 
 
-def _pinned(data: str, shared: Mapping[str, Any]) -> dict[str, Any]:
+def pinned_data(data: str, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that find the same images from any folder."""
     made = pin_data(PretrainSettings(data=data, data_root=shared.get("data_root")))
     return {"data": made.data, **({} if made.data_root is None else {"data_root": made.data_root})}
 
 
-def _forecast(grid: Grid, known: Mapping[str, float], voice: Voice) -> dict[str, float]:
-    """Put a run of every new arm together, which finds mistakes before anything is trained, and time its steps."""
-    arms = [arm for arm in grid.arms if arm.name not in known]
-    found = {}
-    with voice.progress("measuring") as advance:
-        for number, arm in enumerate(arms):
-            values = {name: value for name, value in {**grid.shared, **arm.settings}.items() if name != JUDGING}
-            try:
-                found[arm.name] = round(_seconds({**values, "seed": grid.seeds[0]}, voice), 2)
-            except UserError as problem:
-                raise UserError(f"{arm.name}: {problem}") from problem
-            advance(number + 1, len(arms))
-    return found
+def seconds_of_pretraining(values: Mapping[str, Any], voice: Voice) -> float:
+    """Put a run together, and return how long it takes by timing a few of its steps.
 
-
-def _seconds(values: Mapping[str, Any], voice: Voice) -> float:
+    Raises:
+        UserError: a setting does not do.
+    """
     job = PretrainingJob()
     settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
     made = job.assemble(job.pin(settings), origin, voice.progress)

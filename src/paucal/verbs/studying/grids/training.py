@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from paucal.studies.plan import Planned
-from paucal.studies.study import Scale, Study
+from paucal.studies.scale import Scale
+from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.grids.label_maps import with_maps
 from paucal.verbs.studying.images import Places, labelled_images, share_of
-from paucal.verbs.studying.label_maps import with_maps
 from paucal.verbs.studying.settings import StudySettings
 
 
@@ -60,7 +61,7 @@ def _settings(
     study: Study, run: Planned, small: Scale | None, shared: Mapping[str, Any], asked: StudySettings
 ) -> dict[str, Any]:
     if small is not None:
-        share = share_of(labelled_images(shared["data"], shared), small)
+        share = share_of(labelled_images(shared["data"], shared), small.images)
         return {**run.settings, **({} if share is None else {"fraction": share})}
     if run.row.maps and asked.labels is None:
         raise UserError(
@@ -69,5 +70,5 @@ def _settings(
         )
     # Rows that have a recipe of their own, such as those with label maps, keep it.
     recipe = asked.recipe if run.settings.get("recipe") == study.recipe else None
-    more = {"recipe": recipe, "init": asked.init, "labels": asked.labels if run.row.maps else None}
+    more = {"recipe": recipe, "init": (asked.init or [None])[0], "labels": asked.labels if run.row.maps else None}
     return {**run.settings, **{name: value for name, value in more.items() if value is not None}}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paucal.studies.study import Scale, Teacher
+from paucal.studies.scale import Scale, Teacher
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import cells_of, state_of

@@ -1,0 +1,167 @@
+"""Drawn scenes that take the place of photographs with boxes and masks: handwritten digits on a noisy ground.
+
+Half of the built-in digits are kept for what a detector or segmenter begins with, and the others are shared out among
+the parts, so that no start has learned a digit of a scene, and no digit of a test scene occurs in a training scene.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from paucal.data.sources.digits import open_digits
+
+SCENES, LESSON = "scenes", "digits"
+DRAWN = "drawn"  # folder of both in that of a study
+# Of the digits that are not for a start, the shares of the parts; and scenes of a part for each training scene.
+SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
+SCENES_OF = {"train": 1.0, "val": 0.2, "test": 0.5}
+FEWEST, MOST = 3, 6  # digits of a scene
+SMALLEST, LARGEST = 0.28, 0.45  # sides of a digit over that of its scene
+GROUND, NOISE = 60.0, 20.0  # mean and deviation of the grey levels of the ground
+INK = 80  # grey level from which a pixel of a digit hides the ground
+TRIES = 30  # places that a digit is tried at, before it is left out
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A drawn image.
+
+    Attributes:
+        pixels: (S, S) uint8 grey levels.
+        labels: of its digits.
+        masks: (N, S, S) bool, the pixels of each; none are shared.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: tuple[int, ...]
+    masks: NDArray[np.bool_]
+
+    @property
+    def classes(self) -> NDArray[np.uint8]:
+        """(S, S) class numbers: 0 for the ground, else one more than the digit."""
+        found = np.zeros(self.pixels.shape, np.uint8)
+        for label, mask in zip(self.labels, self.masks, strict=True):
+            found[mask] = label + 1
+        return found
+
+
+def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
+    """Draw scenes and the digits for starts into a folder, unless they are there; return it.
+
+    `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each part;
+    `digits/` has the digits for starts, a folder for each class.
+
+    Args:
+        folder: of both; it appears when all is drawn.
+        images: scenes to train on.
+        side: of a scene in pixels.
+        seed: of everything random.
+    """
+    if folder.is_dir():
+        return folder
+    unfinished = folder.with_name(f".{folder.name}-unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    digits = open_digits()
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(digits))
+    lesson, others = np.split(order, [len(order) // 2])
+    for index in lesson:
+        place = unfinished / LESSON / digits.classes[digits.labels[index]]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
+    ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
+    for part, own in zip(SHARES, np.split(others, ends), strict=True):
+        pool = [(_read(digits, index), int(digits.labels[index])) for index in own]
+        made = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
+        _write(unfinished / SCENES / part, made)
+    unfinished.rename(folder)
+    return folder
+
+
+def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:
+    """Draw a scene: digits of different sizes side by side, on noise.
+
+    Args:
+        pool: (8, 8) grey levels and the label of each digit.
+        side: of the scene in pixels.
+        rng: of everything random.
+    """
+    pixels = rng.normal(GROUND, NOISE, (side, side))
+    taken = np.zeros((side, side), bool)
+    labels, masks = [], []
+    for _ in range(rng.integers(FEWEST, MOST + 1)):
+        small, label = pool[int(rng.integers(len(pool)))]
+        size = int(rng.uniform(SMALLEST, LARGEST) * side)
+        place = _free_place(taken, size, rng)
+        if place is None:
+            continue
+        taken[place] = True
+        grey = np.asarray(Image.fromarray(small).resize((size, size), Image.Resampling.BICUBIC))
+        mask = np.zeros((side, side), bool)
+        mask[place] = grey > INK
+        pixels[place] = np.where(grey > INK, grey, pixels[place])
+        labels.append(label)
+        masks.append(mask)
+    shown = np.stack(masks) if masks else np.zeros((0, side, side), bool)
+    return Scene(pixels.clip(0, 255).astype(np.uint8), tuple(labels), shown)
+
+
+def _free_place(taken: NDArray[np.bool_], size: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
+    for _ in range(TRIES):
+        top, left = rng.integers(0, len(taken) - size + 1, 2)
+        place = slice(top, top + size), slice(left, left + size)
+        if not taken[place].any():
+            return place
+    return None
+
+
+def _read(digits: Any, index: int) -> NDArray[np.uint8]:
+    return np.asarray(digits.store.read(int(index)).convert("L"))
+
+
+def _write(folder: Path, scenes: Sequence[Scene]) -> None:
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    for number, one in enumerate(scenes):
+        Image.fromarray(one.pixels).save(folder / "images" / f"{number:04d}.png")
+        Image.fromarray(one.classes).save(folder / "masks" / f"{number:04d}.png")
+    (folder / "boxes.json").write_text(json.dumps(_document(scenes)))
+
+
+def _document(scenes: Sequence[Scene]) -> dict[str, Any]:
+    """Return the boxes of scenes as COCO's JSON, with the runs of each mask."""
+    images, annotations = [], []
+    for number, one in enumerate(scenes):
+        height, width = one.pixels.shape
+        images.append({"id": number, "file_name": f"images/{number:04d}.png", "height": height, "width": width})
+        for label, mask in zip(one.labels, one.masks, strict=True):
+            rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+            box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": label + 1,
+                    "bbox": list(map(int, box)),
+                    "area": int(mask.sum()),
+                    "iscrowd": 0,
+                    "segmentation": {"size": [height, width], "counts": _runs(mask)},
+                }
+            )
+    categories = [{"id": label + 1, "name": str(label)} for label in range(10)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[int]:
+    """Return the lengths of runs of 0 and 1 in turn, column after column, as COCO writes them."""
+    flat = mask.ravel(order="F")
+    edges = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
+    lengths = np.diff(edges).tolist()
+    return [0, *lengths] if flat[0] else lengths

@@ -1,0 +1,74 @@
+"""Storing a grid whose runs are not those of `paucal train`: checked, timed, and let grow."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.cell import ENTRIES
+from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
+from paucal.verbs.comparing.preparation import store_grid, threads_of_worker
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.run.voice import Voice
+
+Seconds = Callable[[Mapping[str, Any]], float]
+
+
+def settle_own(
+    new: Grid, asked: GridSettings, seconds: Seconds, voice: Voice, absent: Mapping[str, Any] | None = None
+) -> Grid:
+    """Check every arm of a grid, measure how long its runs take, and store it, or let the one that is there grow.
+
+    Args:
+        new: the grid, without threads and forecast.
+        asked: who computes.
+        seconds: puts a run of the given settings together, which finds mistakes, and says how long it takes.
+        voice: shows what takes long.
+        absent: settings in the place of what is not there yet, such as the weights that a run begins with.
+
+    Raises:
+        UserError: a setting does not do, or the folder holds something else.
+    """
+    where = new.folder
+    if not is_grid(where) and where.exists() and any(where.iterdir()):
+        raise UserError(f"--output: {str(where)!r} is not empty and holds no study: choose another folder.")
+    old = read_grid(where) if is_grid(where) else None
+    new = replace(new, threads=threads_of_worker(asked) if old is None else old.threads)
+    grid = new if old is None else grown(old, new)
+    torch.set_num_threads(new.threads)
+    known = {} if old is None else dict(old.forecast)
+    arms = [arm for arm in grid.arms if arm.name not in known]
+    found = _forecast(grid, arms, seconds, voice, absent or {})
+    return store_grid(where, replace(new, forecast={**known, **found}))
+
+
+def _forecast(
+    grid: Grid, arms: Sequence[Arm], seconds: Seconds, voice: Voice, absent: Mapping[str, Any]
+) -> dict[str, float]:
+    found = {}
+    with voice.progress("measuring") as advance:
+        for number, arm in enumerate(arms):
+            values = {name: value for name, value in {**grid.shared, **arm.settings}.items() if name not in ENTRIES}
+            try:
+                found[arm.name] = round(seconds({**absent, **values, "seed": grid.seeds[0]}), 2)
+            except UserError as problem:
+                raise UserError(f"{arm.name}: {problem}") from problem
+            advance(number + 1, len(arms))
+    return found
+
+
+def new_grid(
+    where: Path,
+    verb: str,
+    digest: str,
+    shared: Mapping[str, Any],
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    command: str,
+) -> Grid:
+    """Return a grid that is not stored yet; its parts are those of `Grid`."""
+    return Grid(where, digest, shared, tuple(arms), tuple(seeds), (), 1, {}, (command,), verb)

@@ -1,0 +1,146 @@
+"""`paucal study` of detection and segmentation as people call it: what rows begin with is trained first."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.calls import call, failure, table
+from paucal.studies import registry
+from paucal.studies.study import Study
+from paucal.verbs.comparing.cells.beginning import STARTS
+from paucal.verbs.studying.grids.scenes import DRAWN, SCENES
+
+GRIDS = (f"{STARTS}/train", SCENES)
+NAMES = ("drloc-table-11", "drloc-table-12", "esvit-table-4", "lvvit-segmentation")
+
+
+@pytest.fixture(autouse=True)
+def shrunk(monkeypatch):
+    """Leave of the tiny scale what shows that everything is made: few scenes, an epoch of each."""
+    known = registry.studies()
+    made = {**known, **{name: _shrunk(known[name]) for name in NAMES}}
+    monkeypatch.setattr(registry, "studies", lambda: made)
+
+
+def _shrunk(study: Study) -> Study:
+    tiny = study.scales["tiny"]
+    assert tiny.lesson is not None
+    few = {"pretrain": {**tiny.lesson.pretrain, "epochs": 1}} if tiny.lesson.pretrain else {}
+    lesson = replace(tiny.lesson, images=48, epochs=1, side=32, set={**tiny.lesson.set, "val_fraction": 0.0}, **few)
+    less = {"batch_size": 4, **({"proposals": 40, "regions": 16} if study.kind == "detect" else {})}
+    scale = replace(tiny, images=40, epochs=1, side=64, lesson=lesson, set={**tiny.set, **less})
+    return replace(study, scales={"tiny": scale})
+
+
+def rows_of(out: Path) -> dict[tuple[str, str], dict[str, str]]:
+    return {(row["row"], row["column"]): row for row in table(out / "results.csv")}
+
+
+def settings_of(run: Path) -> Mapping[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text())["settings"]
+
+
+def runs_of(folder: Path) -> dict[str, Path]:
+    """Return the runs of a grid by the beginning of their names."""
+    return {path.parent.name.rpartition("-seed")[0]: path for path in sorted(folder.glob("cells/*/run"))}
+
+
+def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "study"
+    words = ["study", "drloc-table-12", "--output", out, "--workers", "0", "--device", "cpu"]
+    assert call(*words) == 0
+    said = capsys.readouterr().out
+    assert "2 ways to train a segmenter" in said
+    assert "first what they begin with (plain, drloc), 32 pixels, 1 epochs of up to 48 images" in said
+    assert "time: 4 runs in all to compute, about" in said
+    starts, runs = runs_of(out / STARTS / "train"), runs_of(out / SCENES)
+    assert [settings_of(path)["method"] for path in (starts["plain"], starts["drloc"])] == ["supervised", "drloc"]
+    rows = rows_of(out)
+    for row, name, start in (("Swin-T", "Swin-T", "plain"), ("Swin-T + L_drloc", "Swin-T_+_L_drloc", "drloc")):
+        assert settings_of(runs[name])["init"] == str(starts[start].resolve())
+        stored = json.loads((runs[name] / "evaluation/test/segmentation.json").read_text())
+        assert float(rows[row, "mIoU"]["measured"]) == pytest.approx(100 * stored["mean_iou"]["value"])
+        assert float(rows[row, "mAcc"]["measured"]) == pytest.approx(100 * stored["mean_accuracy"])
+    gain = float(rows["Swin-T + L_drloc", "mIoU"]["measured"]) - float(rows["Swin-T", "mIoU"]["measured"])
+    assert float(rows["Swin-T + L_drloc", "mIoU"]["measured_gain"]) == pytest.approx(gain)
+    assert float(rows["Swin-T + L_drloc", "mIoU"]["published_gain"]) == pytest.approx(0.46)
+    page = (out / "study.html").read_text()
+    assert "44.33" in page
+    assert 'href="starts/train/comparison.html"' in page
+    assert (out / STARTS / "train" / "comparison.html").is_file()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
+    assert len(before) == 4
+    assert call(*words) == 0  # nothing is trained again
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == before
+    next((out / DRAWN / SCENES / "train" / "masks").iterdir()).unlink()
+    assert "the images or labels are not those" in failure(capsys, *words)
+
+
+def test_study__detects_and_grows_by_a_seed_with_a_start_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "study"
+    words = ["study", "drloc-table-11", "--rows", "Cascade Mask R-CNN, Swin-T", "--workers", "0", "--device", "cpu"]
+    assert call(*words, "--output", out) == 0
+    assert call(*words, "--output", out, "--seeds", "0", "1") == 0
+    starts, runs = ({settings_of(one)["seed"]: one for one in out.glob(f"{name}/cells/*/run")} for name in GRIDS)
+    assert starts.keys() == runs.keys() == {0, 1}
+    assert all(settings_of(runs[seed])["init"] == str(starts[seed].resolve()) for seed in (0, 1))
+    assert all(settings_of(path)["cascade"] and settings_of(path)["masks"] == "on" for path in runs.values())
+    row = rows_of(out)["Cascade Mask R-CNN, Swin-T", "AP mask"]
+    scores = [json.loads((run / "evaluation/detection/metrics.json").read_text())["scores"] for run in runs.values()]
+    assert float(row["measured"]) == pytest.approx(50 * sum(one["mask_ap"] for one in scores))
+    assert (row["seeds"], row["published"]) == ("2", "33.8")
+    assert rows_of(out)["Mask R-CNN, Swin-T", "AP box"]["why"] == "left out by --rows"
+
+
+@pytest.mark.slow
+def test_study__detects_from_a_start_that_learned_without_labels(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "study"
+    assert call("study", "esvit-table-4", "--output", out, "--workers", "0", "--device", "cpu") == 0
+    runs = runs_of(out / SCENES)
+    for name, verb in (("Supervised", "train"), ("EsViT", "pretrain")):
+        (start,) = runs_of(out / STARTS / verb).values()
+        assert settings_of(runs[name])["init"] == str(start.resolve())
+        remarks = json.loads((runs[name] / "summary.json").read_text())["remarks"]
+        assert any("100 % of the parameters below the classifier" in line for line in remarks)
+    assert all(row["seeds"] == "1" for row in rows_of(out).values())
+
+
+@pytest.mark.slow
+def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out = tmp_path / "study"
+    words = ["--rows", "LV-ViT-S", "--output", out, "--workers", "0", "--device", "cpu"]
+    assert call("study", "lvvit-segmentation", *words) == 0
+    row = rows_of(out)["LV-ViT-S", "mIoU multi-scale"]
+    (found,) = out.glob("scenes/cells/*/judged/segmentation.json")
+    assert float(row["measured"]) == pytest.approx(100 * json.loads(found.read_text())["mean_iou"]["value"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["drloc-table-10", "--data-root", "sets"], "boxes and masks are read from folders: leave it out"),
+        (["drloc-table-12", "--init", "plain=run"], "--init belongs to --scale full"),
+        (["drloc-table-12", "--scale", "full"], "ADE20K cannot be had by name"),
+        (["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA"], "give it with --init drloc=RUN"),
+        (
+            ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA", "--init", "drlok=RUN"],
+            "expected NAME=RUN with NAME one of plain, drloc, got 'drlok'",
+        ),
+        (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "begin with the same: give one"),
+        (["drloc-table-12", "--data", "DATA"], "has no images in it"),
+    ],
+)
+def test_study__says_what_is_wrong(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DATA").mkdir()
+    assert said in failure(capsys, "study", *words)
+    assert [path.name for path in tmp_path.rglob("*")] == ["DATA"]  # nothing is written before all is sound

@@ -1,0 +1,159 @@
+"""Detectors and segmenters as rows: their scores, what they begin with, and the images that tell grids apart."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paucal.runs import RunFolder
+from paucal.studies.plan import plan
+from paucal.studies.registry import data_sets, studies
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.beginning import begun_with
+from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, Cell, cells_of, state_of
+from paucal.verbs.comparing.cells.grid import Grid
+from paucal.verbs.comparing.cells.scores import scores_of
+from paucal.verbs.run.voice import Quiet
+from paucal.verbs.studying.grids.scenes import LESSON, SCENES, draw, draw_all
+from paucal.verbs.studying.grids.transfer_images import open_marked
+from paucal.verbs.studying.outcome import find_lines
+
+
+def stored(folder: Path, verb: str, arms: list[Arm], seeds: tuple[int, ...] = (0, 1)) -> Grid:
+    folder.mkdir(parents=True)
+    grid = Grid(folder, "images", {}, tuple(arms), seeds, verb=verb)
+    grid.write()
+    return grid
+
+
+def finish(cell: Cell, file: str, content: dict) -> None:
+    (cell.run.path / file).parent.mkdir(parents=True)
+    cell.run.write_json(file, content)
+    cell.run.write_json("summary.json", {"seconds": 1.0})
+
+
+def test_lines__of_detectors_are_means_over_seeds_and_paired_gains(tmp_path):
+    study = studies()["drloc-table-11"]
+    runs = plan(study, "tiny", data_sets())
+    grid = stored(tmp_path / "scenes", "detect", [Arm(run.name, None, None, {}, run.against) for run in runs])
+    found = {("Mask R-CNN, Swin-T", 0): 0.5, ("Mask R-CNN, Swin-T", 1): 0.6, ("Mask R-CNN, Swin-T + L_drloc", 1): 0.9}
+    for cell in cells_of(grid):
+        if (cell.arm.way, cell.seed) in found:
+            scores = {"ap": found[cell.arm.way, cell.seed], "ap75": 0.25, "per_class": None}
+            finish(cell, "evaluation/detection/metrics.json", {"scores": scores})
+    lines, _ = find_lines(study, runs, [grid])
+    by_name = {(line.row.name, line.column.name): line for line in lines}
+    own = by_name["Mask R-CNN, Swin-T", "AP box"].measured
+    assert own is not None
+    assert (own.value, own.seeds, own.gain) == (pytest.approx(55), 2, None)
+    other = by_name["Mask R-CNN, Swin-T + L_drloc", "AP box"].measured
+    assert other is not None
+    assert (other.value, other.gain) == (pytest.approx(90), pytest.approx(30))  # seed 1 with seed 1
+    assert by_name["Mask R-CNN, Swin-T + L_drloc", "AP box"].gain == pytest.approx(42.7 - 41.8)
+    assert by_name["Mask R-CNN, Swin-T", "AP mask"].why == "no outlines"
+    assert by_name["Cascade Mask R-CNN, Swin-T", "AP box"].why == "not done"
+
+
+def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
+    grid = stored(tmp_path / "scenes", "segment", [Arm("a", None, None, {JUDGING: {"mirror": True}})], (0,))
+    (cell,) = cells_of(grid)
+    content = {"images": 3, "mean_iou": {"value": 0.25, "low": 0.2, "high": 0.3}, "mean_accuracy": None}
+    finish(cell, "evaluation/test/segmentation.json", content)
+    assert not state_of(cell).settled  # it is still to be judged
+    RunFolder(cell.folder).write_json(JUDGED, {"scores": {"mean_iou_scales": {"trained": 0.5}}})
+    assert state_of(cell).name == "done"
+    found = scores_of(cell)
+    assert (found["mean_iou"], found["mean_iou_scales"]) == ({"trained": 0.25}, {"trained": 0.5})
+    assert "mean_accuracy" not in found
+    RunFolder(cell.folder).write_json(JUDGED, {"scores": 3})
+    with pytest.raises(UserError, match=r"judged\.json' is damaged"):
+        scores_of(cell)
+
+
+def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
+    starts = stored(
+        tmp_path / "starts" / "train", "train", [Arm("plain", None, None, {}), Arm("drloc", None, None, {})]
+    )
+    grid = stored(tmp_path / "scenes", "detect", [Arm("row", None, None, {START: ["train", "drloc"]})], (0, 1, 2))
+    cells = {cell.seed: cell for cell in cells_of(grid)}
+    for cell in cells_of(starts):
+        if cell.seed == 0:
+            finish(cell, "model.json", {})
+            if cell.arm.way == "drloc":
+                assert begun_with(cells[0]) == {"init": str(cell.run.path)}
+        elif cell.arm.way == "drloc":
+            with pytest.raises(UserError, match="begins with the run of drloc, seed 1, which is pending"):
+                begun_with(cells[1])
+            cell.folder.mkdir(parents=True)
+            RunFolder(cell.folder).write_json(FAILED, {"error": "it did not"})
+    with pytest.raises(UserError, match=r"which has failed \(it did not\)"):
+        begun_with(cells[1])
+    with pytest.raises(UserError, match="no run of 'drloc' with seed 2"):
+        begun_with(cells[2])
+    assert begun_with(replace(cells[0], settings={})) == {}
+    assert cells[0].given == {"seed": 0}  # the verb never sees it
+
+
+def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
+    drawn = draw_all(tmp_path / "drawn", 6, 64)
+    for part in ("train", "val", "test"):
+        content = json.loads((drawn / SCENES / part / "boxes.json").read_text())
+        assert content["annotations"]
+        for image in content["images"]:
+            mask = np.asarray(Image.open(drawn / SCENES / part / "masks" / Path(image["file_name"]).name))
+            own = [one for one in content["annotations"] if one["image_id"] == image["id"]]
+            again = np.zeros_like(mask)
+            for one in own:
+                runs = one["segmentation"]["counts"]
+                flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(mask.shape, order="F")
+                assert flat.sum() == one["area"]
+                rows, columns = np.nonzero(flat)
+                left, top, width, height = one["bbox"]
+                assert (columns.min(), rows.min()) == (left, top)
+                assert (np.ptp(columns) + 1, np.ptp(rows) + 1) == (width, height)
+                again[flat] = one["category_id"]
+            assert np.array_equal(again, mask)
+    before = {path: path.read_bytes() for path in drawn.rglob("*.png")}
+    assert draw_all(drawn, 6, 64) == drawn  # it is there already
+    draw_all(tmp_path / "again", 6, 64)
+    for path, content in before.items():
+        assert (tmp_path / "again" / path.relative_to(drawn)).read_bytes() == content
+    assert len(list((drawn / LESSON).rglob("*.png"))) == 1797 // 2
+
+
+def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
+    """Each pool is what `draw` is given; together with the lesson they are all digits, each once."""
+    pools = []
+
+    def kept(pool, side, rng):
+        pools.append(tuple(pixels.tobytes() for pixels, _ in pool))
+        return draw(pool, side, rng)
+
+    monkeypatch.setattr("paucal.verbs.studying.grids.scenes.draw", kept)
+    drawn = draw_all(tmp_path / "drawn", 4, 48)
+    sizes = [len(pool) for pool in dict.fromkeys(pools)]
+    assert len(sizes) == 3
+    assert sum(sizes) + len(list((drawn / LESSON).rglob("*.png"))) == 1797
+
+
+@pytest.mark.parametrize("kind", ["detect", "segment"])
+def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
+    folder = draw_all(tmp_path / "drawn", 20, 48) / SCENES
+    first = open_marked(kind, str(folder), Quiet())
+    assert first.training == 20
+    assert open_marked(kind, str(folder), Quiet()) == first
+    if kind == "detect":
+        path = folder / "train" / "boxes.json"
+        content = json.loads(path.read_text())
+        content["annotations"][0]["bbox"][0] += 1
+        path.write_text(json.dumps(content))
+    else:
+        path = next((folder / "train" / "masks").iterdir())
+        mask = np.asarray(Image.open(path)).copy()
+        mask[[0, 1]] = mask[[1, 0]] if not np.array_equal(mask[0], mask[1]) else 1
+        Image.fromarray(mask).save(path)
+    assert open_marked(kind, str(folder), Quiet()).fingerprint != first.fingerprint
