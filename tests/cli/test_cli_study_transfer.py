@@ -34,7 +34,13 @@ def _shrunk(study: Study) -> Study:
     lesson = replace(tiny.lesson, images=48, epochs=1, side=32, set={**tiny.lesson.set, "val_fraction": 0.0}, **few)
     less = {"batch_size": 4, **({"proposals": 40, "regions": 16} if study.kind == "detect" else {})}
     scale = replace(tiny, images=40, epochs=1, side=64, lesson=lesson, set={**tiny.set, **less})
-    return replace(study, scales={"tiny": scale})
+    # Full scale is another size alone: what is given for the starts takes the same way.
+    models = {
+        name: model if model.standin is None else replace(model, full=model.standin)
+        for name, model in study.models.items()
+    }
+    full = {**scale.set, "img_size": [64], "epochs": 1}
+    return replace(study, scales={"tiny": scale}, recipe="", full=full, epochs=1, models=models)
 
 
 def rows_of(out: Path) -> dict[tuple[str, str], dict[str, str]]:
@@ -57,7 +63,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert call(*words) == 0
     said = capsys.readouterr().out
     assert "2 ways to train a segmenter" in said
-    assert "first what they begin with (plain, drloc), 32 pixels, 1 epochs of up to 48 images" in said
+    assert "first what they begin with (plain, drloc), 32 pixels, 1 epoch of up to 48 images" in said
     assert "time: 4 runs in all to compute, about" in said
     starts, runs = runs_of(out / STARTS / "train"), runs_of(out / SCENES)
     assert [settings_of(path)["method"] for path in (starts["plain"], starts["drloc"])] == ["supervised", "drloc"]
@@ -76,6 +82,13 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert (out / STARTS / "train" / "comparison.html").is_file()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
     assert len(before) == 4
+    given = [f"{name}={path}" for name, path in starts.items()]
+    data = f"ade20k={out / DRAWN / SCENES}"
+    full = ["study", "drloc-table-12", "--scale", "full", "--data", data, "--workers", "0", "--device", "cpu"]
+    assert call(*full, "--init", *given, "--output", tmp_path / "full") == 0
+    for name, path in runs_of(tmp_path / "full" / "ade20k").items():
+        assert settings_of(path)["init"] == settings_of(runs[name])["init"]
+    assert rows_of(tmp_path / "full")["Swin-T", "mIoU"]["measured"] == rows["Swin-T", "mIoU"]["measured"]
     assert call(*words) == 0  # nothing is trained again
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == before
     next((out / DRAWN / SCENES / "train" / "masks").iterdir()).unlink()

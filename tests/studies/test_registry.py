@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paucal.studies.reading import read_data_sets, read_studies
+from paucal.studies.plan import start_settings
+from paucal.studies.reading import read_by_kind, read_data_sets, read_studies
 from paucal.studies.registry import data_sets, find_study
 from paucal.types import UserError
 
@@ -74,6 +75,81 @@ def test_read__says_what_is_wrong(tmp_path, old, new, words):
     with pytest.raises(UserError) as problem:
         read(tmp_path, text)
     assert words in str(problem.value)
+
+
+STARTED = """
+paper: P
+source: here
+models:
+  small: {name: vit_mini, gmacs: 0.1, standin: {name: vit_mini}}
+  other: {name: vit_mini, gmacs: 0.1, standin: {name: vit_mini, args: [depth=3]}}
+studies:
+  one:
+    title: t
+    where: table 1
+    kind: segment
+    starts: {plain: {words: w, model: small, set: {method: supervised}}}
+    columns: [{name: c, metric: mean_iou, data: ade20k}]
+    rows: [{name: a, model: small, start: plain, values: [1.5]}]
+"""
+BY_KIND = {
+    "segment": {
+        "telling": "of all",
+        "scales": {
+            "tiny": {
+                **{"data": "scenes", "images": 8, "epochs": 2, "seeds": [0], "side": 32},
+                "lesson": {"data": "digits", "images": 10, "epochs": 4, "side": 16},
+            }
+        },
+    }
+}
+
+
+def read_started(tmp_path: Path, text: str, by_kind: dict):
+    path = tmp_path / "paper.yaml"
+    path.write_text(text)
+    return read_studies(path, data_sets(), by_kind)["one"]
+
+
+def test_read__what_studies_of_a_kind_share_and_what_rows_begin_with(tmp_path):
+    study = read_started(tmp_path, STARTED, BY_KIND)
+    assert (study.telling, study.rows[0].start, study.starts["plain"].verb) == ("of all", "plain", "train")
+    scale = study.scales["tiny"]
+    settings = start_settings(study, study.starts["plain"], scale)
+    assert settings == {
+        **{"init": "none", "img_size": [16], "epochs": 4, "model": "vit_mini", "method": "supervised"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("start: plain", "start: plane", "the start is 'plane' (did you mean plain"),
+        ("start: plain, ", "", "the start is ''; expected one of plain"),
+        ("model: small, set", "model: smal, set", "the model of the start 'plain' is 'smal' (did you mean small"),
+        ("model: small, start", "model: other, start", "'a' begins with 'plain', whose stand-in small is another"),
+        ("model: small, set", "model: small, verb: trains, set", "the verb of the start 'plain' is 'trains'"),
+        ("{words: w, ", "{", "the start 'plain' lacks 'words'"),
+    ],
+)
+def test_read__says_what_is_wrong_with_a_start(tmp_path, old, new, words):
+    assert old in STARTED
+    with pytest.raises(UserError) as problem:
+        read_started(tmp_path, STARTED.replace(old, new), BY_KIND)
+    assert words in str(problem.value)
+
+
+def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):
+    scale = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "lesson"}
+    with pytest.raises(UserError, match="a smaller scale has no lesson"):
+        read_started(tmp_path, STARTED, {"segment": {"scales": {"tiny": scale}}})
+    path = tmp_path / "by_kind.yaml"
+    path.write_text("segments: {telling: t}")
+    with pytest.raises(UserError, match=r"the kind is 'segments' \(did you mean segment"):
+        read_by_kind(path)
+    path.write_text("segment: {tellings: t}")
+    with pytest.raises(UserError, match=r"the entry is 'tellings' \(did you mean telling"):
+        read_by_kind(path)
 
 
 def test_read__a_set_without_a_name_says_how_it_is_had(tmp_path):

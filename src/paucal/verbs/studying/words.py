@@ -77,8 +77,8 @@ def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned]) -> s
     if not starts or lesson is None:
         return words
     return (
-        f"{words}; first what they begin with ({', '.join(starts)}), {lesson.side} pixels, {lesson.epochs} epochs of "
-        f"up to {lesson.images} images"
+        f"{words}; first what they begin with ({', '.join(starts)}), {lesson.side} pixels, "
+        f"{counted(lesson.epochs, 'epoch')} of up to {lesson.images} images"
     )
 
 
