@@ -78,6 +78,9 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert float(rows["Swin-T + L_drloc", "mIoU"]["published_gain"]) == pytest.approx(0.46)
     page = (out / "study.html").read_text()
     assert "44.33" in page
+    assert "Swin-T + L_drloc, begun with drloc" in page
+    assert "paucal train --img-size 32 --epochs 1 --init none" in page  # how the start was made
+    assert f'href="{(runs["Swin-T"] / "report.html").relative_to(out)}"' in page
     assert 'href="starts/train/comparison.html"' in page
     assert (out / STARTS / "train" / "comparison.html").is_file()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}

@@ -21,6 +21,7 @@ from paucal.verbs.run.voice import Quiet
 from paucal.verbs.studying.grids.scenes import LESSON, SCENES, draw, draw_all
 from paucal.verbs.studying.grids.transfer_images import open_marked
 from paucal.verbs.studying.outcome import find_lines
+from paucal.verbs.studying.tables import shown_rows
 
 
 def stored(folder: Path, verb: str, arms: list[Arm], seeds: tuple[int, ...] = (0, 1)) -> Grid:
@@ -44,15 +45,19 @@ def test_lines__of_detectors_are_means_over_seeds_and_paired_gains(tmp_path):
     for cell in cells_of(grid):
         if (cell.arm.way, cell.seed) in found:
             scores = {"ap": found[cell.arm.way, cell.seed], "ap75": 0.25, "per_class": None}
-            finish(cell, "evaluation/detection/metrics.json", {"scores": scores})
+            intervals = {"ap": {"value": scores["ap"], "low": 0.1, "high": 1.0}}
+            finish(cell, "evaluation/detection/metrics.json", {"scores": scores, "intervals": intervals})
     lines, _ = find_lines(study, runs, [grid])
     by_name = {(line.row.name, line.column.name): line for line in lines}
     own = by_name["Mask R-CNN, Swin-T", "AP box"].measured
     assert own is not None
     assert (own.value, own.seeds, own.gain) == (pytest.approx(55), 2, None)
+    assert (own.low, own.high) == (None, None)  # of a single run only
     other = by_name["Mask R-CNN, Swin-T + L_drloc", "AP box"].measured
     assert other is not None
     assert (other.value, other.gain) == (pytest.approx(90), pytest.approx(30))  # seed 1 with seed 1
+    assert (other.low, other.high) == (pytest.approx(10), pytest.approx(100))
+    assert "90.0 (10.0 to 100.0)" in [row["measured"] for row in shown_rows(study, lines)]
     assert by_name["Mask R-CNN, Swin-T + L_drloc", "AP box"].gain == pytest.approx(42.7 - 41.8)
     assert by_name["Mask R-CNN, Swin-T", "AP mask"].why == "no outlines"
     assert by_name["Cascade Mask R-CNN, Swin-T", "AP box"].why == "not done"
@@ -67,7 +72,8 @@ def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
     RunFolder(cell.folder).write_json(JUDGED, {"scores": {"mean_iou_scales": {"trained": 0.5}}})
     assert state_of(cell).name == "done"
     found = scores_of(cell)
-    assert (found["mean_iou"], found["mean_iou_scales"]) == ({"trained": 0.25}, {"trained": 0.5})
+    assert found["mean_iou"] == {"trained": 0.25, "low": 0.2, "high": 0.3}
+    assert found["mean_iou_scales"] == {"trained": 0.5}
     assert "mean_accuracy" not in found
     RunFolder(cell.folder).write_json(JUDGED, {"scores": 3})
     with pytest.raises(UserError, match=r"judged\.json' is damaged"):

@@ -18,7 +18,7 @@ from paucal.studies.registry import data_sets, find_study
 from paucal.studies.scale import Scale
 from paucal.studies.study import Study
 from paucal.types import UserError
-from paucal.verbs.comparing.cells.cell import cells_of, state_of
+from paucal.verbs.comparing.cells.cell import Cell, State, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
 from paucal.verbs.comparing.launch import labour
 from paucal.verbs.comparing.outcome.evidence import find
@@ -35,7 +35,7 @@ from paucal.verbs.studying.images import TAKEN, called, find_places
 from paucal.verbs.studying.outcome import Line, find_lines
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import RESULTS, shown_rows, terminal_table, write_results
-from paucal.verbs.studying.words import caveats, cost_words, scale_words, settings_words, status
+from paucal.verbs.studying.words import caveats, cost_words, scale_words, shown_settings, status
 from paucal.wording import counted
 
 PAGE = "study.html"
@@ -155,6 +155,7 @@ def _computed(
     learned = [find(grid) for grid in before if grid.verb == "train"]
     pages += [("what the rows begin with: curves and every run", write_findings(one)) for one in learned]
     states = {cell: state_of(cell) for grid in (*before, *stored) for cell in cells_of(grid)}
+    pages += [(cell.name, page) for cell, state in states.items() if (page := _report(cell, state)) is not None]
     failed = {cell.name: state.error for cell, state in states.items() if state.name == "failed"}
     left = sum(not state.settled for state in states.values())
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
@@ -168,13 +169,19 @@ def _computed(
         warnings=warnings,
         rows=rows,
         caveats=caveats(found, small),
-        settings=[{"run": run.name, "images": run.data, "settings": settings_words(run)} for run in runs],
+        settings=shown_settings(found, small, runs),
         comparisons=[(words, os.path.relpath(path, folder)) for words, path in pages],
         command=command,
     )
     write_study(folder / PAGE, page)
     _tell(found, rows, [*warnings, *caveats(found, small)], folder, voice)
     return Studied(folder, lines, settled, failed)
+
+
+def _report(cell: Cell, state: State) -> Path | None:
+    """Return the page of a run that no comparison shows; None where there is none."""
+    page = cell.run.path / "report.html"
+    return page if cell.verb != "train" and state.name == "done" and page.is_file() else None
 
 
 def _laboured(grids: Sequence[Grid], asked: StudySettings, command: str, voice: Voice) -> bool:

@@ -12,6 +12,7 @@ from paucal.verbs.studying.words import (
     how_to_get,
     missing_sets,
     published,
+    run_words,
     settings_words,
     status,
 )
@@ -47,7 +48,9 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         words.append(f"cost at full scale: about {cost_words(study, sets)} GPU hours by arithmetic")
         words.append(f"smaller scales: {_scales(study) if study.scales else f'none, since {study.without}'}")
         words.append("settings at full scale:")
-        words += [f"  {run.name} ({run.data}): {settings_words(run)}" for run in plan(study, "full", sets)]
+        words += [
+            f"  {run_words(run)} ({run.data}): {settings_words(run.settings)}" for run in plan(study, "full", sets)
+        ]
     words += [f"by hand: {study.see}"] if study.see else []
     return _numbers(study), [*words, *caveats(study, None)]
 

@@ -27,6 +27,8 @@ class Measured:
         gain: over what the row is compared with, in the unit of the column; None where there is nothing.
         difference: the same with its intervals, where test images tell.
         random: what the same backbone with random weights reaches, for frozen features.
+        low: lower end of the interval over test images of a single run, where it has stored one.
+        high: upper end of it.
     """
 
     value: float
@@ -35,6 +37,8 @@ class Measured:
     gain: float | None = None
     difference: Difference | None = None
     random: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,9 @@ def _of_scores(
     floor = [100 * one[column.metric]["random"] for one in found if "random" in one[column.metric]]
     made = _made(list(values.values()), float(np.mean(pairs)) if pairs else None)
     random = float(np.mean(floor)) if floor else None
-    return Measured(made.value, made.deviation, made.seeds, made.gain, None, random), ""
+    low, high = (100 * found[0][column.metric].get(end, np.nan) for end in ("low", "high"))
+    ends = (None, None) if len(found) > 1 or np.isnan(low) else (float(low), float(high))
+    return Measured(made.value, made.deviation, made.seeds, made.gain, None, random, *ends), ""
 
 
 def _made(values: Sequence[float], gain: float | None, difference: Difference | None = None) -> Measured:

@@ -70,6 +70,8 @@ def number(value: float | None, column: Column) -> str:
 
 def _measured(one: Measured, column: Column) -> str:
     text = number(one.value, column)
+    if one.low is not None:
+        return f"{text} ({number(one.low, column)} to {number(one.high, column)})"
     return text if one.deviation is None else f"{text} ± {number(one.deviation, column)}"
 
 
@@ -98,6 +100,8 @@ def _numbers(line: Line) -> dict[str, Any]:
         "published_gain": line.gain,
         "measured": None if one is None else one.value,
         "measured_sd": None if one is None else one.deviation,
+        "measured_low": None if one is None else one.low,
+        "measured_high": None if one is None else one.high,
         "seeds": None if one is None else one.seeds,
         "measured_gain": None if one is None else one.gain,
         "gain_low": None if both is None or both.low is None else 100 * both.low,

@@ -2,11 +2,12 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paucal.settings.options import flag_words
 from paucal.studies.cost import gpu_hours
 from paucal.studies.parts import DataSet
-from paucal.studies.plan import Planned
+from paucal.studies.plan import Planned, start_settings
 from paucal.studies.scale import Scale
 from paucal.studies.study import COUNTED, Study, Value
 from paucal.wording import counted
@@ -86,7 +87,7 @@ def caveats(study: Study, small: Scale | None) -> list[str]:
     """Return what the numbers have to be read with."""
     lines = [] if small is None else [study.telling]
     if small is not None and len(small.seeds) == 1:
-        told = "intervals are those of other test images, and say" if study.kind == "train" else "the numbers say"
+        told = "the numbers say" if study.kind == "pretrain" else "intervals are those of other test images, and say"
         lines.append(f"One seed for each row: {told} nothing of the luck of training; --seeds 0 1 2 does.")
     if small is not None:
         left = [one.name for one in study.trained_columns if one.data != study.trained_columns[0].data]
@@ -104,10 +105,29 @@ def caveats(study: Study, small: Scale | None) -> list[str]:
     ]
 
 
-def settings_words(run: Planned) -> str:
+def run_words(run: Planned) -> str:
+    """Return the name of a run, and what it begins with."""
+    return f"{run.name}, begun with {run.row.start}" if run.row.start else run.name
+
+
+def settings_words(settings: Mapping[str, Any]) -> str:
     """Return the settings of a run as they are typed after the verb that makes it."""
-    words = [word for name, value in run.settings.items() if value is not False for word in flag_words(name, value)]
-    return shlex.join(words)
+    return shlex.join(
+        word for name, value in settings.items() if value is not False for word in flag_words(name, value)
+    )
+
+
+def shown_settings(study: Study, small: Scale | None, runs: Sequence[Planned]) -> list[dict[str, str]]:
+    """Return name, images and settings of every run for the page, what runs begin with first."""
+    found = []
+    if small is not None and small.lesson is not None:
+        for name in dict.fromkeys(run.row.start for run in runs if run.row.start):
+            start = study.starts[name]
+            words = f"paucal {start.verb} {settings_words(start_settings(study, start, small))}"
+            found.append({"run": f"{name}, a start", "images": small.lesson.data, "settings": words})
+    return found + [
+        {"run": run_words(run), "images": run.data, "settings": settings_words(run.settings)} for run in runs
+    ]
 
 
 def published(value: Value, deviation: float | None = None) -> str:

@@ -14,8 +14,8 @@ Scores = Mapping[str, Mapping[str, float]]
 def scores_of(cell: Cell) -> Scores:
     """Return scores by name, of the run ("trained") and, where features are judged, of random weights ("random").
 
-    They are those that the run's own evaluation has stored ("ap50", "mean_iou") and those of its judge ("knn",
-    "mean_iou_scales").
+    They are those that the run's own evaluation has stored ("ap50", "mean_iou"), with the ends of the interval over
+    test images ("low", "high") where there is one, and those of its judge ("knn", "mean_iou_scales").
 
     Raises:
         UserError: a file is missing or damaged.
@@ -27,16 +27,22 @@ def scores_of(cell: Cell) -> Scores:
 def _own(cell: Cell) -> Scores:
     name = FILES[cell.verb]
     content = cell.run.read_json(name)
-    values = content.get("scores") if cell.verb == "detect" else content
+    values = content
+    if cell.verb == "detect":
+        values, intervals = content.get("scores"), content.get("intervals", {})
+        values = {**values, **intervals} if isinstance(values, dict) and isinstance(intervals, dict) else None
     if not isinstance(values, dict):
         raise UserError(f"{str(cell.run.path / name)!r} is damaged: remove the run's folder and go on.")
-    return {key: {"trained": value} for key, one in values.items() if (value := _number(one)) is not None}
+    found = {key: _numbers(one if isinstance(one, dict) else {"value": one}) for key, one in values.items()}
+    return {key: one for key, one in found.items() if "trained" in one}
 
 
-def _number(value: Any) -> float | None:
-    """Return a score, which may stand beside its interval."""
-    value = value.get("value") if isinstance(value, dict) else value
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _numbers(one: Mapping[str, Any]) -> dict[str, float]:
+    """Return a score, and its interval where that has two ends."""
+    names = {"value": "trained", "low": "low", "high": "high"}
+    plain = {names[key]: value for key, value in one.items() if key in names}
+    found = {key: float(v) for key, v in plain.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return found if {"low", "high"} <= set(found) else {key: v for key, v in found.items() if key == "trained"}
 
 
 def _judged(cell: Cell) -> Scores:
