@@ -63,7 +63,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert call(*words) == 0
     said = capsys.readouterr().out
     assert "2 ways to train a segmenter" in said
-    assert "first what they begin with (plain, drloc), 32 pixels, 1 epoch of up to 48 images" in said
+    assert "first what they begin with (plain, drloc), on up to 48 images of 32 pixels" in said
     assert "time: 4 runs in all to compute, about" in said
     starts, runs = runs_of(out / STARTS / "train"), runs_of(out / SCENES)
     assert [settings_of(path)["method"] for path in (starts["plain"], starts["drloc"])] == ["supervised", "drloc"]

@@ -155,7 +155,7 @@ def _computed(
     learned = [find(grid) for grid in before if grid.verb == "train"]
     pages += [("what the rows begin with: curves and every run", write_findings(one)) for one in learned]
     states = {cell: state_of(cell) for grid in (*before, *stored) for cell in cells_of(grid)}
-    pages += [(cell.name, page) for cell, state in states.items() if (page := _report(cell, state)) is not None]
+    pages += _reports(states)
     failed = {cell.name: state.error for cell, state in states.items() if state.name == "failed"}
     left = sum(not state.settled for state in states.values())
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
@@ -178,10 +178,11 @@ def _computed(
     return Studied(folder, lines, settled, failed)
 
 
-def _report(cell: Cell, state: State) -> Path | None:
-    """Return the page of a run that no comparison shows; None where there is none."""
-    page = cell.run.path / "report.html"
-    return page if cell.verb != "train" and state.name == "done" and page.is_file() else None
+def _reports(states: Mapping[Cell, State]) -> list[tuple[str, Path]]:
+    """Return the pages of the runs that no comparison shows."""
+    done = [cell for cell, state in states.items() if cell.verb != "train" and state.name == "done"]
+    pages = [(f"report of {cell.name}", cell.run.path / "report.html") for cell in done]
+    return [(words, page) for words, page in pages if page.is_file()]
 
 
 def _laboured(grids: Sequence[Grid], asked: StudySettings, command: str, voice: Voice) -> bool:

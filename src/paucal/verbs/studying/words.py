@@ -78,8 +78,8 @@ def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned]) -> s
     if not starts or lesson is None:
         return words
     return (
-        f"{words}; first what they begin with ({', '.join(starts)}), {lesson.side} pixels, "
-        f"{counted(lesson.epochs, 'epoch')} of up to {lesson.images} images"
+        f"{words}; first what they begin with ({', '.join(starts)}), on up to {lesson.images} images of {lesson.side} "
+        "pixels"
     )
 
 
