@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from paucal.reading import named_path
 from paucal.report.studying import StudyPage, write_study
-from paucal.runs.writable import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.studies.plan import Planned, find_scale, plan, plan_whole
@@ -25,21 +23,19 @@ from paucal.verbs.comparing.outcome.evidence import find
 from paucal.verbs.comparing.outcome.writing import write_findings
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.forecast import duration, finish
-from paucal.verbs.run.outputs import DEFAULT, refuse_among
 from paucal.verbs.run.voice import Quiet, Voice
+from paucal.verbs.studying.checks import PAGE, require_run, require_sense, study_folder
 from paucal.verbs.studying.grids.pretraining import settle_pretraining
 from paucal.verbs.studying.grids.starts import settle_starts, with_lesson
 from paucal.verbs.studying.grids.training import settle_training
 from paucal.verbs.studying.grids.transferring import settle_transferring
-from paucal.verbs.studying.images import TAKEN, called, find_places
+from paucal.verbs.studying.images import called, find_places
 from paucal.verbs.studying.outcome import Line, find_lines
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import RESULTS, shown_rows, terminal_table, write_results
-from paucal.verbs.studying.words import caveats, cost_words, scale_words, shown_settings, status
+from paucal.verbs.studying.words import caveats, cost_words, scale_words, shown_settings
 from paucal.wording import counted
 
-PAGE = "study.html"
-FULL_ONLY = ("recipe", "init", "labels")
 SETTLE = {
     "train": settle_training,
     "pretrain": settle_pretraining,
@@ -114,12 +110,12 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     found = find_study(name)
     if found.kind == "count":
         return _counted(found, asked, command, voice)
-    _require_run(found)
+    require_run(found)
     small = find_scale(found, asked.scale)
-    _require_sense(found, asked)
+    require_sense(found, asked)
     runs = called(plan(found, asked.scale, data_sets(), asked.rows or (), asked.columns or ()), asked)
     places = find_places(asked, runs, data_sets())
-    folder = _folder(found, asked, places.by_name)
+    folder = study_folder(found, asked, places.by_name)
     voice.say(scale_words(found, small, runs))
     _announce(found, small, voice)
     threads = torch.get_num_threads()
@@ -214,7 +210,7 @@ def _others(whole: Sequence[Planned], stored: Sequence[Grid], folder: Path) -> l
 
 def _counted(found: Study, asked: StudySettings, command: str, voice: Voice) -> Studied:
     """Count parameters and multiply-adds, which takes seconds and is the same at every scale."""
-    folder = _folder(found, asked, {})
+    folder = study_folder(found, asked, {})
     folder.mkdir(parents=True, exist_ok=True)
     voice.say(f"{found.name}: models are counted as published, which takes a few seconds each; nothing is trained")
     lines, _ = find_lines(found, (), ())
@@ -244,53 +240,3 @@ def _announce(found: Study, small: Scale | None, voice: Voice) -> None:
         voice.say(f"published runs of this study take about {cost_words(found, data_sets())} GPU hours by arithmetic")
         return
     voice.say(found.telling)
-
-
-def _require_run(found: Study) -> None:
-    if found.trains:
-        return
-    how = f"; by hand: {found.see}" if found.see else ""
-    raise UserError(f"{found.name} is not run ({status(found, data_sets())}){how}.")
-
-
-def _require_sense(found: Study, asked: StudySettings) -> None:
-    given = [name for name in FULL_ONLY if getattr(asked, name) is not None]
-    if given and asked.scale != "full":
-        raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
-    if asked.scale == "full" and found.start and asked.init is None and not found.recipe.startswith("drloc"):
-        raise UserError(f"{found.name} begins with {found.start}.")
-    if asked.init is not None and len(asked.init) > 1 and not found.starts:
-        raise UserError(f"--init: all runs of {found.name} begin with the same: give one.")
-    if found.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):
-        name = "data-root" if asked.data_root is not None else "download"
-        raise UserError(f"--{name} finds sets by name, and boxes and masks are read from folders: leave it out.")
-    if asked.recipe is not None and found.kind != "train":
-        raise UserError("--recipe is for studies that train with labels: leave it out.")
-
-
-def _folder(found: Study, asked: StudySettings, places: Mapping[str, str]) -> Path:
-    usual = f"study-{found.name}-{asked.scale}" if found.trains else f"study-{found.name}"
-    folder = DEFAULT / usual if asked.output is None else named_path(asked.output)
-    for place in places.values():
-        refuse_among(folder, {"DATA": place}, asked.data_root)
-    try_folder(folder)
-    known = (PAGE, RESULTS, *TAKEN, *places)
-    if folder.is_dir():
-        others = [one.name for one in folder.iterdir() if one.name not in known and not (one / "grid.json").is_file()]
-        if others:
-            raise UserError(
-                f"--output: {str(folder)!r} holds {others[0]!r}, which is no study's: choose another folder."
-            )
-        if asked.scale != "full":
-            _require_same_images(folder, places)
-    return folder
-
-
-def _require_same_images(folder: Path, places: Mapping[str, str]) -> None:
-    """Refuse other images than a folder's: the page shows the numbers of one set."""
-    others = [one.parent.name for one in folder.glob("*/grid.json") if one.parent.name not in (*TAKEN, *places)]
-    if others:
-        raise UserError(
-            f"--output: {str(folder)!r} holds the study on {others[0]!r}, and these images are {', '.join(places)}: "
-            "choose another folder."
-        )

@@ -1,0 +1,75 @@
+"""What is refused before a study is begun: settings without a meaning for it, and folders that are not its own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paucal.reading import named_path
+from paucal.runs.writable import try_folder
+from paucal.studies.registry import data_sets
+from paucal.studies.study import Study
+from paucal.types import UserError
+from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.studying.images import TAKEN
+from paucal.verbs.studying.settings import StudySettings
+from paucal.verbs.studying.tables import RESULTS
+from paucal.verbs.studying.words import status
+
+PAGE = "study.html"
+FULL_ONLY = ("recipe", "init", "labels")
+
+
+def require_run(found: Study) -> None:
+    """Raise a UserError for a study that trains nothing."""
+    if found.trains:
+        return
+    how = f"; by hand: {found.see}" if found.see else ""
+    raise UserError(f"{found.name} is not run ({status(found, data_sets())}){how}.")
+
+
+def require_sense(found: Study, asked: StudySettings) -> None:
+    """Raise a UserError for settings that say nothing at this scale or of this study, or lack what it begins with."""
+    given = [name for name in FULL_ONLY if getattr(asked, name) is not None]
+    if given and asked.scale != "full":
+        raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
+    if asked.scale == "full" and found.start and asked.init is None and not found.recipe.startswith("drloc"):
+        raise UserError(f"{found.name} begins with {found.start}.")
+    if asked.init is not None and len(asked.init) > 1 and not found.starts:
+        raise UserError(f"--init: all runs of {found.name} begin with the same: give one.")
+    if found.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):
+        name = "data-root" if asked.data_root is not None else "download"
+        raise UserError(f"--{name} finds sets by name, and boxes and masks are read from folders: leave it out.")
+    if asked.recipe is not None and found.kind != "train":
+        raise UserError("--recipe is for studies that train with labels: leave it out.")
+
+
+def study_folder(found: Study, asked: StudySettings, places: Mapping[str, str]) -> Path:
+    """Return the folder of a study, which may not be there yet.
+
+    Raises:
+        UserError: it holds something else, or lies among the images, or cannot be written.
+    """
+    usual = f"study-{found.name}-{asked.scale}" if found.trains else f"study-{found.name}"
+    folder = DEFAULT / usual if asked.output is None else named_path(asked.output)
+    for place in places.values():
+        refuse_among(folder, {"DATA": place}, asked.data_root)
+    try_folder(folder)
+    known = (PAGE, RESULTS, *TAKEN, *places)
+    if folder.is_dir():
+        others = [one.name for one in folder.iterdir() if one.name not in known and not (one / "grid.json").is_file()]
+        if others:
+            raise UserError(
+                f"--output: {str(folder)!r} holds {others[0]!r}, which is no study's: choose another folder."
+            )
+        if asked.scale != "full":
+            _require_same_images(folder, places)
+    return folder
+
+
+def _require_same_images(folder: Path, places: Mapping[str, str]) -> None:
+    """Refuse other images than a folder's: the page shows the numbers of one set."""
+    others = [one.parent.name for one in folder.glob("*/grid.json") if one.parent.name not in (*TAKEN, *places)]
+    if others:
+        raise UserError(
+            f"--output: {str(folder)!r} holds the study on {others[0]!r}, and these images are {', '.join(places)}: "
+            "choose another folder."
+        )
