@@ -138,6 +138,11 @@ def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
     row = rows_of(out)["LV-ViT-S", "mIoU multi-scale"]
     (found,) = out.glob("scenes/cells/*/judged/segmentation.json")
     assert float(row["measured"]) == pytest.approx(100 * json.loads(found.read_text())["mean_iou"]["value"])
+    (run,) = runs_of(out / SCENES).values()
+    again = ["--scales", "0.8", "1", "1.25", "--output", tmp_path / "again"]
+    assert call("eval", run, *again) == 0  # the looks of the smaller scales
+    stored = json.loads((tmp_path / "again" / "segmentation.json").read_text())
+    assert stored == json.loads(found.read_text())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ from paucal.verbs.studying.grids.transfer_images import Marked, open_marked, sec
 from paucal.verbs.studying.images import Places
 from paucal.verbs.studying.settings import StudySettings
 
+# Sizes in which a smaller scale looks again: as it trains with, and without mirror images, which digits have none of.
+FEW_SCALES = (0.8, 1.0, 1.25)
+
 
 def settle_transferring(
     study: Study,
@@ -58,7 +61,7 @@ def settle_transferring(
 def _settings(study: Study, run: Planned, small: Scale | None, marked: Marked) -> dict[str, Any]:
     settings = dict(run.settings)
     if any(column.metric == MULTI_SCALE for column in study.trained_columns):
-        settings[JUDGING] = {"scales": list(SCALES), "mirror": True}
+        settings[JUDGING] = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(FEW_SCALES)}
     if small is None:
         return settings
     settings["batch_size"] = min(settings["batch_size"], marked.training)
