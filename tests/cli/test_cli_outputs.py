@@ -210,7 +210,7 @@ def test_place__among_the_images_is_refused_by_every_verb(trained, tmp_path, mon
 
 def test_eval__replaces_its_own_results_only(trained, tmp_path, capsys):
     words = ["eval", trained / "run", trained / "photos", "--output"]
-    for name in ("metrics.json", "predictions.csv", "confusion.png"):
+    for name in ("metrics.json", "segmentation.json", "predictions.csv", "confusion.png"):
         other = tmp_path / name.partition(".")[0]
         other.mkdir()
         (other / name).write_text('{"accuracy": 0.9}')

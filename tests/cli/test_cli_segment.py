@@ -169,9 +169,13 @@ def test_eval__averages_over_scales_and_mirror_images(segmented, tmp_path, capsy
     assert losses[0] != losses[1]  # the masks themselves may be the same
     before = (segmented / "run/evaluation/test/segmentation.json").read_bytes()
     assert call("eval", segmented / "run", "--scales", "0.75", "1.25") == 0  # beside what the run has found
-    assert (segmented / "run/evaluation/test-scales/segmentation.json").is_file()
+    found = (segmented / "run/evaluation/test-scales/segmentation.json").read_bytes()
+    assert call("eval", segmented / "run", "--scales", "0.75", "1.25") == 0  # and once more in the same place
+    assert (segmented / "run/evaluation/test-scales/segmentation.json").read_bytes() == found
     assert (segmented / "run/evaluation/test/segmentation.json").read_bytes() == before
     assert "each from 0.05 to 20" in failure(capsys, "eval", segmented / "run", "--scales", "0")
+    (tmp_path / "mine/masks").mkdir(parents=True)  # somebody's own
+    assert "masks' would be replaced" in failure(capsys, "eval", segmented / "run", "--output", tmp_path / "mine")
 
 
 def test_eval__says_what_is_of_classifiers(segmented, capsys):

@@ -18,6 +18,7 @@ __all__ = ["finished", "images"]  # fixtures
 def test_eval__of_the_test_images_is_what_the_run_found(finished: Path, tmp_path: Path, capsys):
     assert main(["eval", str(finished), "--output", str(tmp_path / "again")]) == 0
     said = " ".join(capsys.readouterr().out.split())
+    assert main(["eval", str(finished), "--output", str(tmp_path / "again")]) == 0  # and once more in the same place
     again = json.loads((tmp_path / "again" / "metrics.json").read_text())
     first = RunFolder(finished).read_json("evaluation/detection/metrics.json")
     assert (again["scores"], again["intervals"], again["per_class"]) == (

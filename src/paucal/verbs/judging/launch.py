@@ -12,7 +12,7 @@ from paucal.types import UserError
 from paucal.verbs.judging.classification import judge_classifier
 from paucal.verbs.judging.findings import Evaluation
 from paucal.verbs.judging.frozen import judge_frozen
-from paucal.verbs.judging.places import check_places, table_folder
+from paucal.verbs.judging.places import MASKS, check_places, table_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.prediction.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
 from paucal.verbs.run.voice import Heard, Voice
@@ -79,7 +79,7 @@ def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSett
     for name in ("real_labels",) if task == SEGMENTATION else ("mirror", "real_labels"):
         if getattr(settings, name):
             raise UserError(f"{flag(name)} is of classifiers, and {model} is for {task}: leave it out.")
-    check_places(model, data, settings)
+    check_places(model, data, settings, [MASKS] if task == SEGMENTATION else [])
     # Loaded only now, because they bring what counts boxes and masks.
     if task == DETECTION:
         from paucal.verbs.judging.detection import judge_detector

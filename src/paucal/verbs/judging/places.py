@@ -12,9 +12,17 @@ from paucal.verbs.judging.models import find_run
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.outputs import check_results
 
+MASKS = "masks"  # folder of the masks that a segmenter has found
 
-def check_places(model: str, data: Sequence[str], settings: EvalSettings) -> None:
+
+def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: Sequence[str] = ()) -> None:
     """Refuse a place for results that will not do.
+
+    Args:
+        model: that is judged.
+        data: images to judge it on; none for its own.
+        settings: of the evaluation.
+        more: names that are written to there, see `check_results`.
 
     Raises:
         UserError: one cannot be written, lies among the images or holds something else; or there is no such run.
@@ -29,7 +37,7 @@ def check_places(model: str, data: Sequence[str], settings: EvalSettings) -> Non
             images = {"DATA": stored.get("data")}
     for target in data or [None]:
         for place in places:
-            check_results(place, images if target is None else {"DATA": target}, settings.data_root)
+            check_results(place, images if target is None else {"DATA": target}, settings.data_root, more)
 
 
 def table_folder(model: str, settings: EvalSettings) -> Path:

@@ -14,7 +14,7 @@ from paucal.data.splits.split import Split, held_out_part
 from paucal.evaluation.segmentation import SegmentationReport, segmentation_report
 from paucal.runs import RunFolder, open_run, write_text
 from paucal.types import UserError
-from paucal.verbs.judging.places import report_folder
+from paucal.verbs.judging.places import MASKS, report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import decoded
 from paucal.verbs.run.resuming import typed_settings
@@ -104,7 +104,7 @@ def _judge(
     indices, keys, classes = prepared.part(part).tolist(), prepared.images.keys, network.classes
 
     def keep(index: int, shares: Tensor) -> None:
-        write_mask(folder / "masks", keys[index], shares.argmax(0).cpu().numpy(), network.card.coding)
+        write_mask(folder / MASKS, keys[index], shares.argmax(0).cpu().numpy(), network.card.coding)
 
     look = network.look(tuple(stored.scales or (1.0,)), stored.mirror)
     with voice.progress("evaluating") as advance:

@@ -1,7 +1,7 @@
 """Where results go: a place that can be written, is nobody else's, and lies apart from the images."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -79,20 +79,31 @@ def refuse_among(path: Path, images: Mapping[str, str | None], root: str | None 
                 )
 
 
-def check_results(folder: Path, images: Mapping[str, str | None], root: str | None = None) -> None:
+def check_results(
+    folder: Path, images: Mapping[str, str | None], root: str | None = None, more: Sequence[str] = ()
+) -> None:
     """Refuse a folder for the results of an evaluation that cannot be written or whose files are of others.
+
+    Args:
+        folder: of results.
+        images: by the flag that names them.
+        root: of published sets.
+        more: names in the folder that are written to beside those of all evaluations.
 
     Raises:
         UserError: it will not do.
     """
     refuse_among(folder, images, root)
     try_folder(folder)
-    for kind, names in RESULTS.items():
-        there = [name for name in (kind, *names) if (folder / name).exists() or (folder / name).is_symlink()]
-        if there and not _is_result(RunFolder(folder), kind):
+    for tellers, others in RESULTS:
+        names = (*tellers, *others, *(more if tellers == SCORES else ()))
+        there = [name for name in names if os.path.lexists(folder / name)]
+        told = [name for name in tellers if name in there]
+        strange = [name for name in told if not _is_result(RunFolder(folder), name)]
+        if strange or (there and not told):
             raise UserError(
-                f"--output: {str(folder / there[0])!r} would be replaced, and no evaluation of paucal has written it: "
-                "give another folder."
+                f"--output: {str(folder / (strange or there)[0])!r} would be replaced, and no evaluation of paucal has "
+                "written it: give another folder."
             )
 
 
@@ -125,29 +136,34 @@ def check_table(text: str) -> Path:
     return path
 
 
-# What evaluations write, by the file that tells that it was one of ours.
-RESULTS = {
-    "metrics.json": (
-        *("per_class.csv", "predictions.csv", "real_labels.json"),
-        *(
-            "confusion.png",
-            "per_class.png",
-            "precision_recall.png",
-            "reliability.png",
-            "mistakes.png",
-            "mistakes_attribution.png",
+# What evaluations write: the files of which one tells that it was one of ours, and those beside them.
+SCORES = ("metrics.json", "segmentation.json")
+RESULTS = (
+    (
+        SCORES,
+        (
+            *("per_class.csv", "per_image.csv", "predictions.csv", "real_labels.json", "detections.json"),
+            *("confusion.png", "per_class.png", "precision_recall.png", "mask_precision_recall.png"),
+            *("reliability.png", "mistakes.png", "mistakes_attribution.png"),
         ),
     ),
-    "results.json": ("table.csv",),
+    (("results.json",), ("table.csv",)),
+)
+# What they hold; the scores of a classifier have forms of several ages, which their reader knows.
+ENTRIES = {
+    "metrics.json": {"images", "scores", "intervals", "per_class"},
+    "segmentation.json": {"images", "mean_iou", "confusion"},
+    "results.json": {"tallies", "rows"},
 }
 
 
-def _is_result(folder: RunFolder, kind: str) -> bool:
+def _is_result(folder: RunFolder, name: str) -> bool:
     try:
-        content = folder.read_json(kind)
-        if kind == "metrics.json":
+        content = folder.read_json(name)
+        if name == "metrics.json" and not ENTRIES[name] <= set(content):
             read_report(content)
-        return kind == "metrics.json" or {"tallies", "rows"} <= set(content)
+            return True
+        return ENTRIES[name] <= set(content)
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
