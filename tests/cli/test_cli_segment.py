@@ -174,6 +174,8 @@ def test_eval__averages_over_scales_and_mirror_images(segmented, tmp_path, capsy
     assert (segmented / "run/evaluation/test-scales/segmentation.json").read_bytes() == found
     assert (segmented / "run/evaluation/test/segmentation.json").read_bytes() == before
     assert "each from 0.05 to 20" in failure(capsys, "eval", segmented / "run", "--scales", "0")
+    assert call("eval", segmented / "run", "--mirror") == 0
+    assert (segmented / "run/evaluation/test/segmentation.json").read_bytes() == before  # not in the run's own place
     (tmp_path / "mine/masks").mkdir(parents=True)  # somebody's own
     assert "masks' would be replaced" in failure(capsys, "eval", segmented / "run", "--output", tmp_path / "mine")
 

@@ -1,6 +1,6 @@
 """The run folder: create, read, write atomically."""
 
-from paucal.runs.atomic import keep_as, write_atomically, write_text
+from paucal.runs.atomic import folder_in_place, keep_as, write_atomically, write_text
 from paucal.runs.environment import describe_environment
 from paucal.runs.folder import RunFolder, create_run, open_run
 from paucal.runs.weights import load_checkpoint, read_weights, save_weights
@@ -9,6 +9,7 @@ __all__ = [
     "RunFolder",
     "create_run",
     "describe_environment",
+    "folder_in_place",
     "keep_as",
     "load_checkpoint",
     "open_run",

@@ -2,7 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -77,6 +79,22 @@ def keep_as(source: Path, path: Path) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+@contextmanager
+def folder_in_place(path: Path) -> Iterator[Path]:
+    """Hand out a new folder to be filled, which takes the place of `path` when the block ends well.
+
+    What was there goes only when the new one is whole; a block that fails or is killed leaves it as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as beside:
+        made = Path(beside) / path.name  # not `beside` itself, which its owner alone may read
+        made.mkdir()
+        yield made
+        if path.exists():
+            path.rename(Path(beside) / "before")
+        made.rename(path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from paucal.reading import named_path
 from paucal.runs import RunFolder, open_run
 from paucal.verbs.judging.models import find_run
 from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.prediction.tasks import SEGMENTATION, task_of
 from paucal.verbs.run.outputs import check_results
 
 MASKS = "masks"  # folder of the masks that a segmenter has found
@@ -51,7 +52,8 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
     """Return the folder for the report on a data set; on the run's own images where the target is None."""
     name = settings.part if target is None else _name(target, data)
-    name = f"{name}-scales" if settings.scales else name  # beside what the run itself has found
+    if settings.scales or (settings.mirror and task_of(str(run.path)) == SEGMENTATION):
+        name = f"{name}-scales"  # beside what the run itself has found
     if settings.output is None:
         return run.evaluation(name)
     output = named_path(settings.output)

@@ -12,7 +12,7 @@ from paucal.data.masks.masked_images import image_set, with_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.split import Split, held_out_part
 from paucal.evaluation.segmentation import SegmentationReport, segmentation_report
-from paucal.runs import RunFolder, open_run, write_text
+from paucal.runs import RunFolder, folder_in_place, open_run, write_text
 from paucal.types import UserError
 from paucal.verbs.judging.places import MASKS, report_folder
 from paucal.verbs.judging.settings import EvalSettings
@@ -104,10 +104,10 @@ def _judge(
     indices, keys, classes = prepared.part(part).tolist(), prepared.images.keys, network.classes
 
     def keep(index: int, shares: Tensor) -> None:
-        write_mask(folder / MASKS, keys[index], shares.argmax(0).cpu().numpy(), network.card.coding)
+        write_mask(masks, keys[index], shares.argmax(0).cpu().numpy(), network.card.coding)
 
     look = network.look(tuple(stored.scales or (1.0,)), stored.mirror)
-    with voice.progress("evaluating") as advance:
+    with folder_in_place(folder / MASKS) as masks, voice.progress("evaluating") as advance:
         tallies = count_pixels(
             *(network.network, prepared, indices, network.card.preprocessing),
             *(replace(look, overlap=stored.overlap), network.device),
