@@ -13,6 +13,7 @@ from cli.calls import call, failure, table
 from paucal.studies import registry
 from paucal.studies.study import Study
 from paucal.verbs.comparing.cells.beginning import STARTS
+from paucal.verbs.comparing.cells.grid import read_grid
 from paucal.verbs.studying.grids.scenes import DRAWN, SCENES
 
 GRIDS = (f"{STARTS}/train", SCENES)
@@ -113,6 +114,12 @@ def test_study__detects_and_grows_by_a_seed_with_a_start_of_its_own(tmp_path, mo
     assert float(row["measured"]) == pytest.approx(50 * sum(one["mask_ap"] for one in scores))
     assert (row["seeds"], row["published"]) == ("2", "33.8")
     assert rows_of(out)["Mask R-CNN, Swin-T", "AP box"]["why"] == "left out by --rows"
+    other = ["--rows", "Mask R-CNN, Swin-T + L_drloc", *words[4:], "--output", out, "--seeds", "1", "--jobs", "0"]
+    assert call(*words[:2], *other) == 0  # a worker will take both rows with both seeds, so all have starts
+    begun = {path.name.rpartition("-")[0] for path in (out / STARTS / "train" / "cells").iterdir()}
+    assert begun == {"plain-seed0", "plain-seed1"}
+    assert {arm.name for arm in read_grid(out / STARTS / "train").arms} == {"plain", "drloc"}
+    assert read_grid(out / STARTS / "train").seeds == (0, 1)
 
 
 @pytest.mark.slow

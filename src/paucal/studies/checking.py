@@ -7,6 +7,8 @@ from paucal.studies.study import KINDS, METRICS, Part, Row, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
+BEGUN = ("detect", "segment")  # kinds whose rows begin with a start
+
 
 def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> None:
     """Look whether the entries of a study fit each other.
@@ -68,7 +70,8 @@ def _check_row(study: Study, row: Row, where: str) -> None:
         raise UserError(f"{where} has {len(row.deviations)} deviations for {len(row.values)} values.")
     if row.model:
         known(row.model, study.models, f"{where}: the model")
-    if row.start or (study.starts and row in study.trained_rows):
+    begun = (study.starts or study.kind in BEGUN) and row in study.trained_rows
+    if row.start or begun:
         _check_start(study, row, where)
     for scale in study.scales.values():
         needed = row in study.trained_rows and (not scale.rows or row.name in scale.rows)

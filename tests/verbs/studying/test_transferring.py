@@ -1,6 +1,7 @@
 """Detectors and segmenters as rows: their scores, what they begin with, and the images that tell grids apart."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,19 +9,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from paucal.data.sources.digits import open_digits
 from paucal.runs import RunFolder
 from paucal.studies.plan import plan
 from paucal.studies.registry import data_sets, studies
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.beginning import begun_with
+from paucal.verbs.comparing.cells.beginning import begun_with, start_of
 from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, Cell, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.scores import scores_of
+from paucal.verbs.comparing.cells.train import train_cell
+from paucal.verbs.comparing.cells.work import work
 from paucal.verbs.run.voice import Quiet
-from paucal.verbs.studying.grids.scenes import LESSON, SCENES, draw, draw_all
+from paucal.verbs.studying.checks import study_folder
+from paucal.verbs.studying.grids.scenes import LESSON, SCENES, UNFINISHED, draw, draw_all, share_out
 from paucal.verbs.studying.grids.transfer_images import open_marked
 from paucal.verbs.studying.outcome import find_lines
+from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import shown_rows
 
 
@@ -90,17 +96,18 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
         if cell.seed == 0:
             finish(cell, "model.json", {})
             if cell.arm.way == "drloc":
-                assert begun_with(cells[0]) == {"init": str(cell.run.path)}
+                assert begun_with(start_of(cells[0])) == {"init": str(cell.run.path)}
         elif cell.arm.way == "drloc":
             with pytest.raises(UserError, match="begins with the run of drloc, seed 1, which is pending"):
-                begun_with(cells[1])
+                begun_with(start_of(cells[1]))
             cell.folder.mkdir(parents=True)
             RunFolder(cell.folder).write_json(FAILED, {"error": "it did not"})
     with pytest.raises(UserError, match=r"which has failed \(it did not\)"):
-        begun_with(cells[1])
+        begun_with(start_of(cells[1]))
     with pytest.raises(UserError, match="no run of 'drloc' with seed 2"):
-        begun_with(cells[2])
-    assert begun_with(replace(cells[0], settings={})) == {}
+        start_of(cells[2])
+    assert start_of(replace(cells[0], settings={})) is None
+    assert begun_with(None) == {}
     assert cells[0].given == {"seed": 0}  # the verb never sees it
 
 
@@ -132,7 +139,8 @@ def test_scenes__show_their_digits_where_boxes_and_masks_say(tmp_path):
 
 
 def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
-    """Each pool is what `draw` is given; together with the lesson they are all digits, each once."""
+    lesson, parts = share_out(1797, np.random.default_rng(0))
+    assert sorted(np.concatenate([lesson, *parts.values()])) == list(range(1797))
     pools = []
 
     def kept(pool, side, rng):
@@ -141,9 +149,47 @@ def test_scenes__of_a_part_show_digits_of_no_other(monkeypatch, tmp_path):
 
     monkeypatch.setattr("paucal.verbs.studying.grids.scenes.draw", kept)
     drawn = draw_all(tmp_path / "drawn", 4, 48)
-    sizes = [len(pool) for pool in dict.fromkeys(pools)]
-    assert len(sizes) == 3
-    assert sum(sizes) + len(list((drawn / LESSON).rglob("*.png"))) == 1797
+    assert {int(path.stem) for path in (drawn / LESSON).rglob("*.png")} == set(lesson.tolist())
+    digits = open_digits()
+    read = [tuple(np.asarray(digits.store.read(int(i)).convert("L")).tobytes() for i in own) for own in parts.values()]
+    assert list(dict.fromkeys(pools)) == read  # what the scenes of each part are drawn of
+
+
+def test_scenes__are_drawn_once_by_several_calls_and_after_a_kill(monkeypatch, tmp_path):
+    """Another call may end first, and a killed one leaves a folder that stands in nobody's way."""
+    other = draw_all(tmp_path / "other", 4, 48)
+    (tmp_path / f"{UNFINISHED}killed").mkdir()
+
+    def overtaken(folder, *_):
+        folder.mkdir()
+        shutil.copytree(other, tmp_path / "drawn")
+
+    monkeypatch.setattr("paucal.verbs.studying.grids.scenes._draw_into", overtaken)
+    assert draw_all(tmp_path / "drawn", 4, 48) == tmp_path / "drawn"
+    assert [path.name for path in tmp_path.glob(f"{UNFINISHED}*")] == [f"{UNFINISHED}killed"]
+    assert len(list((tmp_path / "drawn").rglob("*.png"))) == len(list(other.rglob("*.png")))
+    (tmp_path / "study").mkdir()
+    (tmp_path / f"{UNFINISHED}killed").rename(tmp_path / "study" / f"{UNFINISHED}killed")
+    found = study_folder(studies()["drloc-table-12"], StudySettings(output=str(tmp_path / "study")), {})
+    assert found == tmp_path / "study"
+
+
+def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_path, monkeypatch):
+    """A row of a new seed is taken before its start is done: it waits for it, and does not fail."""
+    starts = stored(tmp_path / "starts" / "train", "train", [Arm("plain", None, None, {})], (0,))
+    grid = stored(tmp_path / "scenes", "detect", [Arm("row", None, None, {START: ["train", "plain"]})], (0,))
+    order = []
+
+    def trained(cell, quiet):
+        order.append((cell.verb, begun_with(start_of(cell))))
+        finish(cell, "model.json", {})
+        return True
+
+    monkeypatch.setattr("paucal.verbs.comparing.cells.train._trained", trained)
+    assert work(grid.folder, train_cell)
+    (start,) = cells_of(starts)
+    assert order == [("train", {}), ("detect", {"init": str(start.run.path)})]
+    assert [state_of(cell).name for cell in (*cells_of(starts), *cells_of(grid))] == ["done", "done"]
 
 
 @pytest.mark.parametrize("kind", ["detect", "segment"])

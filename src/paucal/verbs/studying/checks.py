@@ -9,6 +9,7 @@ from paucal.studies.registry import data_sets
 from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.studying.grids.scenes import UNFINISHED
 from paucal.verbs.studying.images import TAKEN
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import RESULTS
@@ -55,7 +56,8 @@ def study_folder(found: Study, asked: StudySettings, places: Mapping[str, str]) 
     try_folder(folder)
     known = (PAGE, RESULTS, *TAKEN, *places)
     if folder.is_dir():
-        others = [one.name for one in folder.iterdir() if one.name not in known and not (one / "grid.json").is_file()]
+        names = [one.name for one in folder.iterdir() if not (one / "grid.json").is_file()]
+        others = [name for name in names if name not in known and not name.startswith(UNFINISHED)]
         if others:
             raise UserError(
                 f"--output: {str(folder)!r} holds {others[0]!r}, which is no study's: choose another folder."

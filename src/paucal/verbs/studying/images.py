@@ -29,10 +29,12 @@ class Places:
     Attributes:
         by_name: DATA by the name of a set in the plan.
         shared: settings that find them, for every run.
+        lesson: what the starts of a smaller scale learn; "" where there are none.
     """
 
     by_name: Mapping[str, str]
     shared: Mapping[str, Any]
+    lesson: str = ""
 
 
 def called(runs: Sequence[Planned], asked: StudySettings) -> list[Planned]:
@@ -61,7 +63,8 @@ def find_places(asked: StudySettings, runs: Sequence[Planned], data_sets: Mappin
         UserError: a set has no name in paucal and its place is not given, or something is given that is not read.
     """
     wanted = list(dict.fromkeys(name for run in runs for name in (run.data, run.judged)))
-    shared = {name: getattr(asked, name) for name in ("data_root", "device", "workers") if getattr(asked, name)}
+    own = {name: getattr(asked, name) for name in ("data_root", "device", "workers")}
+    shared = {name: value for name, value in own.items() if value is not None}
     shared |= {"download": True} if asked.download else {}
     words = asked.data or []
     if asked.scale != "full":

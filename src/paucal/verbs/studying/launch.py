@@ -26,7 +26,7 @@ from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.studying.checks import PAGE, require_run, require_sense, study_folder
 from paucal.verbs.studying.grids.pretraining import settle_pretraining
-from paucal.verbs.studying.grids.starts import settle_starts, with_lesson
+from paucal.verbs.studying.grids.starts import stored_starts, with_lesson
 from paucal.verbs.studying.grids.training import settle_training
 from paucal.verbs.studying.grids.transferring import settle_transferring
 from paucal.verbs.studying.images import called, find_places
@@ -116,16 +116,15 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     runs = called(plan(found, asked.scale, data_sets(), asked.rows or (), asked.columns or ()), asked)
     places = find_places(asked, runs, data_sets())
     folder = study_folder(found, asked, places.by_name)
-    voice.say(scale_words(found, small, runs))
+    seeds = asked.seeds or (found.seeds if small is None else small.seeds)
+    voice.say(scale_words(found, small, runs, len(seeds)))
     _announce(found, small, voice)
     threads = torch.get_num_threads()
     try:
-        starts: list[Grid] = []
         if found.starts and small is not None:
             places = with_lesson(places, small, asked, folder)
         grids = SETTLE[found.kind](found, runs, small, asked, places, folder, command, voice)
-        if found.starts and small is not None:
-            starts = settle_starts(found, runs, small, asked, places, folder, command, voice)
+        starts = stored_starts(folder) if small is not None else []
         return _computed(found, runs, small, Work(starts, grids), asked, folder, command, voice)
     finally:
         torch.set_num_threads(threads)
@@ -156,21 +155,22 @@ def _computed(
     left = sum(not state.settled for state in states.values())
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
     warnings += [f"{counted(left, 'run')} of {len(states)} to come; go on with: {command}"] if left else []
-    rows = shown_rows(found, lines, _heading(small, stored))
+    rows, seeds = shown_rows(found, lines, _heading(small, stored)), max(len(grid.seeds) for grid in stored)
+    words = caveats(found, small, seeds)
     write_results(folder, lines)
     page = StudyPage(
         title=f"{found.paper}: {found.title}",
         source=f"{found.source}, {found.where}",
-        scale=scale_words(found, small, runs),
+        scale=scale_words(found, small, runs, seeds),
         warnings=warnings,
         rows=rows,
-        caveats=caveats(found, small),
-        settings=shown_settings(found, small, runs),
+        caveats=words,
+        settings=shown_settings(runs, before, stored),
         comparisons=[(words, os.path.relpath(path, folder)) for words, path in pages],
         command=command,
     )
     write_study(folder / PAGE, page)
-    _tell(found, rows, [*warnings, *caveats(found, small)], folder, voice)
+    _tell(found, rows, [*warnings, *words], folder, voice)
     return Studied(folder, lines, settled, failed)
 
 

@@ -7,9 +7,13 @@ from typing import Any
 from paucal.settings.options import flag_words
 from paucal.studies.cost import gpu_hours
 from paucal.studies.parts import DataSet
-from paucal.studies.plan import Planned, start_settings
+from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
 from paucal.studies.study import COUNTED, Study, Value
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.cell import ENTRIES
+from paucal.verbs.comparing.cells.grid import Grid
+from paucal.verbs.studying.grids.scenes import LESSON
 from paucal.wording import counted
 
 # What is made of a row, by the kind of its study.
@@ -55,7 +59,7 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
     lines += [f"begins with {study.start}"] if study.start else []
     lines += [
-        f"{name} begins with {one.words}: " + (f"--init {one.init}" if one.init else f"--init {name}=RUN")
+        f"{name} begins with {one.words}: " + (f"by itself, or --init {name}=RUN" if one.init else f"--init {name}=RUN")
         for name, one in study.starts.items()
     ]
     if any(row.maps for row in study.trained_rows):
@@ -63,16 +67,23 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     return lines
 
 
-def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned]) -> str:
-    """Return what is about to be run."""
-    models = f"{counted(len(runs), 'way')} to {MADE[study.kind]}"
+def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned], seeds: int) -> str:
+    """Return what is about to be run.
+
+    Args:
+        study: any that trains.
+        small: the scale; None for the full one.
+        runs: of it.
+        seeds: how many of each.
+    """
+    models, each = f"{counted(len(runs), 'way')} to {MADE[study.kind]}", f"{counted(seeds, 'seed')} each"
     if small is None:
-        return f"{study.name} as published: {models}, {counted(len(study.seeds), 'seed')} each"
+        return f"{study.name} as published: {models}, {each}"
     epochs = sorted({run.epochs for run in runs})
     length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
     words = (
-        f"{study.name} with stand-ins: {models}, {small.side} pixels, {length} epochs of up to {small.images} images, "
-        f"{counted(len(small.seeds), 'seed')} each"
+        f"{study.name} with stand-ins: {models}, {small.side} pixels, {length} epochs of up to {small.images} images"
+        f"{'' if study.kind == 'train' else ' (of a larger set fewer epochs, but one at least)'}, {each}"
     )
     starts, lesson = list(dict.fromkeys(run.row.start for run in runs if run.row.start)), small.lesson
     if not starts or lesson is None:
@@ -83,10 +94,16 @@ def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned]) -> s
     )
 
 
-def caveats(study: Study, small: Scale | None) -> list[str]:
-    """Return what the numbers have to be read with."""
+def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
+    """Return what the numbers have to be read with.
+
+    Args:
+        study: any.
+        small: the scale; None for the full one.
+        seeds: that the runs have.
+    """
     lines = [] if small is None else [study.telling]
-    if small is not None and len(small.seeds) == 1:
+    if small is not None and seeds == 1:
         told = "the numbers say" if study.kind == "pretrain" else "intervals are those of other test images, and say"
         lines.append(f"One seed for each row: {told} nothing of the luck of training; --seeds 0 1 2 does.")
     if small is not None:
@@ -117,17 +134,29 @@ def settings_words(settings: Mapping[str, Any]) -> str:
     )
 
 
-def shown_settings(study: Study, small: Scale | None, runs: Sequence[Planned]) -> list[dict[str, str]]:
-    """Return name, images and settings of every run for the page, what runs begin with first."""
-    found = []
-    if small is not None and small.lesson is not None:
-        for name in dict.fromkeys(run.row.start for run in runs if run.row.start):
-            start = study.starts[name]
-            words = f"paucal {start.verb} {settings_words(start_settings(study, start, small))}"
-            found.append({"run": f"{name}, a start", "images": small.lesson.data, "settings": words})
-    return found + [
-        {"run": run_words(run), "images": run.data, "settings": settings_words(run.settings)} for run in runs
+def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
+    """Return name, images and settings of every run for the page, what runs begin with first.
+
+    Args:
+        runs: that are wanted.
+        starts: grids of what they begin with.
+        grids: of the runs; settings are those that these hold.
+    """
+    begun = {run.row.start for run in runs}
+    found = [
+        {"run": f"{arm.name}, a start", "images": LESSON, "settings": f"paucal {grid.verb} {_own_words(arm)}"}
+        for grid in starts
+        for arm in grid.arms
+        if arm.name in begun
     ]
+    arms = {(grid.folder.name, arm.name): arm for grid in grids for arm in grid.arms}
+    return found + [
+        {"run": run_words(run), "images": run.data, "settings": _own_words(arms[run.data, run.name])} for run in runs
+    ]
+
+
+def _own_words(arm: Arm) -> str:
+    return settings_words({name: value for name, value in arm.settings.items() if name not in ENTRIES})
 
 
 def published(value: Value, deviation: float | None = None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.evaluation.protocols.comparison import Row
+from paucal.rules.circumstances import best_device
 from paucal.runs import RunFolder
 from paucal.verbs.comparing.cells.cell import JUDGED, JUDGING, Cell
 from paucal.verbs.judging.frozen import judge_frozen
@@ -29,10 +30,15 @@ def judge_cell(cell: Cell, voice: Voice) -> None:
     RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
 
 
+def _machine(cell: Cell) -> dict[str, Any]:
+    """Return where a cell is judged: where its run was made by itself, the best device of the machine."""
+    workers = {"workers": cell.settings["workers"]} if "workers" in cell.settings else {}
+    return {"device": cell.settings.get("device") or best_device()[0], **workers}
+
+
 def _looked_again(cell: Cell, asked: Mapping[str, Any], voice: Voice) -> dict[str, dict[str, float]]:
     """Return the score of a network that gives pixels a class, looked at otherwise than its run did."""
-    places = {name: cell.settings[name] for name in ("device", "workers") if name in cell.settings}
-    settings = EvalSettings(**{**places, **asked, "output": str(cell.folder / "judged")})
+    settings = EvalSettings(**{**_machine(cell), **asked, "output": str(cell.folder / "judged")})
     (found,) = judge_segmenter(str(cell.run.path), [], settings, voice)
     return {MULTI_SCALE: {"trained": found.metrics["mean_iou"]}}
 
@@ -40,7 +46,7 @@ def _looked_again(cell: Cell, asked: Mapping[str, Any], voice: Voice) -> dict[st
 def _features(cell: Cell, asked: dict[str, Any], voice: Voice) -> dict[str, dict[str, float]]:
     """Return what a pre-trained backbone is worth beside random weights."""
     data = asked.pop("on", None) or cell.settings.get("data", "digits")
-    places = {name: cell.settings[name] for name in ("data_root", "device", "workers") if name in cell.settings}
+    places = {**_machine(cell), **({"data_root": root} if (root := cell.settings.get("data_root")) else {})}
     settings = EvalSettings(**{**places, **_cut(data, places), **asked, "seed": cell.seed})
     table = judge_frozen(str(cell.run.path), [data], ["knn", "linear"], settings, cell.folder / "judged", voice)
     return _scores(table.rows)

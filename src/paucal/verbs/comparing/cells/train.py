@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import Callback
 
 from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
-from paucal.verbs.comparing.cells.beginning import begun_with
-from paucal.verbs.comparing.cells.cell import JUDGING, Cell
+from paucal.verbs.comparing.cells.beginning import begun_with, start_of
+from paucal.verbs.comparing.cells.cell import JUDGING, Cell, state_of
 from paucal.verbs.comparing.cells.jobs import job_of
 from paucal.verbs.comparing.cells.judging import judge_cell
-from paucal.verbs.comparing.cells.work import work
+from paucal.verbs.comparing.cells.work import PAUSE, take_one, work
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.resuming import typed_settings
 from paucal.verbs.run.voice import LiveBar, Quiet, Voice
@@ -39,10 +39,26 @@ def train_cell(cell: Cell, threads: int, voice: Voice | None = None) -> bool:
     """
     torch.set_num_threads(threads)
     quiet = Quiet() if voice is None else OfCell(voice)
-    if not cell.run.finished and not _trained(cell, quiet):
+    if not cell.run.finished and not (_start_settled(cell, threads) and _trained(cell, quiet)):
         return False
     if JUDGING in cell.settings:
         judge_cell(cell, quiet)
+    return True
+
+
+def _start_settled(cell: Cell, threads: int) -> bool:
+    """Wait for what a cell begins with, or compute it where nobody does; return False where a signal came between.
+
+    Starts are settled before their rows are begun. But a grid may grow while a worker is at its rows, by a seed whose
+    start another call is only about to train.
+    """
+    start = start_of(cell)
+    while start is not None and not state_of(start).settled:
+        outcome = take_one([start], train_cell, threads)
+        if outcome is False:
+            return False
+        if outcome is None:
+            time.sleep(PAUSE)
     return True
 
 
@@ -55,7 +71,7 @@ def _trained(cell: Cell, quiet: Voice) -> bool:
     if run.path.exists():  # its worker died before a state was saved: nothing is lost by beginning anew
         require_unlocked(run.path)
         shutil.rmtree(run.path)
-    given = {**cell.given, **begun_with(cell)}
+    given = {**cell.given, **begun_with(start_of(cell))}
     settings = typed_settings({**given, "output": str(run.path)}, job.kind)
     return not isinstance(begin(job, settings, dict.fromkeys({**given, "output": ""}, "given"), quiet), Stopped)
 

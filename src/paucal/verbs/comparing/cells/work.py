@@ -6,7 +6,7 @@ that it may grow while they work.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -48,7 +48,7 @@ def work(folder: Path, compute: Compute, look: Callable[[Grid], object] | None =
             look(grid)
         if not open_cells:
             return True
-        outcome = _take_one(open_cells, compute, grid.threads)
+        outcome = take_one(open_cells, compute, grid.threads)
         if outcome is False:
             return False
         if outcome is None:
@@ -56,7 +56,7 @@ def work(folder: Path, compute: Compute, look: Callable[[Grid], object] | None =
     return False
 
 
-def _take_one(cells: list[Cell], compute: Compute, threads: int) -> bool | None:
+def take_one(cells: Sequence[Cell], compute: Compute, threads: int) -> bool | None:
     """Compute the first cell that is free; return None where others have all of them, False where it was stopped."""
     for cell in cells:
         with claimed(cell) as mine:

@@ -5,7 +5,7 @@ the parts, so that no start has learned a digit of a scene, and no digit of a te
 """
 
 import json
-import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from paucal.data.sources.digits import open_digits
 
 SCENES, LESSON = "scenes", "digits"
 DRAWN = "drawn"  # folder of both in that of a study
+UNFINISHED = f".{DRAWN}-"  # how folders begin in which they are being drawn
 # Of the digits that are not for a start, the shares of the parts; and scenes of a part for each training scene.
 SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
 SCENES_OF = {"train": 1.0, "val": 0.2, "test": 0.5}
@@ -55,6 +56,8 @@ class Scene:
 def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     """Draw scenes and the digits for starts into a folder, unless they are there; return it.
 
+    Several calls may draw at once: all of them draw the same, and the first to end puts it there.
+
     `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each part;
     `digits/` has the digits for starts, a folder for each class.
 
@@ -66,23 +69,42 @@ def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     """
     if folder.is_dir():
         return folder
-    unfinished = folder.with_name(f".{folder.name}-unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as place:
+        made = Path(place) / folder.name
+        _draw_into(made, images, side, seed)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
     digits = open_digits()
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(digits))
-    lesson, others = np.split(order, [len(order) // 2])
+    lesson, parts = share_out(len(digits), rng)
     for index in lesson:
-        place = unfinished / LESSON / digits.classes[digits.labels[index]]
+        place = folder / LESSON / digits.classes[digits.labels[index]]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
-    ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
-    for part, own in zip(SHARES, np.split(others, ends), strict=True):
+    for part, own in parts.items():
         pool = [(_read(digits, index), int(digits.labels[index])) for index in own]
         made = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
-        _write(unfinished / SCENES / part, made)
-    unfinished.rename(folder)
-    return folder
+        _write(folder / SCENES / part, made)
+
+
+def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """Return which digits are for starts, and which for the scenes of each part; none is in two of them.
+
+    Args:
+        count: of all digits.
+        rng: of everything random.
+    """
+    lesson, others = np.split(rng.permutation(count), [count // 2])
+    ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
+    return lesson, dict(zip(SHARES, np.split(others, ends), strict=True))
 
 
 def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.random.Generator) -> Scene:

@@ -19,7 +19,12 @@ Seconds = Callable[[Mapping[str, Any]], float]
 
 
 def settle_own(
-    new: Grid, asked: GridSettings, seconds: Seconds, voice: Voice, absent: Mapping[str, Any] | None = None
+    new: Grid,
+    asked: GridSettings,
+    seconds: Seconds,
+    voice: Voice,
+    absent: Mapping[str, Any] | None = None,
+    before: Callable[[Grid], object] | None = None,
 ) -> Grid:
     """Check every arm of a grid, measure how long its runs take, and store it, or let the one that is there grow.
 
@@ -29,6 +34,7 @@ def settle_own(
         seconds: puts a run of the given settings together, which finds mistakes, and says how long it takes.
         voice: shows what takes long.
         absent: settings in the place of what is not there yet, such as the weights that a run begins with.
+        before: called with the grid as it will be, when all is sound and before workers can see it.
 
     Raises:
         UserError: a setting does not do, or the folder holds something else.
@@ -43,6 +49,9 @@ def settle_own(
     known = {} if old is None else dict(old.forecast)
     arms = [arm for arm in grid.arms if arm.name not in known]
     found = _forecast(grid, arms, seconds, voice, absent or {})
+    if before is not None:
+        before(grid)
+        torch.set_num_threads(new.threads)
     return store_grid(where, replace(new, forecast={**known, **found}))
 
 

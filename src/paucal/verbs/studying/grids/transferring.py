@@ -17,6 +17,7 @@ from paucal.verbs.comparing.cells.judging import MULTI_SCALE
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.job import Job
 from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.grids.starts import settle_starts
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.grids.transfer_images import Marked, open_marked, seconds_of
 from paucal.verbs.studying.images import Places
@@ -41,6 +42,11 @@ def settle_transferring(
     What the runs of a smaller scale begin with need not be there yet: random weights take its place in the measuring.
     """
     begin = {} if small is not None else _given_starts(study, runs, asked.init or [])
+
+    def settle_before(rows: Grid) -> None:
+        if small is not None:
+            settle_starts(study, rows, small, asked, places, folder, command, voice)
+
     job, grids = job_of(study.kind), []
     for data in dict.fromkeys(run.data for run in runs):
         shared = {**places.shared, **_pinned(job, {"data": places.by_name[data]})}
@@ -54,7 +60,8 @@ def settle_transferring(
         seeds = asked.seeds or (study.seeds if small is None else small.seeds)
         who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
         new = new_grid(folder / data, study.kind, marked.fingerprint, shared, arms, seeds, command)
-        grids.append(settle_own(new, who, lambda values: seconds_of(job, values, voice), voice, {"init": "none"}))
+        absent = {"init": "none"}
+        grids.append(settle_own(new, who, lambda values: seconds_of(job, values, voice), voice, absent, settle_before))
     return grids
 
 
@@ -75,13 +82,13 @@ def _given_starts(study: Study, runs: Sequence[Planned], words: Sequence[str]) -
     """Return `--init` by the name of a start: as given, or what has it by itself.
 
     Raises:
-        UserError: one is given that no run begins with, or one lacks.
+        UserError: one is given that the study does not know, or one lacks.
     """
     wanted = list(dict.fromkeys(run.row.start for run in runs))
     given = {name: place for name, _, place in (word.partition("=") for word in words)}
     for name, place in given.items():
-        if name not in wanted or not place:
-            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(wanted)}, got {name!r}.")
+        if name not in study.starts or not place:
+            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {name!r}.")
     for name in wanted:
         start = study.starts[name]
         if name not in given and not start.init:
