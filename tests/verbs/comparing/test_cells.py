@@ -1,5 +1,6 @@
 """Cells that are claimed, finished, failed, left behind and taken over; nothing is trained here."""
 
+import itertools
 import json
 import multiprocessing
 from dataclasses import replace
@@ -213,3 +214,12 @@ def test_rates__are_chosen_on_validation_before_the_other_seeds_begin(tmp_path):
     assert chosen_rate(trials[3:]) is None
     compared = [(cell.arm.way, cell.rate, cell.seed) for cell in compared_cells(grid)]
     assert compared == [("supervised", 0.2, 3), ("supervised", 0.2, 4)]
+
+
+def test_work__goes_on_without_the_terminal_but_not_without_its_leader(tmp_path, monkeypatch):
+    """`nohup paucal compare ... &` outlives the shell that it was typed into; a worker process ends with its leader."""
+    make_grid(tmp_path)
+    parents = itertools.count(100)
+    monkeypatch.setattr("os.getppid", lambda: next(parents))
+    assert not work(tmp_path, quick, pause=0.01, led=True)
+    assert work(tmp_path, quick, pause=0.01)

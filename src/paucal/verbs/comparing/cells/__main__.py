@@ -7,7 +7,7 @@ from paucal.verbs.comparing.cells.train import work_quietly
 
 if __name__ == "__main__":
     try:
-        sys.exit(0 if work_quietly(sys.argv[1]) else 130)
+        sys.exit(0 if work_quietly(sys.argv[1], led=True) else 130)
     except KeyboardInterrupt:
         sys.exit(130)
     except UserError as problem:

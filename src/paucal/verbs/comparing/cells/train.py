@@ -83,6 +83,6 @@ def _wait_for_silence(run: Path) -> None:
         time.sleep(1.0)
 
 
-def work_quietly(folder: str) -> bool:
+def work_quietly(folder: str, led: bool = False) -> bool:
     """Work at a grid without a word; what workers that are started elsewhere do. See `work`."""
-    return work(Path(folder), train_cell)
+    return work(Path(folder), train_cell, led=led)

@@ -25,7 +25,13 @@ class Compute(Protocol):
         ...
 
 
-def work(folder: Path, compute: Compute, look: Callable[[Grid], object] | None = None, pause: float = PAUSE) -> bool:
+def work(
+    folder: Path,
+    compute: Compute,
+    look: Callable[[Grid], object] | None = None,
+    pause: float = PAUSE,
+    led: bool = False,
+) -> bool:
     """Work at a grid until every cell is done or has failed, by this worker or another one.
 
     Args:
@@ -33,15 +39,17 @@ def work(folder: Path, compute: Compute, look: Callable[[Grid], object] | None =
         compute: a cell.
         look: at the grid, after each cell and while others are at work.
         pause: seconds between two looks.
+        led: whether this process was started by the one that leads, without which it ends after its cell. A call by
+            a person goes on when the terminal that it was typed into is closed.
 
     Returns:
-        Whether the grid is settled; False where a signal has stopped this worker, or its parent is gone.
+        Whether the grid is settled; False where a signal has stopped this worker, or the one that leads is gone.
 
     Raises:
         UserError: the grid cannot be read.
     """
     parent = os.getppid()
-    while os.getppid() == parent:
+    while not led or os.getppid() == parent:
         grid = read_grid(folder)
         open_cells = [cell for cell in cells_of(grid) if not state_of(cell).settled]
         if look is not None:
