@@ -16,7 +16,7 @@ def run(argv: Sequence[str]) -> int:
     parser = new_parser("runs", DESCRIPTION)
     parser.add_argument("folder", nargs="?", type=str, default="runs", metavar="FOLDER", help="that holds the runs")
     add_settings(parser, RunsSettings)
-    values, _ = parse(parser, argv)
+    values, _ = parse(parser, _joined(argv))
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.listing.launch import chosen_runs, show
     from paucal.verbs.run.voice import Voice
@@ -24,3 +24,14 @@ def run(argv: Sequence[str]) -> int:
     settings, folder = settings_among(values, RunsSettings), Path(values.folder)
     show(chosen_runs(folder, settings), folder, settings, Voice())
     return 0
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Join "--sort -test" into one word: argparse takes a word that begins with a dash for a flag."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] == "--sort" and word.startswith("-") and not word.startswith("--"):
+            words[-1] = f"--sort={word}"
+        else:
+            words.append(word)
+    return words

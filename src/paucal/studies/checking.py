@@ -7,7 +7,7 @@ from paucal.studies.study import KINDS, METRICS, Part, Row, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
-BEGUN = ("detect", "segment")  # kinds whose rows begin with a start
+BEGUN = ("detect", "segment", "frozen")  # kinds whose rows begin with a start
 
 
 def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> None:

@@ -13,10 +13,11 @@ from paucal.studies.plan import Planned, plan
 from paucal.studies.study import Study
 
 RATE = 50e12  # operations a second that a GPU is taken to sustain on these models in bfloat16
-PASSES = {"train": 3.0, "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2, "detect": 3.0, "segment": 3.0}
+PASSES = {"train": 3.0, "pretrain": 3 * (2 + 8 * (96 / 224) ** 2) + 2, "detect": 3.0, "segment": 3.0, "frozen": 1.0}
 FORMULA = (
     "GPU hours = runs x epochs x images x passes x 2 x multiply-adds / 50 TFLOP/s, with 3 passes for an image that is "
-    "trained on and 12.4 for one that is pre-trained with: an estimate for one GPU like an A100 in bfloat16"
+    "trained on, 12.4 for one that is pre-trained with and 1 for one that is only looked at: an estimate for one GPU "
+    "like an A100 in bfloat16"
 )
 
 

@@ -11,6 +11,8 @@ from paucal.studies.study import Column, Row, Start, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
+# What measures a metric of frozen features, where that has another name.
+PROTOCOLS = {"correspondence_distance": "correspondence"}
 BY_EPOCH = ("region_after",)  # settings that count epochs, and shrink with them
 
 
@@ -141,12 +143,22 @@ def find_scale(study: Study, scale: str) -> Scale | None:
 def _planned(study: Study, row: Row, column: Column, small: Scale | None, data_sets: Mapping[str, DataSet]) -> Planned:
     data = row.data or column.data
     epochs = row.epochs or column.epochs or study.epochs
+    if study.kind == "frozen":
+        images = (data, column.data) if small is None else (small.data, small.data)
+        return Planned(row, (column,), "", *images, 1, _judged(study, row, column, small))
     if small is None:
         settings = {**data_sets[data].settings, **_full(study, row, column)}
         return Planned(row, (column,), "", data, column.data, epochs, settings)
     epochs = max(1, round(small.epochs * epochs / study.epochs))
     settings = _standin(study, row, column, small, epochs)
     return Planned(row, (column,), "", small.data, small.data, epochs, settings)
+
+
+def _judged(study: Study, row: Row, column: Column, small: Scale | None) -> dict[str, Any]:
+    """Return the settings of `paucal eval` that a column of frozen features asks for."""
+    model = study.models[row.model]
+    one = model.full if small is None or model.standin is None else model.standin
+    return {"protocol": [PROTOCOLS.get(column.metric, column.metric)], "model": one.name}
 
 
 def _full(study: Study, row: Row, column: Column) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Any, Literal, get_args
 from paucal.studies.parts import Model
 from paucal.studies.scale import Scale
 
-Kind = Literal["train", "pretrain", "detect", "segment", "count", "facts", "pictures", "command"]
+Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
-    *("top1", "curve", "seconds_per_step", "linear", "knn"),  # of runs
+    *("top1", "curve", "seconds_per_step", "linear", "knn", "knn_curve"),  # of runs
+    *("logistic", "correspondence", "correspondence_distance"),  # of frozen features, as linear and knn
     *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # of detectors, of boxes and of masks
     *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # of segmenters
     *("params", "gmacs", "gmacs_all"),  # counted
@@ -20,7 +21,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 METRICS: tuple[str, ...] = get_args(Metric)
 TRAINED: Mapping[str, tuple[str, ...]] = {
     "train": ("top1", "curve", "seconds_per_step"),
-    "pretrain": ("linear", "knn"),
+    "pretrain": ("linear", "knn", "knn_curve"),
+    "frozen": ("logistic", "linear", "knn", "correspondence", "correspondence_distance"),
     "detect": ("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
@@ -58,7 +60,7 @@ class Column(Part):
 
     Attributes:
         metric: which number.
-        at: of a curve, the share of the epochs after which it is read.
+        at: of a curve, the share of the epochs after which it is read; of "knn_curve" those of the monitor.
     """
 
     metric: str = "quoted"
@@ -92,7 +94,7 @@ class Row(Part):
 
 @dataclass(frozen=True)
 class Start:
-    """What detectors or segmenters begin with.
+    """What detectors or segmenters begin with, or whose frozen features are judged.
 
     Attributes:
         words: what it is at full scale.

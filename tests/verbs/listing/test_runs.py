@@ -132,3 +132,12 @@ def test_command__shows_and_writes_and_deletes_nothing(runs, tmp_path, capsys):
     (runs / "2" / "config.yaml").write_text("[")
     assert call("runs", runs) == 0
     assert "2 cannot be read" in capsys.readouterr().out
+
+
+def test_command__sorts_from_the_highest_as_the_docs_say(runs, tmp_path):
+    """A word that begins with a dash would be a flag to argparse; both forms are taken."""
+    for number, words in enumerate((["--sort", "-test"], ["--sort=-test"])):
+        assert call("runs", runs, *words, "--output", tmp_path / f"{number}.csv") == 0
+        scores = [float(row["test"]) for row in table(tmp_path / f"{number}.csv") if row["test"]]
+        assert len(scores) > 1
+        assert scores == sorted(scores, reverse=True)

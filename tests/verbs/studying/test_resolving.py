@@ -4,12 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from timm import is_model
 
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.rules.backbone import model_arguments
+from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan, start_settings
 from paucal.studies.registry import data_sets, studies
 from paucal.verbs.comparing.cells.jobs import job_of
+from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.studying.counting import count_model, count_network
 
 TRAINED = [name for name, study in studies().items() if study.trains]
@@ -33,6 +36,10 @@ def checked(name: str, scale: str) -> list[tuple[str, Any]]:
             values["labels"] = "maps"
         if scale == "full" and study.start and "drloc" not in study.recipe:
             values["init"] = "run"
+        if study.kind == "frozen":
+            check_ranges(EvalSettings(**values))
+            assert is_model(values["model"]), run.name
+            continue
         if study.kind in ("detect", "segment"):
             values = {"data": "images", "init": "run", **values}
         job = job_of(study.kind)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paucal.data.decode import WHOLE, Reading
+from paucal.data.images import ImageSet
 from paucal.data.splits.file import read_split
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
@@ -12,7 +13,7 @@ from paucal.evaluation.protocols.metrics import MetricName
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
 from paucal.verbs.judging.settings import OpeningSettings
-from paucal.verbs.run.images import load_images, open_again, pin_data
+from paucal.verbs.run.images import find_images, load_images, open_again, pin_data
 from paucal.verbs.run.voice import Voice
 
 
@@ -70,6 +71,17 @@ def open_data(
             split = with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
             data = judged_data(images, split, choice.metric)
     return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)
+
+
+def find_judged(target: str, opening: OpeningSettings) -> ImageSet:
+    """Open a data set without a look at its pixels.
+
+    Raises:
+        UserError: it is not there.
+    """
+    if (folder := _voc(target, opening)) is not None:
+        return voc.open_voc(folder).images
+    return find_images(replace(opening, data=target))
 
 
 def _voc(target: str, opening: OpeningSettings) -> Path | None:

@@ -1,5 +1,6 @@
 """The terminal, as all verbs write to it."""
 
+import os
 from typing import Any
 
 from rich.console import Console
@@ -7,15 +8,20 @@ from rich.text import Text
 
 from paucal.wording import showable
 
+WIDE = 160  # columns of a file or a pipe
+
 
 class PlainConsole(Console):
     """Shows text as it is: nothing is coloured by its content, `:x:` is no emoji, control characters are escaped.
 
-    Strings in tables pass `render_str` as well, so that no caller has to think of names of files and classes.
+    Strings in tables pass `render_str` as well, so that no caller has to think of names of files and classes. What goes
+    into a file or a pipe is not squeezed to the width of a terminal that nobody looks at.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = WIDE
 
     def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
         """Make text of a string, see the class."""

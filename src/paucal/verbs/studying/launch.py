@@ -25,6 +25,7 @@ from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.studying.checks import PAGE, require_run, require_sense, study_folder
+from paucal.verbs.studying.grids.frozen import settle_frozen
 from paucal.verbs.studying.grids.pretraining import settle_pretraining
 from paucal.verbs.studying.grids.starts import stored_starts, with_lesson
 from paucal.verbs.studying.grids.training import settle_training
@@ -33,12 +34,13 @@ from paucal.verbs.studying.images import called, find_places
 from paucal.verbs.studying.outcome import Line, find_lines
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import RESULTS, shown_rows, terminal_table, write_results
-from paucal.verbs.studying.words import caveats, cost_words, scale_words, shown_settings
+from paucal.verbs.studying.words import caveats, cost_of, going_on, scale_words, shown_settings
 from paucal.wording import counted
 
 SETTLE = {
     "train": settle_training,
     "pretrain": settle_pretraining,
+    "frozen": settle_frozen,
     "detect": settle_transferring,
     "segment": settle_transferring,
 }
@@ -118,7 +120,7 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     folder = study_folder(found, asked, places.by_name)
     seeds = asked.seeds or (found.seeds if small is None else small.seeds)
     voice.say(scale_words(found, small, runs, len(seeds)))
-    _announce(found, small, voice)
+    voice.say(found.telling if small is not None else cost_of(found, runs, len(seeds), data_sets()))
     threads = torch.get_num_threads()
     try:
         if found.starts and small is not None:
@@ -154,7 +156,7 @@ def _computed(
     failed = {cell.name: state.error for cell, state in states.items() if state.name == "failed"}
     left = sum(not state.settled for state in states.values())
     warnings = [f"{name} failed: {error}" for name, error in failed.items()]
-    warnings += [f"{counted(left, 'run')} of {len(states)} to come; go on with: {command}"] if left else []
+    warnings += [f"{counted(left, 'run')} of {len(states)} to come; go on with: {going_on(command)}"] if left else []
     rows, seeds = shown_rows(found, lines, _heading(small, stored)), max(len(grid.seeds) for grid in stored)
     words = caveats(found, small, seeds)
     write_results(folder, lines)
@@ -233,10 +235,3 @@ def _tell(found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], fo
 def _heading(small: Scale | None, grids: Sequence[Grid]) -> str:
     """Return what stands over numbers of ours: those of stand-ins are no measurement of the published models."""
     return "measured" if small is None else f"stand-ins on {grids[0].folder.name}"
-
-
-def _announce(found: Study, small: Scale | None, voice: Voice) -> None:
-    if small is None:
-        voice.say(f"published runs of this study take about {cost_words(found, data_sets())} GPU hours by arithmetic")
-        return
-    voice.say(found.telling)

@@ -17,6 +17,8 @@ from paucal.verbs.studying.words import (
     status,
 )
 
+MOST_COLUMNS = 10  # that a terminal can show side by side
+
 
 def overview() -> tuple[Table, list[str]]:
     """Return all studies as a table, and sentences on what is missing and how to get it."""
@@ -58,12 +60,17 @@ def show(name: str) -> tuple[Table | None, list[str]]:
 def _numbers(study: Study) -> Table | None:
     if not study.rows:
         return None
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", *(column.name for column in study.columns)):
-        table.add_column(heading, justify="right" if heading else "left")
+    lines = [["", *(column.name for column in study.columns)]]
     for row in study.rows:
         deviations = row.deviations or (None,) * len(row.values)
-        table.add_row(row.name, *map(published, row.values, deviations))
+        lines.append([row.name, *map(published, row.values, deviations)])
+    if len(study.columns) > MOST_COLUMNS and len(study.rows) < len(study.columns):
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in lines[0]:
+        table.add_column(heading, justify="right" if heading else "left")
+    for line in lines[1:]:
+        table.add_row(*line)
     return table
 
 

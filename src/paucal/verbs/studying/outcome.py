@@ -15,6 +15,8 @@ from paucal.verbs.comparing.cells.scores import scores_of
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome, find
 from paucal.verbs.studying.counting import counted_value
 
+IN_PIXELS = ("correspondence_distance",)  # metrics that are no shares
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -165,18 +167,28 @@ def _seconds_per_step(one: Outcome) -> float:
 def _of_scores(
     column: Column, own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 ) -> tuple[Measured | None, str]:
-    found = [one for one in own if column.metric in one]
+    found = {one["seed"]: score for one in own if (score := _score(column, one)) is not None}
     if not found:
         return None, "no outlines" if column.metric.startswith("mask_") else "not measured"
-    values = {one["seed"]: 100 * one[column.metric]["trained"] for one in found}
-    base = {one["seed"]: 100 * one[column.metric]["trained"] for one in other if column.metric in one}
-    pairs = [values[seed] - base[seed] for seed in values if seed in base]
-    floor = [100 * one[column.metric]["random"] for one in found if "random" in one[column.metric]]
-    made = _made(list(values.values()), float(np.mean(pairs)) if pairs else None)
+    base = {one["seed"]: score["trained"] for one in other if (score := _score(column, one)) is not None}
+    pairs = [score["trained"] - base[seed] for seed, score in found.items() if seed in base]
+    floor = [score["random"] for score in found.values() if "random" in score]
+    made = _made([score["trained"] for score in found.values()], float(np.mean(pairs)) if pairs else None)
     random = float(np.mean(floor)) if floor else None
-    low, high = (100 * found[0][column.metric].get(end, np.nan) for end in ("low", "high"))
-    ends = (None, None) if len(found) > 1 or np.isnan(low) else (float(low), float(high))
+    first = next(iter(found.values()))
+    ends = (first["low"], first["high"]) if len(found) == 1 and "low" in first else (None, None)
     return Measured(made.value, made.deviation, made.seeds, made.gain, None, random, *ends), ""
+
+
+def _score(column: Column, one: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return a run's score, and what stands beside it, in the unit of a column; None where it has none."""
+    if column.metric == "knn_curve":
+        curve = [row["val_knn"] for row in one["rows"] if np.isfinite(row.get("val_knn", np.nan))]
+        return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
+    if column.metric not in one:
+        return None
+    unit = 1.0 if column.metric in IN_PIXELS else 100.0
+    return {name: unit * value for name, value in one[column.metric].items()}
 
 
 def _made(values: Sequence[float], gain: float | None, difference: Difference | None = None) -> Measured:
@@ -190,7 +202,8 @@ def _scored(grid: Grid) -> dict[str, list[Mapping[str, Any]]]:
     if grid.verb != "train":
         for cell in cells_of(grid):
             if state_of(cell).name == "done":
-                found.setdefault(cell.arm.way, []).append({"seed": cell.seed, **scores_of(cell)})
+                rows = cell.run.read_rows() if grid.verb == "pretrain" else []
+                found.setdefault(cell.arm.way, []).append({"seed": cell.seed, "rows": rows, **scores_of(cell)})
     return found
 
 

@@ -1,11 +1,12 @@
 """What is said of a study: whether it can be run, what that costs, and what its scale can tell."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.settings.options import flag_words
-from paucal.studies.cost import gpu_hours
+from paucal.studies.cost import gpu_hours, run_hours
 from paucal.studies.parts import DataSet
 from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
@@ -17,7 +18,13 @@ from paucal.verbs.studying.grids.scenes import LESSON
 from paucal.wording import counted
 
 # What is made of a row, by the kind of its study.
-MADE = {"train": "train", "pretrain": "pre-train", "detect": "train a detector", "segment": "train a segmenter"}
+MADE = {
+    "train": "train",
+    "pretrain": "pre-train",
+    "frozen": "judge",
+    "detect": "train a detector",
+    "segment": "train a segmenter",
+}
 
 
 def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
@@ -46,11 +53,31 @@ def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     return [name for name in study.data_sets if not data_sets[name].named]
 
 
+def going_on(command: str) -> str:
+    """Return the command that computes what another one has only shown.
+
+    Example:
+        >>> going_on("paucal study drloc-table-9 --jobs 0 --seeds 0 1")
+        'paucal study drloc-table-9 --seeds 0 1'
+    """
+    return re.sub(r" --jobs[ =]0(?= |$)", "", command)
+
+
+def cost_of(study: Study, runs: Sequence[Planned], seeds: int, data_sets: Mapping[str, DataSet]) -> str:
+    """Return what runs cost at full scale."""
+    hours = seeds * sum(run_hours(study, run, data_sets[run.data].train) for run in runs)
+    return f"these runs take about {_hours(hours)} GPU hours by arithmetic"
+
+
 def cost_words(study: Study, data_sets: Mapping[str, DataSet]) -> str:
     """Return the cost at full scale for a table."""
     hours = gpu_hours(study, data_sets)
     if not hours:
         return "-"
+    return _hours(hours)
+
+
+def _hours(hours: float) -> str:
     return f"{hours:.1f}" if hours < 10 else f"{hours:,.0f}"
 
 
@@ -104,7 +131,11 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
     """
     lines = [] if small is None else [study.telling]
     if small is not None and seeds == 1:
-        told = "the numbers say" if study.kind == "pretrain" else "intervals are those of other test images, and say"
+        told = (
+            "the numbers say"
+            if study.kind in ("pretrain", "frozen")
+            else "intervals are those of other test images, and say"
+        )
         lines.append(f"One seed for each row: {told} nothing of the luck of training; --seeds 0 1 2 does.")
     if small is not None:
         left = [one.name for one in study.trained_columns if one.data != study.trained_columns[0].data]

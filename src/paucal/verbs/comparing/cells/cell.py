@@ -12,14 +12,15 @@ from paucal.runs import RunFolder
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm, settings_of
-from paucal.verbs.comparing.cells.grid import FREE, Grid
+from paucal.verbs.comparing.cells.grid import EVAL, FREE, Grid
 
 CELLS = "cells"
 FAILED = "failed.json"
 JUDGED = "judged.json"  # what a judge beside the run has found
-# Entries of a cell's settings that are not the verb's own: what its judge is told, and the cell that it begins with.
-JUDGING, START = "judging", "start"
-ENTRIES = (JUDGING, START)
+# Entries of a cell's settings that are not the verb's own: what its judge is told, the cell that it begins with, and
+# what is judged where nothing is trained.
+JUDGING, START, SUBJECT = "judging", "start", "subject"
+ENTRIES = (JUDGING, START, SUBJECT)
 StateName = Literal["pending", "running", "stopped", "done", "failed"]
 
 
@@ -56,6 +57,11 @@ class Cell:
         return {name: value for name, value in self.settings.items() if name not in ENTRIES}
 
     @property
+    def judged(self) -> bool:
+        """Whether a judge belongs to it."""
+        return self.verb == EVAL or JUDGING in self.settings
+
+    @property
     def name(self) -> str:
         """What it is, for people."""
         rate = "" if self.rate is None else f", learning rate {self.rate:g}"
@@ -83,7 +89,8 @@ class State:
 
 def state_of(cell: Cell) -> State:
     """Look at a cell's folder."""
-    if cell.run.finished and (JUDGING not in cell.settings or (cell.folder / JUDGED).is_file()):
+    trained = cell.verb == EVAL or cell.run.finished
+    if trained and (not cell.judged or (cell.folder / JUDGED).is_file()):
         return State("done")
     if (cell.folder / FAILED).is_file():
         return State("failed", _error(cell.folder))

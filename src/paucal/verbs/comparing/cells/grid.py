@@ -14,7 +14,8 @@ from paucal.wording import shortened
 
 RECORD = "grid.json"
 FORMAT = 1
-VERBS = ("train", "pretrain", "detect", "segment")
+EVAL = "eval"  # the verb of cells that train nothing: what has been trained is judged
+VERBS = ("train", "pretrain", "detect", "segment", EVAL)
 PLACES = ("data", "data_root")  # where the images are: what they are is told by their fingerprint
 FREE = (*PLACES, *CHANGEABLE)  # shared settings that do not change what a run comes to
 

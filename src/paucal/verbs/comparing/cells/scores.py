@@ -5,7 +5,7 @@ from typing import Any
 
 from paucal.runs import RunFolder
 from paucal.types import UserError
-from paucal.verbs.comparing.cells.cell import JUDGED, JUDGING, Cell
+from paucal.verbs.comparing.cells.cell import JUDGED, Cell
 
 FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
 Scores = Mapping[str, Mapping[str, float]]
@@ -21,7 +21,7 @@ def scores_of(cell: Cell) -> Scores:
         UserError: a file is missing or damaged.
     """
     own = _own(cell) if cell.verb in FILES else {}
-    return {**own, **(_judged(cell) if JUDGING in cell.settings else {})}
+    return {**own, **(_judged(cell) if cell.judged else {})}
 
 
 def _own(cell: Cell) -> Scores:

@@ -10,7 +10,8 @@ from lightning.pytorch import Callback
 
 from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
 from paucal.verbs.comparing.cells.beginning import begun_with, start_of
-from paucal.verbs.comparing.cells.cell import JUDGING, Cell, state_of
+from paucal.verbs.comparing.cells.cell import Cell, state_of
+from paucal.verbs.comparing.cells.grid import EVAL
 from paucal.verbs.comparing.cells.jobs import job_of
 from paucal.verbs.comparing.cells.judging import judge_cell
 from paucal.verbs.comparing.cells.work import PAUSE, take_one, work
@@ -32,16 +33,18 @@ class OfCell(Quiet):
 
 
 def train_cell(cell: Cell, threads: int, voice: Voice | None = None) -> bool:
-    """Train a cell's run to its end, and judge it where its settings ask for that; see `Compute`.
+    """Train a cell's run to its end, and judge it, where its verb trains and its settings ask for that; see `Compute`.
 
     Raises:
         UserError: the data or a setting does not do, or someone else trains this very run.
     """
     torch.set_num_threads(threads)
     quiet = Quiet() if voice is None else OfCell(voice)
-    if not cell.run.finished and not (_start_settled(cell, threads) and _trained(cell, quiet)):
+    if not cell.run.finished and not _start_settled(cell, threads):
         return False
-    if JUDGING in cell.settings:
+    if cell.verb != EVAL and not cell.run.finished and not _trained(cell, quiet):
+        return False
+    if cell.judged:
         judge_cell(cell, quiet)
     return True
 

@@ -25,6 +25,7 @@ from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.training.ladder.timing import SLOWER, STEPS, seconds_per_batch
 
 MOST_JUDGED = 2000  # images of each part that features are judged on at a smaller scale
+CURVE = "knn_curve"  # the metric of columns that read the monitor
 BESIDE = 20.0  # seconds of a run that are not training: opening, judging, pictures
 
 
@@ -44,7 +45,16 @@ def settle_pretraining(
         here = [run for run in runs if run.data == data]
         shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
         images = unlabelled_images(shared["data"], shared)
-        arms = [Arm(run.name, None, None, _settings(run, small, places, len(images)), run.against) for run in here]
+        arms = [
+            Arm(
+                run.name,
+                None,
+                None,
+                {**_settings(run, small, places, len(images)), **_watched(run, places)},
+                run.against,
+            )
+            for run in here
+        ]
         seeds = asked.seeds or (study.seeds if small is None else small.seeds)
         who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
         new = new_grid(folder / data, "pretrain", fingerprint(images), shared, arms, seeds, command)
@@ -63,6 +73,13 @@ def _settings(run: Planned, small: Scale | None, places: Places, images: int) ->
     if settings.get("region_after", 0) >= settings["epochs"]:
         del settings["region_after"]
     return {**settings, JUDGING: {"max_images": MOST_JUDGED, "no_cache": True}}
+
+
+def _watched(run: Planned, places: Places) -> dict[str, Any]:
+    """Return the settings that have nearest neighbours looked at after every epoch, where a column asks for that."""
+    if all(column.metric != CURVE for column in run.columns):
+        return {}
+    return {"monitor": pinned_data(places.by_name[run.judged], places.shared)["data"]}
 
 
 def pinned_data(data: str, shared: Mapping[str, Any]) -> dict[str, Any]:

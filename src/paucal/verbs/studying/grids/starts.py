@@ -1,11 +1,11 @@
 """What the rows of a smaller scale begin with: trained first, on labelled images, in grids beside those of the rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paucal.studies.plan import start_settings
+from paucal.studies.plan import Planned, start_settings
 from paucal.studies.scale import Lesson, Scale
 from paucal.studies.study import Study
 from paucal.types import UserError
@@ -39,6 +39,24 @@ def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path
 def stored_starts(folder: Path) -> list[Grid]:
     """Return the grids of a study's starts, those of labels first."""
     return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid(folder / STARTS / verb)]
+
+
+def given_starts(study: Study, runs: Sequence[Planned], words: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return `--init` by the name of a start: as given, or what has it by itself.
+
+    Raises:
+        UserError: one is given that the study does not know, or one lacks.
+    """
+    wanted = list(dict.fromkeys(run.row.start for run in runs))
+    given = {name: place for name, _, place in (word.partition("=") for word in words)}
+    for name, place in given.items():
+        if name not in study.starts or not place:
+            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {name!r}.")
+    for name in wanted:
+        start = study.starts[name]
+        if name not in given and not start.init:
+            raise UserError(f"{study.name} begins with {start.words}: give it with --init {name}=RUN.")
+    return {name: {"init": given.get(name) or study.starts[name].init} for name in wanted}
 
 
 def settle_starts(

@@ -1,0 +1,107 @@
+"""The grids of a study whose rows are frozen backbones, judged on one set of images after the other."""
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.backbones import BackboneSpec
+from paucal.evaluation.protocols.subjects import random_backbone
+from paucal.rules.backbone import model_arguments
+from paucal.rules.circumstances import best_device
+from paucal.studies.parts import Architecture
+from paucal.studies.plan import Planned
+from paucal.studies.scale import Scale
+from paucal.studies.study import Study
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.cell import START, SUBJECT
+from paucal.verbs.comparing.cells.grid import EVAL, Grid
+from paucal.verbs.comparing.fingerprint import fingerprint
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.judging.frozen_data import find_judged
+from paucal.verbs.judging.settings import OpeningSettings
+from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.grids.pretraining import MOST_JUDGED, pinned_data
+from paucal.verbs.studying.grids.starts import given_starts, settle_starts
+from paucal.verbs.studying.grids.storing import new_grid, settle_own
+from paucal.verbs.studying.images import Places
+from paucal.verbs.studying.settings import StudySettings
+
+TIMM = "timm"  # the start that needs no file
+TIMED = 8  # images that are timed
+LOOKS = 2  # backbones that look at every image: the row's, and the one with random weights
+BESIDE = 20.0  # seconds that are not features: opening, regression, intervals, pictures
+
+
+def settle_frozen(
+    study: Study,
+    runs: Sequence[Planned],
+    small: Scale | None,
+    asked: StudySettings,
+    places: Places,
+    folder: Path,
+    command: str,
+    voice: Voice,
+) -> list[Grid]:
+    """Check every row, measure how long its features take, and store the grids; see `settle_training`."""
+    begin = {} if small is not None else given_starts(study, runs, asked.init or [])
+
+    def settle_before(rows: Grid) -> None:
+        if small is not None:
+            settle_starts(study, rows, small, asked, places, folder, command, voice)
+
+    grids = []
+    for data in dict.fromkeys(run.data for run in runs):
+        shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
+        images = find_judged(shared["data"], _opening(shared))
+        here = [run for run in runs if run.data == data]
+        arms = [Arm(run.name, None, None, _settings(study, run, small, begin), run.against) for run in here]
+        seeds = asked.seeds or (study.seeds if small is None else small.seeds)
+        who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
+        new = new_grid(folder / data, EVAL, fingerprint(images), shared, arms, seeds, command)
+        models = {one.name: (one, side) for run in here for one, side in [_architecture(study, run, small)]}
+        count = len(images) if small is None else min(len(images), 2 * MOST_JUDGED)
+        grids.append(settle_own(new, who, partial(_seconds, models, count), voice, before=settle_before))
+    return grids
+
+
+def _opening(shared: Mapping[str, Any]) -> OpeningSettings:
+    names = ("data", "data_root", "download")
+    return OpeningSettings(**{name: shared[name] for name in names if name in shared})
+
+
+def _architecture(study: Study, run: Planned, small: Scale | None) -> tuple[Architecture, int]:
+    """Return the model of a row and the side of its images."""
+    model = study.models[run.row.model]
+    if small is None or model.standin is None or small.lesson is None:
+        return model.full, model.side
+    return model.standin, small.lesson.side
+
+
+def _settings(
+    study: Study, run: Planned, small: Scale | None, begin: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the settings of `paucal eval`, and what is judged."""
+    if small is not None:
+        start = study.starts[run.row.start]
+        return {**run.settings, "max_images": MOST_JUDGED, "no_cache": True, START: [start.verb, run.row.start]}
+    place = begin[run.row.start]["init"]
+    if place == TIMM:
+        return {**run.settings, "pretrained": True, SUBJECT: run.settings["model"]}
+    return {**run.settings, SUBJECT: str(Path(place).expanduser().absolute())}
+
+
+def _seconds(models: Mapping[str, tuple[Architecture, int]], images: int, values: Mapping[str, Any]) -> float:
+    """Return how long the features of a row take, by timing a few images on a backbone of its size."""
+    one, side = models[values["model"]]
+    spec = BackboneSpec(one.name, 0, image_size=(side, side), arguments=model_arguments(list(one.args)))
+    device = torch.device(values.get("device") or best_device()[0])
+    backbone, batch = random_backbone(spec, 0).to(device), torch.zeros(TIMED, 3, side, side, device=device)
+    with torch.inference_mode():
+        backbone(batch).pooled.sum().item()  # not timed: the first pass of a network takes longer
+        begin = time.perf_counter()
+        backbone(batch).pooled.sum().item()
+    return BESIDE + LOOKS * images * (time.perf_counter() - begin) / TIMED
