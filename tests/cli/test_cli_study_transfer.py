@@ -14,10 +14,10 @@ from paucal.studies import registry
 from paucal.studies.study import Study
 from paucal.verbs.comparing.cells.beginning import STARTS
 from paucal.verbs.comparing.cells.grid import read_grid
-from paucal.verbs.studying.grids.scenes import DRAWN, SCENES
+from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, OTHERS, SCENES
 
 GRIDS = (f"{STARTS}/train", SCENES)
-NAMES = ("drloc-table-11", "drloc-table-12", "esvit-table-4", "lvvit-segmentation")
+NAMES = ("drloc-table-11", "drloc-table-12", "esvit-table-4", "esvit-table-10", "lvvit-segmentation")
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +120,35 @@ def test_study__detects_and_grows_by_a_seed_with_a_start_of_its_own(tmp_path, mo
     assert begun == {"plain-seed0", "plain-seed1"}
     assert {arm.name for arm in read_grid(out / STARTS / "train").arms} == {"plain", "drloc"}
     assert read_grid(out / STARTS / "train").seeds == (0, 1)
+
+
+def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out, rows = tmp_path / "study", ["Sup. Swin-T", "EsViT Swin-T"]
+    words = ["study", "esvit-table-10", "--rows", *rows, "--workers", "0", "--device", "cpu"]
+    assert call(*words, "--output", out) == 0
+    assert "2 ways to judge, 1 seed each; first what they begin with (sup-swin, esvit)" in capsys.readouterr().out
+    found, starts = rows_of(out), {**runs_of(out / STARTS / "train"), **runs_of(out / STARTS / "pretrain")}
+    for row, name in zip(rows, ("sup-swin", "esvit"), strict=True):
+        (cell,) = (out / OTHERS / "cells").glob(f"{row.replace(' ', '_')}-*")
+        stored = json.loads((cell / "judged" / "results.json").read_text())
+        assert stored["models"][0]["name"] == str(starts[name].resolve())
+        (line,) = [one for one in stored["rows"] if one["protocol"] == "logistic" and one["headline"]]
+        values = [score["value"] for score in line["scores"].values()]
+        own = found[row, "Food-101"]
+        assert [float(own["measured"]), float(own["random"])] == pytest.approx([100 * value for value in values[:2]])
+        assert found[row, "MNIST"]["why"] == "not run at this scale"
+    assert float(found[rows[1], "Food-101"]["published_gain"]) == pytest.approx(80.0 - 77.4)
+    judged = {path.name for path in (out / DRAWN / OTHERS).rglob("*.png")}
+    assert judged.isdisjoint(path.name for path in (out / DRAWN / LESSON).rglob("*.png"))
+    given = [f"{name}={path}" for name, path in starts.items()]
+    full = ["--scale", "full", "--columns", "MNIST", "--data", f"mnist={out / DRAWN / OTHERS}", "--init", *given]
+    assert call(*words, *full, "--output", tmp_path / "full") == 0
+    other = rows_of(tmp_path / "full")
+    assert {row: other[row, "MNIST"]["measured"] for row in rows} != {row: "" for row in rows}
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("judged.json")}
+    assert call(*words, "--output", out) == 0  # nothing is judged again
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("judged.json")} == before
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from paucal.studies.registry import data_sets, studies
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.beginning import begun_with, start_of
-from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, Cell, cells_of, state_of
+from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, SUBJECT, Cell, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.scores import scores_of
 from paucal.verbs.comparing.cells.train import train_cell
@@ -84,6 +84,51 @@ def test_scores__of_segmenters_are_those_of_the_run_and_of_its_judge(tmp_path):
     RunFolder(cell.folder).write_json(JUDGED, {"scores": 3})
     with pytest.raises(UserError, match=r"judged\.json' is damaged"):
         scores_of(cell)
+
+
+def test_lines__of_a_curve_are_the_monitor_s_at_a_share_of_the_epochs(tmp_path):
+    study = studies()["esvit-figure-4"]
+    runs = plan(study, "tiny", data_sets())
+    grid = stored(
+        tmp_path / runs[0].data,
+        "pretrain",
+        [Arm(run.name, None, None, {JUDGING: {}}, run.against) for run in runs],
+        (0,),
+    )
+    for number, cell in enumerate(cells_of(grid)):
+        finish(cell, "summary.json", {})
+        rows = [f"{epoch},{(number + epoch) / 100}" for epoch in range(1, 10)]
+        (cell.run.path / "metrics.csv").write_text("\n".join(["epoch,val_knn", *rows]))
+        RunFolder(cell.folder).write_json(JUDGED, {"scores": {"linear": {"trained": 0.5}}})
+    lines, _ = find_lines(study, runs, [grid])
+    found = [line.measured.value for line in lines if line.row.name == "Swin-T, L_V + L_R" and line.measured]
+    assert found == pytest.approx([4, 7, 10, 50])
+    gains = [line.measured.gain for line in lines if line.row.name == "Swin-T, L_V + L_R" and line.measured]
+    assert gains == pytest.approx([1, 1, 1, 0])
+
+
+def test_cells__that_train_nothing_are_done_once_they_are_judged(tmp_path):
+    grid = stored(tmp_path / "other-digits", "eval", [Arm("a", None, None, {SUBJECT: "vit_mini"})], (0,))
+    (cell,) = cells_of(grid)
+    assert (state_of(cell).name, cell.given) == ("pending", {"seed": 0})
+    cell.folder.mkdir(parents=True)
+    RunFolder(cell.folder).write_json(JUDGED, {"scores": {"correspondence_distance": {"trained": 2.5, "random": 9.0}}})
+    assert state_of(cell).name == "done"
+    assert scores_of(cell)["correspondence_distance"] == {"trained": 2.5, "random": 9.0}
+
+
+def test_lines__of_distances_are_in_pixels(tmp_path):
+    study = studies()["esvit-figure-8"]
+    runs = plan(study, "tiny", data_sets())
+    arms = [Arm(run.name, None, None, {SUBJECT: "vit_mini"}, run.against) for run in runs]
+    grid = stored(tmp_path / runs[0].data, "eval", arms, (0,))
+    for cell in cells_of(grid):
+        cell.folder.mkdir(parents=True)
+        scores = {"correspondence": {"trained": 0.5}, "correspondence_distance": {"trained": 2.5, "random": 9.0}}
+        RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
+    lines, _ = find_lines(study, runs, [grid])
+    found = [(line.measured.value, line.measured.random) for line in lines[:2] if line.measured]
+    assert found == [(50.0, None), (2.5, 9.0)]
 
 
 def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):

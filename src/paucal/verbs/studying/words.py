@@ -106,12 +106,7 @@ def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned], seed
     models, each = f"{counted(len(runs), 'way')} to {MADE[study.kind]}", f"{counted(seeds, 'seed')} each"
     if small is None:
         return f"{study.name} as published: {models}, {each}"
-    epochs = sorted({run.epochs for run in runs})
-    length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
-    words = (
-        f"{study.name} with stand-ins: {models}, {small.side} pixels, {length} epochs of up to {small.images} images"
-        f"{'' if study.kind == 'train' else ' (of a larger set fewer epochs, but one at least)'}, {each}"
-    )
+    words = f"{study.name} with stand-ins: {models}{_size_words(study, small, runs)}, {each}"
     starts, lesson = list(dict.fromkeys(run.row.start for run in runs if run.row.start)), small.lesson
     if not starts or lesson is None:
         return words
@@ -119,6 +114,15 @@ def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned], seed
         f"{words}; first what they begin with ({', '.join(starts)}), on up to {lesson.images} images of {lesson.side} "
         "pixels"
     )
+
+
+def _size_words(study: Study, small: Scale, runs: Sequence[Planned]) -> str:
+    if study.kind == "frozen":
+        return ""
+    epochs = sorted({run.epochs for run in runs})
+    length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+    fewer = "" if study.kind == "train" else " (of a larger set fewer epochs, but one at least)"
+    return f", {small.side} pixels, {length} epochs of up to {small.images} images{fewer}"
 
 
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:

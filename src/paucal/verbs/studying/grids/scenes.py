@@ -1,7 +1,8 @@
 """Drawn scenes that take the place of photographs with boxes and masks: handwritten digits on a noisy ground.
 
-Half of the built-in digits are kept for what a detector or segmenter begins with, and the others are shared out among
-the parts, so that no start has learned a digit of a scene, and no digit of a test scene occurs in a training scene.
+Half of the built-in digits are kept for what rows begin with. The others are there as they are, for frozen features,
+and are shared out among the parts of the scenes, so that no start has learned a digit of a scene, and no digit of a
+test scene occurs in a training scene.
 """
 
 import json
@@ -17,8 +18,8 @@ from PIL import Image
 
 from paucal.data.sources.digits import open_digits
 
-SCENES, LESSON = "scenes", "digits"
-DRAWN = "drawn"  # folder of both in that of a study
+SCENES, LESSON, OTHERS = "scenes", "digits", "other-digits"
+DRAWN = "drawn"  # folder of all three in that of a study
 UNFINISHED = f".{DRAWN}-"  # how folders begin in which they are being drawn
 # Of the digits that are not for a start, the shares of the parts; and scenes of a part for each training scene.
 SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
@@ -59,7 +60,7 @@ def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
     Several calls may draw at once: all of them draw the same, and the first to end puts it there.
 
     `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each part;
-    `digits/` has the digits for starts, a folder for each class.
+    `digits/` has the digits for starts, a folder for each class, and `other-digits/` the others.
 
     Args:
         folder: of both; it appears when all is drawn.
@@ -85,10 +86,11 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
     digits = open_digits()
     rng = np.random.default_rng(seed)
     lesson, parts = share_out(len(digits), rng)
-    for index in lesson:
-        place = folder / LESSON / digits.classes[digits.labels[index]]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
+    for name, own in ((LESSON, lesson), (OTHERS, np.concatenate(list(parts.values())))):
+        for index in own:
+            place = folder / name / digits.classes[digits.labels[index]]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
     for part, own in parts.items():
         pool = [(_read(digits, index), int(digits.labels[index])) for index in own]
         made = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]

@@ -18,7 +18,7 @@ from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.grids.pretraining import pinned_data, seconds_of_pretraining
-from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, SCENES, draw_all
+from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, OTHERS, SCENES, draw_all
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places, labelled_images, share_of, unlabelled_images
 from paucal.verbs.studying.settings import StudySettings
@@ -30,10 +30,11 @@ def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path
     """Return where the images are, with those of the lesson; scenes are drawn into the folder where none are given."""
     if small.lesson is None:
         return places
-    if asked.data or small.data != SCENES:
+    if asked.data or small.data not in (SCENES, OTHERS):
         return replace(places, lesson=small.lesson.data)
     drawn = draw_all(folder / DRAWN, small.images, small.side).resolve()
-    return replace(places, by_name={**places.by_name, SCENES: str(drawn / SCENES)}, lesson=str(drawn / LESSON))
+    own = {small.data: str(drawn / small.data)}
+    return replace(places, by_name={**places.by_name, **own}, lesson=str(drawn / LESSON))
 
 
 def stored_starts(folder: Path) -> list[Grid]:
