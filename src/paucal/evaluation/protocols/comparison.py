@@ -11,6 +11,7 @@ from paucal.evaluation.protocols.resampling import Resampling, interval, paired_
 from paucal.types import UserError
 
 Verdict = Literal["win", "tie", "loss"]
+MOST_MODELS = 16  # columns of a table
 _DIGITS = {"%": 3, "px": 2}  # a tenth of a point, as papers print; a hundredth of a pixel
 
 
