@@ -179,7 +179,7 @@ def test_parse__and_its_words():
         ("pooled", 1), ("blocks", 4), ("stages", 1), ("class+mean", 1), ("class+mean", 3),
     ]  # fmt: skip
     assert len({str(kind) for kind in kinds}) == len(kinds)  # what stored features are found by
-    assert str(kinds[3]) == "class token and mean of patches of the last 1 block"
+    assert str(kinds[3]) == "class token and mean of patches of the last block"
 
 
 @pytest.mark.parametrize(

@@ -320,9 +320,9 @@ def test_compare__refuses_other_test_images():
         compare("toy", {"a": [outcome([1, 0, 1])], "b": [outcome([1, 0, 1, 1])]}, DRAWS)
 
 
-def row_of(data, a, b, protocol="knn", headline=True):
+def row_of(data, a, b, protocol="knn", headline=True, score="top-1"):
     scores = {"a": Score(a), "b": Score(b)}
-    return Row(data, Line(protocol, "", "top-1", "%", headline), 9, scores, {}, {"b": Score(a - b, a - b, a - b)})
+    return Row(data, Line(protocol, "", score, "%", headline), 9, scores, {}, {"b": Score(a - b, a - b, a - b)})
 
 
 def test_tally_and_averages__of_table_10():
@@ -331,8 +331,9 @@ def test_tally_and_averages__of_table_10():
     esvit = [80.0, 95.3, 82.2, 67.6, 66.4, 61.1, 85.5, 78.1, 92.8, 93.0, 97.4, 98.3, 59.3, 98.9, 84.3, 84.6, 81.1, 52.0]
     pairs = zip(esvit, [*supervised, 51.2], strict=True)
     rows = [row_of(str(number), a / 100, b / 100, "logistic") for number, (a, b) in enumerate(pairs)]
-    counted = tally([*rows, row_of("0", 0.9, 0.1, headline=False)], "b")
+    more = [row_of("0", 0.9, 0.1, headline=False), row_of("1", 0.99, 0.1, "logistic", score="top-5")]
+    counted = tally([*rows, *more], "b")
     assert (counted["win"], counted["tie"], counted["loss"]) == (16, 1, 1)
-    means = averages(rows, "logistic")
+    means = averages([*rows, *more], "logistic")
     assert means["a"] == pytest.approx(0.8099, abs=5e-5)
     assert means["b"] == pytest.approx(0.7729, abs=1e-4)

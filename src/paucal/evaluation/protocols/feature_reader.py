@@ -35,7 +35,8 @@ class FeatureKind:
 
     def __str__(self) -> str:
         if self.levels == "class+mean":
-            return f"class token and mean of patches of the last {counted(self.count, 'block')}"
+            last = "block" if self.count == 1 else f"{self.count} blocks"
+            return f"class token and mean of patches of the last {last}"
         return "pooled" if self.levels == "pooled" else f"last {counted(self.count, self.levels[:-1])}"
 
 

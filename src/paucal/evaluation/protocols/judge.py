@@ -47,7 +47,7 @@ from paucal.wording import percent
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
 SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # what such images can be judged by
-WIDE = 5  # answers of the second accuracy, where there are more classes
+WIDE, TOP_5 = 5, "top-5"  # answers of the second accuracy, where there are more classes, and its name
 Bar = Callable[[str], AbstractContextManager[Advance]]
 Rows = tuple[Tensor, Tensor]
 
@@ -184,7 +184,7 @@ def _knn(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> lis
         line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
         outcomes.append(Outcome(line, Mean(hits(scores, truth)), len(truth)))
         if data.n_classes > WIDE:
-            line = Line("knn", f"k = {k}", "top-5", headline=plain and k == headline)
+            line = Line("knn", f"k = {k}", TOP_5, headline=plain and k == headline)
             outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth)))
     if not plain:
         line = Line("knn", f"k = {headline}", TITLES[data.metric])
@@ -242,7 +242,7 @@ def _of_classifier(
     measure = measure_of(data.metric, scores, truth)
     outcomes = [Outcome(Line(protocol, "", TITLES[data.metric]), measure, len(truth), note)]
     if truth.ndim == 1 and data.n_classes > WIDE:
-        line = Line(protocol, "", "top-5", headline=data.metric == "accuracy")
+        line = Line(protocol, "", TOP_5, headline=data.metric == "accuracy")
         outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth), note))
     return outcomes
 

@@ -82,7 +82,7 @@ def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fra
             f"{images.location} has no test part: {own}, or let one be cut from it with "
             "--test-fraction 0.2 (only where the model has not seen these images)."
         )
-    return make_split(images, seed, **known)
+    return make_split(images, seed, **known)  # type: ignore[arg-type]  # shares alone
 
 
 def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, float]) -> Split:
@@ -90,7 +90,7 @@ def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, fl
     every = Split(np.full(len(images), "train", dtype="<U6"), "")
     drawn = take_few(every, images.labels, per_class, seed).parts == "train"
     declared = np.where(drawn, "train", "test").tolist()
-    split = make_split(replace(images, declared=declared), seed, **shares)
+    split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # shares alone
     words = f"{per_class} images of each class, drawn with seed {seed}, train, and all others are the test"
     kept = len(split.indices("val"))
     return replace(split, description=f"{words}; {kept} of those that train validate" if kept else words)

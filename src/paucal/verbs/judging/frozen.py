@@ -74,7 +74,7 @@ def judge_frozen(
     _require_sense(settings)
     run = find_run(model)
     if run is None and not data:
-        raise UserError(f"give DATA to judge {model!r} on: only a run has images of its own.")
+        raise UserError(f"give DATA to judge {model!r} on, before the flags: only a run has images of its own.")
     subjects = _subjects(model, settings)
     for subject in subjects:
         check_batch(_together(settings, subject), subject.preprocessing.image_size)
