@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from cli.calls import TINY, failure, make_photos, table
+from data.fake_sets import picture
 from paucal.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -97,8 +99,6 @@ def test_eval__compares_a_timm_model_with_a_weights_file(trained, capsys, tmp_pa
     assert {row["model"] for row in rows} == {"vit_mini"}  # random weights are their own floor
     assert {row["images"] for row in rows} == {"36"}
     torch.manual_seed(0)
-    import timm
-
     model = timm.create_model("vit_mini", num_classes=0, img_size=(16, 16))
     torch.save({"teacher": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "other.pth")
     assert main(["eval", str(tmp_path / "other.pth"), *words, "--model", "vit_mini", "--compare", "vit_mini"]) == 0
@@ -107,6 +107,76 @@ def test_eval__compares_a_timm_model_with_a_weights_file(trained, capsys, tmp_pa
     assert (
         "100 % of the parameters" in json.loads((tmp_path / "out" / "results.json").read_text())["models"][0]["weights"]
     )
+
+
+def test_eval__puts_several_models_beside_the_first_each_in_a_column_of_its_own(trained, capsys, tmp_path):
+    run, copies = trained / "run", [tmp_path / name / "weights.pth" for name in ("a", "b")]
+    state = timm.create_model("vit_mini", num_classes=0, img_size=(16, 16)).state_dict()
+    for copy in copies:
+        copy.parent.mkdir()
+        torch.save(state, copy)
+    words = [str(trained / "photos"), "--protocol", "knn", "linear", "--img-size", "16", "--model", "vit_mini", *SHORT]
+    others = [str(copies[1]), "vit_mini", str(run)]
+    output = ["--test-fraction", "0.3", "--out", str(tmp_path / "out")]
+    assert main(["eval", str(copies[0]), *words, *output, "--compare", *others]) == 0
+    rows = rows_of(tmp_path / "out")
+    names = ["weights", "weights (2)", "vit_mini", str(run), "random weights"]
+    for protocol, score in {(row["protocol"], row["setting"] + row["score"]) for row in rows}:
+        lines = [row for row in rows if (row["protocol"], row["setting"] + row["score"]) == (protocol, score)]
+        assert [row["model"] for row in lines] == names
+        first, twin, *_ = lines
+        assert (first["gain_of_first"], twin["gain_of_first"], twin["verdict"]) == ("", "0.0", "tie")
+        for row in lines[1:]:
+            assert float(row["gain_of_first"]) == pytest.approx(float(first["value"]) - float(row["value"]))
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [model["name"] for model in stored["models"]] == names
+    assert list(stored["tallies"]) == names[1:]
+    assert stored["settings"]["compare"] == others
+    printed = capsys.readouterr().out
+    assert all(f"weights against {name}: " in printed.replace("\n", "") for name in names[1:])
+
+
+def test_eval__takes_no_more_models_than_a_table_has_room_for(trained, capsys):
+    words = ["vit_mini", trained / "photos", "--img-size", "16", "--protocol", "knn", "--compare", *["vit_mini"] * 15]
+    assert "--compare names 15 models, and a table has room for 14" in failure(capsys, "eval", *words)
+
+
+def test_eval__refuses_features_that_one_of_the_models_lacks_before_any_work(trained, capsys, monkeypatch):
+    monkeypatch.setattr("paucal.verbs.judging.frozen.judge", lambda *_: pytest.fail("a model was judged"))
+    words = ["vit_mini", trained / "photos", "--img-size", "16", "--features", "class+mean", "--protocol", "linear"]
+    sentence = failure(capsys, "eval", *words, "--compare", "vit_mini", "resnet18")
+    assert "class token beside the mean of the patches, and vit_mini has none" in sentence
+    words[0] = "deit_tiny_patch16_224"
+    sentence = failure(capsys, "eval", *words, "--compare", "deit_tiny_patch16_224", "resnet18")
+    assert "class token beside the mean of the patches, and resnet18 has none" in sentence
+
+
+def test_eval__of_the_sets_of_table_9_has_their_published_parts(capsys, tmp_path):
+    root = tmp_path / "sets"
+    for place, name in enumerate(("BACKGROUND_Google", "Faces", "accordion")):
+        for number in range(1, 34):
+            picture(root / "caltech101/101_ObjectCategories" / name / f"image_{number:04d}.jpg", 80 * place + number)
+    lists = {"Training_01.txt": range(5), "Testing_01.txt": range(5, 9)}
+    scenes = [[f"/{name[0]}/{name}/sun_{n}.jpg" for n in range(12)] for name in ("abbey", "bakery/shop")]
+    for place, lines in enumerate(scenes):
+        for number, line in enumerate(lines):
+            picture(root / f"SUN397{line}", 120 * place + number)
+    (root / "SUN397/ClassName.txt").write_text("/a/abbey\n/b/bakery/shop\n")
+    words = ["eval", "vit_mini", "table9", "--data-root", root, "--img-size", "16", "--protocol", "knn", *SHORT]
+    assert main([*map(str, words), "--output", str(tmp_path / "first")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "has no test part: put Training_01.txt and Testing_01.txt of Partitions.zip" in printed
+    for file, numbers in lists.items():
+        (root / "SUN397" / file).write_text("".join(f"{lines[n]}\n" for lines in scenes for n in numbers))
+    assert main([*map(str, words), "--output", str(tmp_path / "out")]) == 0
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(one["name"], one["train"] + one["val"], one["test"], one["metric"]) for one in stored["data"]] == [
+        ("sun397", 10, 8, "accuracy"),
+        ("caltech101", 90, 9, "mean_per_class"),
+    ]
+    assert stored["data"][1]["how"].startswith("30 images of each class, drawn with seed 1, train, and all others")
+    (row,) = [row for row in stored["rows"] if row["data"] == "caltech101" and row["headline"]]
+    assert row["score"] == "mean per class"
 
 
 def test_eval__stored_features_give_the_same_table(trained, tmp_path):

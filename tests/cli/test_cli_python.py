@@ -116,6 +116,21 @@ def test_evaluate__gives_the_table_of_the_command(trained, tmp_path, capsys):
         found.score("linear")
 
 
+def test_evaluate__puts_several_models_beside_the_first(trained, tmp_path):
+    run, settings = trained / "run", {"protocol": "knn", "bootstrap": 50, "output": tmp_path / "out"}
+    other = tmp_path / "other"
+    other.symlink_to(run)
+    found = paucal.evaluate(run, compare=[other, run], **settings)
+    names = [str(run), str(other), f"{run} (2)", "random weights"]
+    assert [one.model for one in found.findings] == names
+    (row,) = [row for row in found.frozen.rows if row.line.headline]
+    assert list(row.gains) == names[1:]
+    assert [row.gains[name].value for name in names[1:3]] == [0.0, 0.0]
+    assert row.gains["random weights"].value == row.scores[str(run)].value - row.scores["random weights"].value
+    alone = paucal.evaluate(run, compare=other, **{**settings, "output": tmp_path / "alone"})
+    assert list(alone.frozen.rows[0].scores) == [str(run), str(other), "random weights"]
+
+
 def test_predict__gives_the_rows_of_the_command(trained, capsys):
     photos = trained / "photos"
     sources = [photos / "class0" / "0.png", photos / "class1", str(photos / "class2" / "1*.png")]

@@ -36,7 +36,7 @@ FITTING: dict[str, list[str]] = {
     "--classes": ["../material/names.txt"],
     "--monitor": ["../material/photos", "../material/nested", "digits"],
     "--rand-augment": ["none", "rand-m9-n2", "rand-m5-mstd0.5-inc1"],
-    "--features": ["auto", "pooled", "blocks:1", "blocks:2", "stages:1"],
+    "--features": ["auto", "pooled", "blocks:1", "blocks:2", "stages:1", "class+mean"],
     "--real-labels": ["../material/real.json"],
     "--time-limit": ["1s", "5m"],
     "--device": ["cpu"],

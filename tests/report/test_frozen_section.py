@@ -62,6 +62,23 @@ def test_section__shows_scores_gains_pictures_and_images_seen_before(tmp_path, w
 
 
 @pytest.mark.parametrize("write", WRITERS)
+def test_section__has_a_column_and_a_gain_for_each_of_several_models(tmp_path, write):
+    run, line = RunFolder(tmp_path), Line("linear", "", "accuracy")
+    hits = {"mine": 30, **{f"other{number}": 20 + number for number in range(6)}, "random weights": 4}
+    made = {name: [Outcome(line, Mean(np.arange(40) < count), 40)] for name, count in hits.items()}
+    facts = {"name": "photos", "train": 120, "val": 0, "test": 40, "how": "as declared"}
+    rows = compare("photos", made, Resampling(draws=100))
+    store_table(run.evaluation(FOLDER), rows, {"level": 0.95, "data": [facts]})
+    page = write(run.path).read_text()
+    names = list(hits)
+    assert [page.count(f'<th class="number">{name}</th>') for name in names] == [1] * 8
+    assert [page.count(f'<th class="number">gain over {name}</th>') for name in names[1:]] == [1] * 7
+    assert all(f"{2.5 * count:.1f} [" in page for count in hits.values())
+    assert all(f"+{75 - 2.5 * count:.1f} [" in page for count in list(hits.values())[1:])
+    assert all(f"mine against {name}: 1 win" in page for name in names[1:])
+
+
+@pytest.mark.parametrize("write", WRITERS)
 def test_section__is_not_there_where_nothing_was_judged(tmp_path, write):
     assert "Frozen features" not in write(tmp_path).read_text()
 

@@ -69,11 +69,16 @@ class Hints:
         flip: whether a mirrored image means the same (not so for digits).
         image_size: side in pixels that suits the images; None where the source does not know.
         epochs: passes that are enough for a first impression; None where the source does not know.
+        train_per_class: images of each class that papers train on where a set has no official parts, and test on all
+            others; None where they have no such custom.
+        official_parts: what to do for the official parts, where those are not there; "" for nothing.
     """
 
     flip: bool = True
     image_size: int | None = None
     epochs: int | None = None
+    train_per_class: int | None = None
+    official_parts: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.protocols.comparison import Row
+from paucal.evaluation.protocols.comparison import MOST_MODELS, Row
 from paucal.evaluation.protocols.figure import MATCHES, SCORES
 from paucal.evaluation.protocols.table import FOLDER, JSON_NAME, remarks, shown
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
 MAX_ROWS = 500
-MAX_MODELS = 4
 MAX_TEXT = 500
 
 
@@ -79,7 +78,7 @@ def frozen_pictures(run: RunFolder) -> dict[str, Path]:
 
 
 def _models(rows: Sequence[Row]) -> list[str]:
-    return list(rows[0].scores)[:MAX_MODELS] if rows else []
+    return list(rows[0].scores)[:MOST_MODELS] if rows else []
 
 
 def _lines(rows: Sequence[Row], several: bool) -> Iterator[FrozenLine]:

@@ -88,7 +88,7 @@ def test_named_sets__can_be_opened_without_labels(root):
 def test_named_sets__the_published_count_is_no_note(root, monkeypatch):
     MAKE["caltech101"](root)
     entry = NAMED["caltech101"]
-    real = type(entry)(**{**vars(entry), "portions": (type(entry.portions[0])("", 2, {}),)})
+    real = type(entry)(**{**vars(entry), "portions": (type(entry.portions[0])("", 3, {}),)})
     monkeypatch.setitem(NAMED, "caltech101", real)
     assert not [note for note in open_images("caltech101", root=root).notes if "are here" in note]
 

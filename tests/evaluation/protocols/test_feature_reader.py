@@ -56,6 +56,55 @@ def test_vit__gives_class_tokens_of_the_last_blocks_each_through_the_final_norm(
     torch.testing.assert_close(found, torch.cat(expected[-3:], 1))
 
 
+@pytest.mark.parametrize(("name", "prefix"), [("deit_small_patch16_224", 1), ("deit_tiny_distilled_patch16_224", 2)])
+def test_class_and_mean__is_that_of_the_tokens_that_timm_gives(name, prefix):
+    backbone = build(name, (64, 96), img_size=(64, 96), depth=3, embed_dim=48, num_heads=3)
+    model, x, normed = backbone.model, images((64, 96)), []
+    handles = [block.register_forward_hook(lambda _, __, out: normed.append(model.norm(out))) for block in model.blocks]
+    with torch.no_grad():
+        tokens = model.forward_features(x)
+        for handle in handles:
+            handle.remove()
+        reader = FeatureReader(backbone, [parse_kind("class+mean"), parse_kind("class+mean:2"), POOLED])
+        one, two, pooled = reader(x)
+    assert tokens.shape == (2, prefix + 24, 48)
+
+    def both(tokens):
+        return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], 1)
+
+    torch.testing.assert_close(one, both(tokens))
+    torch.testing.assert_close(two, torch.cat([both(normed[1]), both(normed[2])], 1))
+    torch.testing.assert_close(one[:, :48], pooled)
+    assert not torch.allclose(one[:, 48:], pooled)
+
+
+def test_class_and_mean__of_vit_base_has_the_published_width():
+    backbone = build("vit_base_patch16_224", depth=1, img_size=64)
+    with torch.no_grad():
+        assert FeatureReader(backbone, [parse_kind("class+mean")])(images())[0].shape == (2, 1536)
+
+
+def test_class_and_mean__where_the_class_token_comes_after_the_blocks():
+    family = next(one for one in FAMILIES if one.name.startswith("cait"))
+    backbone = family.build(0)
+    with torch.no_grad():
+        found = FeatureReader(backbone, [FeatureKind("class+mean")])(family.images())[0]
+        tokens = backbone.model.forward_features(family.images())
+        torch.testing.assert_close(found, torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], 1))
+        reader = FeatureReader(backbone, [FeatureKind("class+mean", 2)])
+        with pytest.raises(UserError, match="needs a class token in each, and cait_xxs24_224 adds its own after them"):
+            reader(family.images())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("resnet18", {}), ("swin_tiny_patch4_window7_224", ESVIT_SWIN), ("esvit_vil_tiny", {})],
+)
+def test_class_and_mean__is_refused_without_a_class_token(name, arguments):
+    with pytest.raises(UserError, match=f"beside the mean of the patches, and {name} has none that it pools by"):
+        FeatureReader(build(name, **arguments), [FeatureKind("class+mean")])
+
+
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "esvit_swin_tiny_patch4_window7_224"])
 def test_swin__means_two_blocks_of_stage_three_unnormed_and_two_of_stage_four_normed(name):
     backbone = build(name, **ESVIT_SWIN)
@@ -123,7 +172,19 @@ def test_reader__leaves_no_hooks_behind():
     assert sum(len(module._forward_hooks) for module in backbone.model.modules()) == before
 
 
-@pytest.mark.parametrize("text", ["last", "blocks", "blocks:0", "stages:-1", "blocks:4:2", ""])
+def test_parse__and_its_words():
+    texts = ("pooled", "blocks:4", "stages:1", "class+mean", "class+mean:3")
+    kinds = [parse_kind(text) for text in texts]
+    assert [(kind.levels, kind.count) for kind in kinds] == [
+        ("pooled", 1), ("blocks", 4), ("stages", 1), ("class+mean", 1), ("class+mean", 3),
+    ]  # fmt: skip
+    assert len({str(kind) for kind in kinds}) == len(kinds)  # what stored features are found by
+    assert str(kinds[3]) == "class token and mean of patches of the last block"
+
+
+@pytest.mark.parametrize(
+    "text", ["last", "blocks", "blocks:0", "stages:-1", "blocks:4:2", "class+mean:0", "class", "pooled:2", ""]
+)
 def test_parse__refuses_what_is_no_kind(text):
     with pytest.raises(UserError, match="expected auto, pooled, or the last few"):
         parse_kind(text)

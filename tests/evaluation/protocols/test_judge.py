@@ -15,6 +15,7 @@ from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.intervals import Score
 from paucal.evaluation.protocols import judge as module
 from paucal.evaluation.protocols import voc
+from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.evaluation.protocols.comparison import Row, averages, compare, tally
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.judge import PROTOCOLS, JudgeOptions, Line, Outcome, judge
@@ -181,9 +182,38 @@ def test_metrics__that_are_due_are_shown_and_accuracy_only_stored(name, classes,
     }
     if score:
         assert shown == {protocol: {score} for protocol in every}
-        assert {line.score for line in lines if not line.headline} >= {"top-1", "accuracy"}
+        assert {line.score for line in lines if not line.headline} == {"top-1", "accuracy"}
     else:
         assert all(scores in ({"top-1"}, {"accuracy"}) for scores in shown.values())
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_top_5__stands_beside_accuracy_where_there_are_more_than_five_classes(augment, monkeypatch):
+    seen = {}
+    original = LinearClassifier.scores
+
+    def note(classifier, features):
+        seen[len(features)] = original(classifier, features)  # of the test images last
+        return seen[len(features)]
+
+    monkeypatch.setattr(LinearClassifier, "scores", note)
+    data = data_of(shades((9, 4, 5), 7))
+    truth = data.labels[torch.from_numpy(data.parts["test"])]
+    for protocol in ("linear", "logistic"):
+        found = judge(subject(), data, [protocol], replace(OPTIONS, augment=augment))
+        assert [(one.line.score, one.line.headline) for one in found] == [("accuracy", True), ("top-5", True)]
+        five = seen[35].topk(5).indices
+        assert value_of(found[1].measure, 35) == pytest.approx((five == truth[:, None]).any(1).double().mean().item())
+        assert value_of(found[0].measure, 35) < value_of(found[1].measure, 35)
+        assert found[0].note == found[1].note
+    assert [one.line.score for one in judge(subject(), data_of(shades((9, 4, 5), 5)), ["linear"], OPTIONS)] == [
+        "accuracy"
+    ]
+
+
+def test_top_5__is_only_stored_where_another_metric_is_due():
+    due = judge(subject(), data_of(shades((9, 4, 5), 7, "pets")), ["linear", "logistic"], OPTIONS)
+    assert [(one.line.score, one.line.headline) for one in due] == [("mean per class", True), ("top-5", False)] * 2
 
 
 def test_metrics__of_few_labels_are_the_mean_over_draws():
@@ -210,6 +240,35 @@ def test_parts__without_a_test_part_need_consent():
         with_parts(bare, 0, None, None)
     split = with_parts(bare, 0, None, 0.2)
     assert split.counts()["test"] == 30
+
+
+def per_class_of(data, part):
+    return torch.bincount(data.labels[torch.from_numpy(data.parts[part])], minlength=data.n_classes).tolist()
+
+
+def test_parts__of_a_published_number_per_class_are_drawn_by_the_seed():
+    images = shades((50, 0, 0))
+    published = replace(images, declared=[""] * 150, hints=replace(images.hints, train_per_class=30))
+    data = judged_data(published, with_parts(published, 3, None, None))
+    assert [per_class_of(data, part) for part in ("train", "val", "test")] == [[27] * 3, [3] * 3, [20] * 3]
+    assert data.how == (
+        "30 images of each class, drawn with seed 3, train, and all others are the test; 9 of those that train validate"
+    )
+    again, other = (with_parts(published, seed, None, None) for seed in (3, 4))
+    assert (again.parts == with_parts(published, 3, None, None).parts).all()
+    assert (other.indices("test").tolist()) != again.indices("test").tolist()
+    whole = with_parts(published, 3, 0.0, None)
+    assert whole.counts() == {"train": 90, "val": 0, "test": 60, "unused": 0}
+    assert whole.indices("test").tolist() == again.indices("test").tolist()
+    asked = with_parts(published, 3, None, 0.2)  # what is asked for counts
+    assert asked.counts()["test"] == 30
+
+
+def test_parts__that_are_published_are_asked_for_where_they_are_not_there():
+    images = shades((20, 0, 0))
+    bare = replace(images, declared=[""] * 60, hints=replace(images.hints, official_parts="put the list into toy"))
+    with pytest.raises(UserError, match="toy has no test part: put the list into toy, or let one be cut from it with"):
+        with_parts(bare, 0, None, None)
 
 
 def test_data__of_one_class_is_refused():
@@ -261,9 +320,9 @@ def test_compare__refuses_other_test_images():
         compare("toy", {"a": [outcome([1, 0, 1])], "b": [outcome([1, 0, 1, 1])]}, DRAWS)
 
 
-def row_of(data, a, b, protocol="knn", headline=True):
+def row_of(data, a, b, protocol="knn", headline=True, score="top-1"):
     scores = {"a": Score(a), "b": Score(b)}
-    return Row(data, Line(protocol, "", "top-1", "%", headline), 9, scores, {}, {"b": Score(a - b, a - b, a - b)})
+    return Row(data, Line(protocol, "", score, "%", headline), 9, scores, {}, {"b": Score(a - b, a - b, a - b)})
 
 
 def test_tally_and_averages__of_table_10():
@@ -272,8 +331,9 @@ def test_tally_and_averages__of_table_10():
     esvit = [80.0, 95.3, 82.2, 67.6, 66.4, 61.1, 85.5, 78.1, 92.8, 93.0, 97.4, 98.3, 59.3, 98.9, 84.3, 84.6, 81.1, 52.0]
     pairs = zip(esvit, [*supervised, 51.2], strict=True)
     rows = [row_of(str(number), a / 100, b / 100, "logistic") for number, (a, b) in enumerate(pairs)]
-    counted = tally([*rows, row_of("0", 0.9, 0.1, headline=False)], "b")
+    more = [row_of("0", 0.9, 0.1, headline=False), row_of("1", 0.99, 0.1, "logistic", score="top-5")]
+    counted = tally([*rows, *more], "b")
     assert (counted["win"], counted["tie"], counted["loss"]) == (16, 1, 1)
-    means = averages(rows, "logistic")
+    means = averages([*rows, *more], "logistic")
     assert means["a"] == pytest.approx(0.8099, abs=5e-5)
     assert means["b"] == pytest.approx(0.7729, abs=1e-4)

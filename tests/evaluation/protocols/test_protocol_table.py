@@ -156,3 +156,30 @@ def test_figure__has_a_dot_with_its_interval_for_every_printed_share():
         "one: logistic accuracy",
         "two: logistic accuracy",
     ]
+
+
+def test_figure__tells_any_number_of_models_apart_and_lets_the_random_one_step_back():
+    names = ["mine", *(f"other{number}" for number in range(14)), "random weights"]
+    made = {name: [Outcome(SHOWN, Mean(np.arange(40) < 2 * place), 40)] for place, name in enumerate(names)}
+    axes = protocols_figure(compare("toy", made, Resampling(draws=20)), 0.95).axes[0]
+    dots = [container.lines[0] for container in axes.containers]
+    looks = {(dot.get_color(), dot.get_marker()) for dot in dots}
+    assert len(looks) == len(dots) == 16
+    assert {dot.get_color() for dot in dots[:-1]}.isdisjoint({dots[-1].get_color()})
+    np.testing.assert_allclose([dot.get_xdata()[0] for dot in dots], 5.0 * np.arange(16), atol=1e-9)
+    assert len({dot.get_ydata()[0] for dot in dots}) == 16
+
+
+def test_store__has_the_gain_over_each_of_several_models(tmp_path):
+    hits = {"mine": 30, "a": 20, "b": 36}
+    made = {name: [Outcome(SHOWN, Mean(np.arange(40) < count), 40)] for name, count in hits.items()}
+    rows = compare("toy", made, Resampling(draws=50))
+    store_table(tmp_path, rows, {})
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert {name: tally["win"] for name, tally in stored["tallies"].items()} == {"a": 1, "b": 0}
+    gains = {name: gain["value"] for name, gain in stored["rows"][0]["gains"].items()}
+    assert gains == {"a": pytest.approx(0.25), "b": pytest.approx(-0.15)}
+    lines = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    assert [(line["model"], line["verdict"]) for line in lines] == [("mine", ""), ("a", "win"), ("b", "loss")]
+    headings = [str(column.header) for column in protocol_table(rows, 0.95).columns]
+    assert headings[-5:] == ["mine", "a", "b", "gain over a", "gain over b"]

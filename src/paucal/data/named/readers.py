@@ -19,6 +19,8 @@ from paucal.data.named.table import Portion
 from paucal.data.sources.hdf5_store import Hdf5Store, read_array
 from paucal.data.sources.stores import ArrayStore, FileStore
 
+BACKGROUND = "BACKGROUND_Google"  # of Caltech-101: pictures of anything
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -72,10 +74,13 @@ def _gtsrb(data: datasets.GTSRB, root: Path, key: str) -> Piece:
 
 
 def _caltech(data: datasets.Caltech101, root: Path, key: str) -> Piece:
+    # torchvision leaves the background images out, which papers count as the 102nd class.
     folder = Path(data.root) / "101_ObjectCategories"
     rows = zip(data.y, data.index, strict=True)
     paths = [folder / data.categories[label] / f"image_{number:04d}.jpg" for label, number in rows]
-    return _files(root, paths, data.y, data.categories)
+    background = sorted((folder / BACKGROUND).glob("image_*.jpg"))
+    labels = [*data.y, *[len(data.categories)] * len(background)]
+    return _files(root, [*paths, *background], labels, [*data.categories, BACKGROUND])
 
 
 def _array(pixels: NDArray[np.uint8], labels: Any, classes: Sequence[str], key: str) -> Piece:

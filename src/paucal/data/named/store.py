@@ -8,6 +8,7 @@ import numpy as np
 
 from paucal.data.images import ImageSet
 from paucal.data.named.locations import data_root, how_to_get
+from paucal.data.named.partitions import by_lists
 from paucal.data.named.readers import Piece, fetch_portion, read_portion
 from paucal.data.named.table import NAMED, NamedSet
 from paucal.data.sources.joined import JoinedStore
@@ -27,7 +28,8 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
         labelled: False leaves the labels out.
 
     Raises:
-        UserError: the files are not there, or damaged, or cannot be fetched; or a package is missing.
+        UserError: the files are not there, or damaged, or cannot be fetched; or a package is missing; or a list of an
+            official partition is damaged.
     """
     entry, folder = NAMED[name], data_root(root)
     _require(entry.package, entry)
@@ -36,12 +38,13 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
             raise UserError(f"the data set '{name}' is not in {folder}: {how_to_get(name, folder)}.")
         _fetch(name, folder)
     try:
-        return _join(name, folder, [read_portion(name, folder, portion) for portion in entry.portions], labelled)
+        images = _join(name, folder, [read_portion(name, folder, portion) for portion in entry.portions], labelled)
     except Exception as problem:  # the files come from outside, so reading them may raise nearly anything
         raise UserError(
             f"the data set '{name}' in {folder / entry.folder} is incomplete or damaged ({_reason(problem)}); "
             f"remove {' and '.join(entry.unpacked)} from {folder}, then {how_to_get(name, folder)}."
         ) from problem
+    return by_lists(entry, images, folder)
 
 
 def _require(package: str, entry: NamedSet) -> None:

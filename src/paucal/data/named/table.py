@@ -26,6 +26,29 @@ class Portion:
 
 
 @dataclass(frozen=True)
+class Lists:
+    """Lists of files that make an official partition of some of the images; without them a set has no parts.
+
+    Attributes:
+        title: of the partition, for people.
+        files: part to the name of its list.
+        counts: part to the images in it, as published.
+        archive: the official file that has the lists, in words.
+        folders: where the lists may lie, relative to the root; the first is recommended.
+        prefix: of a line, which makes it the path of an image relative to the root.
+        example: a line.
+    """
+
+    title: str
+    files: Mapping[str, str]
+    counts: Mapping[str, int]
+    archive: str
+    folders: tuple[str, ...]
+    prefix: str
+    example: str
+
+
+@dataclass(frozen=True)
 class NamedSet:
     """A published data set.
 
@@ -42,6 +65,7 @@ class NamedSet:
         fetchable: whether torchvision can still fetch it.
         obstacle: why it cannot, as the beginning of a sentence.
         note: how our use differs from the official parts.
+        lists: of an official partition.
     """
 
     title: str
@@ -56,6 +80,7 @@ class NamedSet:
     fetchable: bool = True
     obstacle: str = "torchvision cannot fetch it any more"
     note: str = ""
+    lists: Lists | None = None
 
 
 def _splits(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
@@ -168,12 +193,13 @@ NAMED: dict[str, NamedSet] = {
     ),
     "caltech101": NamedSet(
         title="Caltech 101",
-        portions=(Portion("", 8_677, {}),),
+        portions=(Portion("", 9_144, {}),),
         files="caltech-101.zip",
         source="https://data.caltech.edu/records/mzrjq-6wc02",
         folder="caltech101",
         unpacked=("caltech101/101_ObjectCategories",),
-        note="there are no official parts; the 101 categories are used without the background images",
+        hints=Hints(train_per_class=30),
+        note="there are no official parts; the background images are a class of their own, as in EsViT's table 9",
     ),
     "sun397": NamedSet(
         title="SUN397",
@@ -182,7 +208,15 @@ NAMED: dict[str, NamedSet] = {
         source="https://vision.princeton.edu/projects/2010/SUN/",
         folder="",
         unpacked=("SUN397",),
-        note="the ten official partitions use a small share of the images and are not read: the parts are ours",
+        lists=Lists(
+            title="first of the ten official partitions",
+            files={"train": "Training_01.txt", "test": "Testing_01.txt"},
+            counts={"train": 19_850, "test": 19_850},
+            archive="Partitions.zip (https://vision.princeton.edu/projects/2010/SUN/download/Partitions.zip)",
+            folders=("SUN397", "SUN397/Partitions", "Partitions"),
+            prefix="SUN397",
+            example="/a/abbey/sun_aaalbzqrimafwbiv.jpg",
+        ),
     ),
     "aircraft": NamedSet(
         title="FGVC-Aircraft",

@@ -65,7 +65,7 @@ def joined_sets(sets: Sequence[ImageSet], location: str) -> ImageSet:
         declared=[part or ("train" if parts else "") for one in sets for part in one.declared],
         store=JoinedStore([one.store for one in sets]),
         stream=joined_stream([one.stream for one in sets], [len(one) for one in sets]),
-        hints=sets[0].hints,
+        hints=replace(sets[0].hints, train_per_class=None, official_parts=""),  # of that set alone
         notes=tuple(f"{name}: {note}" for name, one in zip(names, sets, strict=True) for note in one.notes),
         multi_hot=None if not rows else np.concatenate(rows),
     )

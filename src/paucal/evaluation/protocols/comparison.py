@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from paucal.evaluation.intervals import Score
-from paucal.evaluation.protocols.judge import PROTOCOLS, Line, Outcome
+from paucal.evaluation.protocols.judge import PROTOCOLS, TOP_5, Line, Outcome
 from paucal.evaluation.protocols.resampling import Resampling, interval, paired_difference
 from paucal.types import UserError
 
 Verdict = Literal["win", "tie", "loss"]
+MOST_MODELS = 16  # columns of a table
 _DIGITS = {"%": 3, "px": 2}  # a tenth of a point, as papers print; a hundredth of a pixel
 
 
@@ -134,8 +135,11 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], resampling: Re
 
 
 def tally(rows: Sequence[Row], other: str) -> dict[str, int]:
-    """Count wins, ties and losses against another model over the printed lines, and how many of them are clear."""
-    counted = [row for row in rows if row.line.headline and other in row.gains]
+    """Count wins, ties and losses against another model over the printed lines, and how many of them are clear.
+
+    A data set counts once for each protocol and setting, as in papers: top-5 stands beside an accuracy that counts.
+    """
+    counted = [row for row in rows if row.line.headline and row.line.score != TOP_5 and other in row.gains]
     verdicts = [row.verdict(other) for row in counted]
     names: tuple[Verdict, ...] = ("win", "tie", "loss")
     return {

@@ -44,8 +44,8 @@ TABLE9: dict[str, Table9Set] = {
         19_850,
         19_850,
         "accuracy",
-        "torchvision, SUN397.tar.gz of Princeton",
-        note="the official first partition is not read; give the parts as list files, or --test-fraction",
+        "torchvision, SUN397.tar.gz of Princeton, and the lists of Partitions.zip",
+        note="the first of ten official partitions, of 50 + 50 images per class",
     ),
     "cars": Table9Set(
         "Stanford Cars", 196, 8_144, 8_041, "accuracy", "the data set's page", note="cannot be fetched any more"
@@ -69,7 +69,7 @@ TABLE9: dict[str, Table9Set] = {
         6_084,
         "mean_per_class",
         "torchvision, Caltech",
-        note="102 counts the background images, which are not used here; there are no official parts",
+        note="no official parts: 30 images of each class train; 102 counts the background images, as here",
     ),
     "flowers102": Table9Set("Oxford Flowers 102", 102, 2_040, 6_149, "mean_per_class", "torchvision, Oxford VGG"),
     "mnist": Table9Set("MNIST", 10, 60_000, 10_000, "accuracy", "torchvision, yann.lecun.com"),

@@ -1,4 +1,4 @@
-"""Frozen features of images: the pooled one, or the last blocks or stages side by side."""
+"""Frozen features of images: the pooled one, the last blocks or stages side by side, or class token and patches."""
 
 import re
 from collections.abc import Sequence
@@ -24,22 +24,28 @@ class FeatureKind:
 
     Attributes:
         levels: "pooled" (class token where the family has one, else the mean over the last grid, after the final norm),
-            "blocks" or "stages" (the last `count` of them, side by side).
+            "blocks" or "stages" (the last `count` of them, side by side), or "class+mean" (class token and mean of the
+            patches of each of the last `count` blocks, after the final norm: EsViT's linear probe of ViT-B, DINO's
+            `avgpool_patchtokens`).
         count: how many blocks or stages.
     """
 
-    levels: Literal["pooled", "blocks", "stages"] = "pooled"
+    levels: Literal["pooled", "blocks", "stages", "class+mean"] = "pooled"
     count: int = 1
 
     def __str__(self) -> str:
+        if self.levels == "class+mean":
+            last = "block" if self.count == 1 else f"{self.count} blocks"
+            return f"class token and mean of patches of the last {last}"
         return "pooled" if self.levels == "pooled" else f"last {counted(self.count, self.levels[:-1])}"
 
 
 POOLED = FeatureKind()
+_KIND = re.compile(r"(?P<alone>pooled|class\+mean)|(?P<levels>blocks|stages|class\+mean):(?P<count>[1-9]\d?)")
 
 
 def parse_kind(text: str) -> FeatureKind:
-    """Read "pooled", "blocks:4" or "stages:2".
+    """Read "pooled", "blocks:4", "stages:2", "class+mean" (of the last block) or "class+mean:4".
 
     Raises:
         UserError: it is something else.
@@ -48,10 +54,12 @@ def parse_kind(text: str) -> FeatureKind:
         >>> parse_kind("blocks:4")
         FeatureKind(levels='blocks', count=4)
     """
-    found = re.fullmatch(r"(pooled)|(blocks|stages):([1-9]\d?)", text)
+    found = _KIND.fullmatch(text)
     if found is None:
-        raise UserError(f"--features is {text!r}; expected auto, pooled, or the last few as in blocks:4 or stages:2.")
-    return POOLED if found[1] else FeatureKind(found[2], int(found[3]))  # type: ignore[arg-type]
+        raise UserError(
+            f"--features is {text!r}; expected auto, pooled, or the last few as in blocks:4, stages:2 or class+mean:1."
+        )
+    return FeatureKind(found["alone"] or found["levels"], int(found["count"] or 1))  # type: ignore[arg-type]
 
 
 def probe_kind(backbone: FeatureBackbone) -> FeatureKind:
@@ -71,20 +79,21 @@ class FeatureReader(nn.Module):
     Of a block or stage the feature is its class token where the family has one at its end (ViT, DeiT), or a token of
     the stage's own (ViL), else the mean over its cells. The model's final norm is applied to every block of the last
     stage before that, and to none of the earlier stages, whose width it does not have; blocks of a staged model are
-    read before the merging that follows them (EsViT, section 4.2).
+    read before the merging that follows them (EsViT, section 4.2). With "class+mean" a block gives its class token and
+    then the mean over its cells.
 
     Args:
         backbone: whose features; hooks stay on it.
         kinds: which.
 
     Raises:
-        UserError: the model has fewer blocks or stages than asked for.
+        UserError: the model has fewer blocks or stages than asked for, or no class token where that is asked for.
     """
 
     def __init__(self, backbone: FeatureBackbone, kinds: Sequence[FeatureKind]) -> None:
         super().__init__()
         self.backbone, self.kinds, self._hooked = backbone, tuple(kinds), HookedTensors()
-        self._blocks = {kind: self._last_blocks(kind.count) for kind in kinds if kind.levels == "blocks"}
+        self._blocks = {kind: self._last_blocks(kind.count) for kind in kinds if self._reads_blocks(kind)}
         wanted = {name for names in self._blocks.values() for name in names}
         self._handles = [hook_output(backbone.model, name, self._hooked) for name in sorted(wanted)]
 
@@ -102,10 +111,13 @@ class FeatureReader(nn.Module):
         for kind in self.kinds:
             if kind.levels == "pooled":
                 found.append(last.pooled)
+            elif kind.levels == "class+mean" and kind.count == 1:  # of any family, also where no block has the token
+                found.append(torch.cat([last.pooled, last.grids[-1].mean((2, 3))], 1))
             elif kind.levels == "stages":
                 found.append(self._stages(kind, stages[0].grids, last.pooled))
             else:
-                parts = [self._block(tensors[name], images, last.grids[-1]) for name in self._blocks[kind]]
+                both = kind.levels == "class+mean"
+                parts = [self._block(tensors[name], images, last.grids[-1], both) for name in self._blocks[kind]]
                 found.append(torch.cat(parts, 1))
         return found
 
@@ -113,6 +125,14 @@ class FeatureReader(nn.Module):
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
+
+    def _reads_blocks(self, kind: FeatureKind) -> bool:
+        if kind.levels == "class+mean" and not self.backbone.plan.class_token:
+            raise UserError(
+                "--features class+mean puts the class token beside the mean of the patches, and "
+                f"{model_name(self.backbone.model)} has none that it pools by: give pooled, blocks:4 or stages:2."
+            )
+        return kind.levels == "blocks" or (kind.levels == "class+mean" and kind.count > 1)
 
     def _last_blocks(self, count: int) -> tuple[str, ...]:
         names = self.backbone.plan.blocks
@@ -133,7 +153,7 @@ class FeatureReader(nn.Module):
             )
         return torch.cat([*(grid.mean((2, 3)) for grid in grids[len(grids) - kind.count : -1]), pooled], 1)
 
-    def _block(self, output: Any, images: Tensor, last: Tensor) -> Tensor:
+    def _block(self, output: Any, images: Tensor, last: Tensor, both: bool) -> Tensor:
         plan, size = self.backbone.plan, (images.shape[-2], images.shape[-1])
         output = last_tensor(output)
         hints = Hints(plan.channels_last, (last.shape[2], last.shape[3]))
@@ -146,9 +166,15 @@ class FeatureReader(nn.Module):
         # A token that the final grid lacks belongs to its stage alone and sums it up (ViL's global token).
         own_token = layout.prefix > 0 and (plan.class_token or plan.prefixes[0] == 0)
         norm = self._norm() if grid.shape[1] == last.shape[1] else nn.Identity()
-        if own_token:
+        if both and not layout.prefix:
+            raise UserError(
+                f"--features class+mean of several blocks needs a class token in each, and "
+                f"{model_name(self.backbone.model)} adds its own after them: give class+mean for the last one alone."
+            )
+        if own_token and not both:
             return _normed_tokens(norm, output[:, 0])
-        return _normed_grid(norm, grid).mean((2, 3))
+        mean = _normed_grid(norm, grid).mean((2, 3))
+        return torch.cat([_normed_tokens(norm, output[:, 0]), mean], 1) if both else mean
 
     def _norm(self) -> nn.Module:
         name = self.backbone.plan.norm

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from paucal.evaluation.curves import COLOURS
 from paucal.evaluation.intervals import Score
-from paucal.evaluation.plots import BLUE, GREY, ORANGE, shorten
+from paucal.evaluation.plots import GREY, shorten
 from paucal.evaluation.protocols.comparison import Row
+from paucal.evaluation.protocols.subjects import FLOOR
 from paucal.wording import percent
 
 SCORES, MATCHES = "frozen_features.png", "correspondence.png"
-GREEN = "#009e73"
+MARKERS = "osD^v"  # of the models whose colours come again
 MOST_LINES = 60
 
 
@@ -28,18 +30,19 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
         level: of the intervals.
     """
     names = list(rows[0].scores)
-    figure = Figure(figsize=(5.4, 1.5 + 0.42 * max(len(rows), 2)), layout="constrained")
+    room = max(0.42, 0.14 * len(names))  # inches of a line
+    figure = Figure(figsize=(5.4, 1.5 + room * max(len(rows), 2)), layout="constrained")
     axes = figure.subplots()
     sets = len({row.data for row in rows})
-    apart = np.linspace(-0.2, 0.2, len(names)) if len(names) > 1 else np.zeros(1)
-    colours = dict(zip(names, _colours(names), strict=True))
-    for name, offset in zip(names, apart, strict=True):
+    most = 0.2 if len(names) < 4 else 0.34
+    apart = np.linspace(-most, most, len(names)) if len(names) > 1 else np.zeros(1)
+    for name, offset, (colour, marker) in zip(names, apart, _looks(names), strict=True):
         drawn = [(place, row.scores[name]) for place, row in enumerate(rows) if name in row.scores]
         places = np.array([place for place, _ in drawn]) + offset
         values = np.array([100 * score.value for _, score in drawn])
         reach = np.array([_reach(score) for _, score in drawn]).reshape(-1, 2).T
         label = shorten(name, 34)
-        axes.errorbar(values, places, xerr=reach, fmt="o", color=colours[name], ms=4.5, lw=1.3, capsize=2, label=label)
+        axes.errorbar(values, places, xerr=reach, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
     axes.set_yticks(range(len(rows)), [_title(row, sets > 1) for row in rows], fontsize=9)
     axes.set(xlim=(-2, 102), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(f"% of the test images, {percent(level, 'g')} interval")
@@ -49,10 +52,12 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
     return figure
 
 
-def _colours(names: Sequence[str]) -> list[str]:
-    """Return a colour per model: the one that is judged stands out, the random one steps back."""
-    others = iter((ORANGE, GREEN))
-    return [BLUE if place == 0 else GREY if place == len(names) - 1 else next(others) for place in range(len(names))]
+def _looks(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return colour and marker of each model, no two alike: the judged one stands out, the random one steps back."""
+    return [
+        (GREY if name == FLOOR else COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS)])
+        for place, name in enumerate(names)
+    ]
 
 
 def _reach(score: Score) -> tuple[float, float]:

@@ -47,6 +47,7 @@ from paucal.wording import percent
 Protocol = Literal["knn", "linear", "logistic", "correspondence", "few-labels"]
 PROTOCOLS: tuple[Protocol, ...] = ("knn", "linear", "logistic", "correspondence", "few-labels")
 SEVERAL_CLASSES: frozenset[Protocol] = frozenset({"logistic", "correspondence"})  # what such images can be judged by
+WIDE, TOP_5 = 5, "top-5"  # answers of the second accuracy, where there are more classes, and its name
 Bar = Callable[[str], AbstractContextManager[Advance]]
 Rows = tuple[Tensor, Tensor]
 
@@ -182,9 +183,9 @@ def _knn(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> lis
     for k, scores in votes.items():
         line = Line("knn", f"k = {k}", "top-1", headline=plain and k == headline)
         outcomes.append(Outcome(line, Mean(hits(scores, truth)), len(truth)))
-        if data.n_classes > 5:
-            line = Line("knn", f"k = {k}", "top-5", headline=plain and k == headline)
-            outcomes.append(Outcome(line, Mean(hits(scores, truth, 5)), len(truth)))
+        if data.n_classes > WIDE:
+            line = Line("knn", f"k = {k}", TOP_5, headline=plain and k == headline)
+            outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth)))
     if not plain:
         line = Line("knn", f"k = {headline}", TITLES[data.metric])
         outcomes.append(Outcome(line, measure_of(data.metric, votes[headline], truth), len(truth)))
@@ -217,7 +218,7 @@ def _linear(
     scores = found.classifier.scores(test).cpu()
     views = "augmented views" if options.augment else "plain images"
     note = f"rate {found.rate:g} per 256 images{_chosen(parts)}; {kind}; {views}"
-    return [Outcome(Line("linear", "", TITLES[data.metric]), measure_of(data.metric, scores, truth), len(truth), note)]
+    return _of_classifier("linear", scores, truth, data, note)
 
 
 def _logistic(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -> list[Outcome]:
@@ -231,9 +232,19 @@ def _logistic(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions) -
     scores = found.classifier.scores(test).cpu()
     stopped = "" if found.classifier.converged else ", stopped at the limit of iterations"
     note = f"lambda {found.search.strength:.2g} after {found.fits} fits{_chosen(parts)}{stopped}"
-    return [
-        Outcome(Line("logistic", "", TITLES[data.metric]), measure_of(data.metric, scores, truth), len(truth), note)
-    ]
+    return _of_classifier("logistic", scores, truth, data, note)
+
+
+def _of_classifier(
+    protocol: Literal["linear", "logistic"], scores: Tensor, truth: Tensor, data: JudgedData, note: str
+) -> list[Outcome]:
+    """Return the data set's metric, which has chosen, and of more than five classes top-5, which has chosen nothing."""
+    measure = measure_of(data.metric, scores, truth)
+    outcomes = [Outcome(Line(protocol, "", TITLES[data.metric]), measure, len(truth), note)]
+    if truth.ndim == 1 and data.n_classes > WIDE:
+        line = Line(protocol, "", TOP_5, headline=data.metric == "accuracy")
+        outcomes.append(Outcome(line, Mean(hits(scores, truth, WIDE)), len(truth), note))
+    return outcomes
 
 
 def _chosen(parts: dict[str, Rows]) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.data.randomness import derive_seed
-from paucal.data.splits.split import Split, make_split
+from paucal.data.splits.split import Split, make_split, take_few
 from paucal.evaluation.protocols.classifier import require_classes
 from paucal.evaluation.protocols.datasets import metric_of
 from paucal.evaluation.protocols.metrics import MetricName
@@ -63,22 +63,37 @@ class JudgedData:
 
 
 def with_parts(images: ImageSet, seed: int, val_fraction: float | None, test_fraction: float | None) -> Split:
-    """Split a set that is no run's own; the test images must be declared, or asked for.
+    """Split a set that is no run's own; the test images must be declared, published or asked for.
 
     A model may have been trained on any of a folder's images. Cutting test images from it unasked would make a score
-    of training images.
+    of training images. A set that has no official parts and is judged by a published number of training images of each
+    class (Caltech-101: 30) is drawn so, and all others are the test.
 
     Raises:
         UserError: there is no test part and no `test_fraction`, or the parts make no sense.
     """
-    if set(images.declared) <= {"", "train"} and test_fraction is None:
-        raise UserError(
-            f"{images.location} has no test part: give a folder with train and test, or let one be cut from it with "
-            "--test-fraction 0.2 (only where the model has not seen these images)."
-        )
     shares = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     known = {name: value for name, value in shares.items() if value is not None}
+    if set(images.declared) <= {"", "train"} and test_fraction is None:
+        if images.hints.train_per_class is not None and images.labelled:
+            return _few_train(images, images.hints.train_per_class, seed, known)
+        own = images.hints.official_parts or "give a folder with train and test"
+        raise UserError(
+            f"{images.location} has no test part: {own}, or let one be cut from it with "
+            "--test-fraction 0.2 (only where the model has not seen these images)."
+        )
     return make_split(images, seed, **known)  # type: ignore[arg-type]  # shares alone
+
+
+def _few_train(images: ImageSet, per_class: int, seed: int, shares: dict[str, float]) -> Split:
+    """Draw so many images of each class to train on; all others are the test."""
+    every = Split(np.full(len(images), "train", dtype="<U6"), "")
+    drawn = take_few(every, images.labels, per_class, seed).parts == "train"
+    declared = np.where(drawn, "train", "test").tolist()
+    split = make_split(replace(images, declared=declared), seed, **shares)  # type: ignore[arg-type]  # shares alone
+    words = f"{per_class} images of each class, drawn with seed {seed}, train, and all others are the test"
+    kept = len(split.indices("val"))
+    return replace(split, description=f"{words}; {kept} of those that train validate" if kept else words)
 
 
 def judged_data(images: ImageSet, split: Split, metric: MetricName | None = None) -> JudgedData:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,17 @@ import torch
 
 from paucal.data.decode import Reading
 from paucal.data.loader import images_together
-from paucal.evaluation.protocols.comparison import Row, compare
+from paucal.evaluation.protocols.comparison import MOST_MODELS, Row, compare
 from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.extraction import Extraction
 from paucal.evaluation.protocols.feature_cache import FeatureCache, default_folder
-from paucal.evaluation.protocols.feature_reader import POOLED, parse_kind
+from paucal.evaluation.protocols.feature_reader import POOLED, FeatureReader, parse_kind
 from paucal.evaluation.protocols.judge import SEVERAL_CLASSES, JudgeOptions, Protocol, judge
 from paucal.evaluation.protocols.judged_data import JudgedData
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.resampling import Resampling
-from paucal.evaluation.protocols.subjects import Subject, floor_of
+from paucal.evaluation.protocols.subjects import FLOOR, Subject, floor_of
 from paucal.evaluation.protocols.table import FOLDER, protocol_table, remarks, store_table
 from paucal.evaluation.seen_images import require_unseen, seen_unlabelled
 from paucal.runs import RunFolder
@@ -36,6 +37,7 @@ from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Voice
 
 SUITE = "table9"
+MOST_COMPARED = MOST_MODELS - 2  # beside the one that is judged and the random one
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class FrozenTable:
 def judge_frozen(
     model: str, data: Sequence[str], protocols: Sequence[Protocol], settings: EvalSettings, folder: Path, voice: Voice
 ) -> FrozenTable:
-    """Judge a model, the one to compare it with and the random one; print and store the table.
+    """Judge a model, those to compare it with and the random one; print and store the table.
 
     Args:
         model: a run folder, a weights file or a timm model.
@@ -67,22 +69,23 @@ def judge_frozen(
         voice: what is told.
 
     Raises:
-        UserError: a model or a data set is not there, or does not suit a protocol.
+        UserError: a model or a data set is not there, or does not suit a protocol; or a model has no such features.
     """
     _require_sense(settings)
     run = find_run(model)
     if run is None and not data:
-        raise UserError(f"give DATA to judge {model!r} on: only a run has images of its own.")
+        raise UserError(f"give DATA to judge {model!r} on, before the flags: only a run has images of its own.")
     subjects = _subjects(model, settings)
     for subject in subjects:
         check_batch(_together(settings, subject), subject.preprocessing.image_size)
+        _require_features(subject, settings, protocols)
     _introduce(subjects, voice)
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
     drawn: JudgedData | None = None
     for one in _opened(data, run, settings, voice, _reading(subjects)):
-        seen = _seen(one, [name for name in (model, settings.compare) if name], voice)
+        seen = _seen(one, [model, *(settings.compare or [])], voice)
         asked = _suiting(protocols, one) if SUITE in data else protocols
         outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
         rows += compare(one.name, outcomes, Resampling(settings.seed, settings.bootstrap))
@@ -170,10 +173,20 @@ def _show(rows: Sequence[Row], voice: Voice) -> None:
 def _require_sense(settings: FrozenSettings) -> None:
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache names a folder and --no-cache wants none; give one of them.")
+    others = len(settings.compare or [])
+    if others > MOST_COMPARED:
+        raise UserError(f"--compare names {others} models, and a table has room for {MOST_COMPARED}: give fewer.")
+
+
+def _require_features(subject: Subject, settings: FrozenSettings, protocols: Sequence[Protocol]) -> None:
+    """Refuse features that a model cannot give, before any model has looked at an image."""
+    if settings.features != "auto" and set(protocols) - {"correspondence"}:
+        FeatureReader(subject.backbone, [parse_kind(settings.features)]).close()
 
 
 def _subjects(model: str, settings: EvalSettings) -> list[Subject]:
-    runs = [find_run(name) is not None for name in (model, settings.compare) if name]
+    names = [model, *(settings.compare or [])]
+    runs = [find_run(name) is not None for name in names]
 
     def opened(name: str) -> Subject:
         # Beside a timm model a run keeps its own size; runs alone cannot be meant by one, and refuse it.
@@ -188,12 +201,20 @@ def _subjects(model: str, settings: EvalSettings) -> list[Subject]:
             seed=settings.seed,
         )
 
-    first = opened(model)
-    others = [] if settings.compare is None else [opened(settings.compare)]
-    if any(other.name == first.name for other in others):
-        others = [replace(other, name=f"{other.name} (2)") for other in others]
+    first, *others = [opened(name) for name in names]
     floor = [] if settings.no_floor or first.random else [floor_of(first, settings.seed)]
-    return [first, *others, *floor]
+    return [*_told_apart([first, *others]), *floor]
+
+
+def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
+    """Return the models with a name of its own for each, by which its column is found."""
+    taken, named = {FLOOR}, []
+    for subject in subjects:
+        numbered = (f"{subject.name} ({number})" for number in count(2))
+        name = subject.name if subject.name not in taken else next(name for name in numbered if name not in taken)
+        taken.add(name)
+        named.append(replace(subject, name=name))
+    return named
 
 
 def _together(settings: EvalSettings, subject: Subject) -> int:

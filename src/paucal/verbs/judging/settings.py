@@ -48,13 +48,19 @@ class JudgingSettings:
 class FrozenSettings:
     """Every setting of the protocols on frozen features."""
 
-    compare: str | None = option("a second model, on the same test images", None, group=_GROUP)
+    compare: list[str] | None = option(
+        "other models, each a column of its own, on the same test images", None, group=_GROUP
+    )
     model: str | None = option("the timm model that a weights file is of", None, group=_GROUP)
     network: str | None = option("of several networks in a weights file: teacher, student, ...", None, group=_GROUP)
     pretrained: bool = option("give a timm model its published weights, not random ones", False, group=_GROUP)
     img_size: list[int] | None = option("image side of a file or timm model, or height and width", None, group=_GROUP)
     no_floor: bool = option("leave out the same architecture with random weights", False, group=_GROUP)
-    features: str = option("auto, pooled, or the last few side by side: blocks:4, stages:2", "auto", group=_GROUP)
+    features: str = option(
+        "auto, pooled, the last few side by side (blocks:4, stages:2), or class token and mean of patches (class+mean)",
+        "auto",
+        group=_GROUP,
+    )
     feature_dtype: Literal["float32", "float16"] = option("precision of stored features", "float32", group=_GROUP)
     cache: str | None = option("folder of stored features; by default in the user's cache", None, group=_GROUP)
     no_cache: bool = option("store no features", False, group=_GROUP)
