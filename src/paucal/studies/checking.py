@@ -33,6 +33,8 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
     for name, start in study.starts.items():
         known(start.model, study.models, f"{where}: the model of the start {name!r}")
         known(start.verb, ("train", "pretrain"), f"{where}: the verb of the start {name!r}")
+        if start.tag and start.init != "timm":
+            raise UserError(f"{where}: the start {name!r} has the tag {start.tag!r}, which belongs to init: timm.")
     _check_sense(study, where)
 
 

@@ -122,6 +122,12 @@ def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
     return {**size, **shared, **_architecture(standin), **start.set}
 
 
+def begun_elsewhere(study: Study, run: Planned, place: str) -> Planned:
+    """Return a run of the full scale that begins with a given run or file, in the place of what it has by itself."""
+    model = study.models[run.row.model].full.name  # without the tag of weights that are not taken
+    return replace(run, settings={**run.settings, "model": model, "init": place})
+
+
 def find_scale(study: Study, scale: str) -> Scale | None:
     """Return a smaller scale of a study, None for the full one.
 
@@ -158,25 +164,29 @@ def _judged(study: Study, row: Row, column: Column, small: Scale | None) -> dict
     """Return the settings of `paucal eval` that a column of frozen features asks for."""
     model = study.models[row.model]
     one = model.full if small is None or model.standin is None else model.standin
-    return {"protocol": [PROTOCOLS.get(column.metric, column.metric)], "model": one.name}
+    known = study.starts[row.start].init if small is None else ""
+    begin = {"init": known} if known else {}
+    return {"protocol": [PROTOCOLS.get(column.metric, column.metric)], "model": one.name, **begin}
 
 
 def _full(study: Study, row: Row, column: Column) -> dict[str, Any]:
     own = row.epochs or column.epochs
     length = {} if own is None else {"epochs": own, **({"schedule_epochs": own} if study.kind == "train" else {})}
-    begin = {"init": "none"} if study.kind == "train" and not study.start else {}
-    if row.start and (known := study.starts[row.start].init):
-        begin = {"init": known}
+    begin = {"init": "none"} if study.kind == "train" and not row.start else {}
+    model = study.models[row.model].full
+    if row.start and (start := study.starts[row.start]).init:
+        begin = {"init": start.init}
+        model = replace(model, name=f"{model.name}.{start.tag}") if start.tag else model
     recipe = {"recipe": study.recipe} if study.recipe else {}
     said = {**study.full, **length, **row.set, **column.set, **row.full, **column.full}
-    return _settled({**begin, **recipe, **_architecture(study.models[row.model].full, row), **said})
+    return _settled({**begin, **recipe, **_architecture(model, row), **said})
 
 
 def _standin(study: Study, row: Row, column: Column, small: Scale, epochs: int) -> dict[str, Any]:
     standin = study.models[row.model].standin
     if standin is None:
         raise UserError(f"{row.name!r} of {study.name} has no model for a smaller scale: use --scale full.")
-    begin = {"init": "none"} if study.kind == "train" else {}
+    begin = {"init": "none"} if study.kind == "train" and not row.start else {}
     said = {**row.set, **column.set, **row.standin, **column.standin}
     share = epochs / (row.epochs or column.epochs or study.epochs)
     said |= {name: max(1, round(share * said[name])) for name in BY_EPOCH if name in said}

@@ -19,6 +19,7 @@ MOST_BYTES = 1 << 20
 T = TypeVar("T")
 _SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # of all studies of a file
 _BY_KIND = ("telling", "scales")  # of all studies of a kind, whichever paper they are of
+_TUNE = "tune"  # among the kinds there: studies of kind "train" whose rows begin with something
 
 
 def read_data_sets(path: Path) -> dict[str, DataSet]:
@@ -42,7 +43,7 @@ def read_by_kind(path: Path) -> dict[str, Any]:
     """
     content = _mapping(path)
     for kind, entry in content.items():
-        known(kind, TRAINED, f"{path.name}: the kind")
+        known(kind, (*TRAINED, _TUNE), f"{path.name}: the kind")
         for name in entry:
             known(name, _BY_KIND, f"{path.name}: {kind}: the entry")
     return content
@@ -70,7 +71,8 @@ def read_studies(
     found = {}
     for name, entry in content.get("studies", {}).items():
         where = f"{path.name}: {name}"
-        own = {"scales": content.get("scales", {}), **shared, **(by_kind or {}).get(entry.get("kind"), {})}
+        alike = _TUNE if entry.get("kind") == "train" and entry.get("starts") else entry.get("kind")
+        own = {"scales": content.get("scales", {}), **shared, **(by_kind or {}).get(alike, {})}
         scales = _scales(own.pop("scales"), entry, where)
         found[name] = _study(name, {**own, **entry, "scales": scales}, models, where)
         check_study(found[name], data_sets, where)

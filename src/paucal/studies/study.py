@@ -94,12 +94,13 @@ class Row(Part):
 
 @dataclass(frozen=True)
 class Start:
-    """What detectors or segmenters begin with, or whose frozen features are judged.
+    """What rows begin with, or whose frozen features are judged.
 
     Attributes:
         words: what it is at full scale.
         model: that has learned, by its name in the study.
         init: the `--init` that gives it at full scale; "" where there is none, and a run has to be given.
+        tag: which of timm's weights are meant, where `init` is "timm"; "" for timm's own choice.
         verb: that makes what takes its place at a smaller scale, "train" or "pretrain".
         set: settings of that.
     """
@@ -107,6 +108,7 @@ class Start:
     words: str
     model: str
     init: str = ""
+    tag: str = ""
     verb: str = "train"
     set: Mapping[str, Any] = field(default_factory=dict)
 
@@ -133,8 +135,7 @@ class Study:
         misprints: of the paper, and what else its numbers have to be read with.
         telling: what the smaller scales can and cannot tell.
         without: why there are no smaller scales.
-        start: what runs at full scale begin with and cannot be had by itself; "" for nothing.
-        starts: what its rows begin with, by name, where they do not begin with the same.
+        starts: what its rows begin with, by name; none where they begin with random weights.
         see: of what is not run, where it is found or how it is made.
         note: a remark.
     """
@@ -156,7 +157,6 @@ class Study:
     misprints: tuple[str, ...] = ()
     telling: str = ""
     without: str = ""
-    start: str = ""
     starts: Mapping[str, Start] = field(default_factory=dict)
     see: str = ""
     note: str = ""

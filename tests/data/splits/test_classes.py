@@ -34,7 +34,7 @@ def test_choose_classes__leaves_images_without_label_out(make_set, tmp_path):
 
 def test_imagenet100__is_shipped():
     names = read_class_list("imagenet100")
-    assert shipped_lists() == ["imagenet100"]
+    assert "imagenet100" in shipped_lists()
     assert len(names) == len(set(names)) == 100
     assert names == sorted(names)
     assert (names[0], names[50], names[-1]) == ("n01558993", "n02974003", "n13040303")
@@ -83,7 +83,7 @@ def test_choose_classes__says_what_is_wrong(make_folder, tmp_path, text, message
 def test_choose_classes__needs_a_text_file_and_labels(make_folder, tmp_path):
     folder = make_folder("cat/1.png", "dog/2.png")
     images = open_images(folder)
-    with pytest.raises(UserError, match=r"imagenet10 is no file; .* that comes with paucal \(imagenet100\)"):
+    with pytest.raises(UserError, match=r"imagenet10 is no file; .* that comes with paucal \(.*, imagenet100\)"):
         choose_classes(images, "imagenet10")
     with pytest.raises(UserError, match="is no file"):
         choose_classes(images, folder)

@@ -7,6 +7,8 @@ import pytest
 from timm import is_model
 
 from paucal.backbones.sizing import fit_to_image_size
+from paucal.data.sources.digits import open_digits
+from paucal.data.splits.classes import read_class_list
 from paucal.rules.backbone import model_arguments
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan, start_settings
@@ -17,6 +19,7 @@ from paucal.verbs.studying.counting import count_model, count_network
 
 TRAINED = [name for name, study in studies().items() if study.trains]
 TRANSFERRED = [name for name in TRAINED if studies()[name].kind in ("detect", "segment")]
+TUNED = [name for name in TRAINED if studies()[name].kind == "train" and studies()[name].starts]
 CASES = [(name, scale) for name in TRAINED for scale in (*studies()[name].scales, "full")]
 FAMILIES = [  # one model of each, at both sizes
     ("drloc", ("swin_t", "cvt_13", "t2t_14", "vit_b", "resnet50"), "drloc-table-2a"),
@@ -34,14 +37,14 @@ def checked(name: str, scale: str) -> list[tuple[str, Any]]:
         values = dict(run.settings)
         if run.row.maps:
             values["labels"] = "maps"
-        if scale == "full" and study.start and "drloc" not in study.recipe:
-            values["init"] = "run"
         if study.kind == "frozen":
-            check_ranges(EvalSettings(**values))
+            check_ranges(EvalSettings(**{key: value for key, value in values.items() if key != "init"}))
             assert is_model(values["model"]), run.name
             continue
+        if run.row.start:
+            values = {"init": "run", **values}
         if study.kind in ("detect", "segment"):
-            values = {"data": "images", "init": "run", **values}
+            values = {"data": "images", **values}
         job = job_of(study.kind)
         settings, _ = job.check(job.kind(**values), dict.fromkeys(values, "given"))
         found.append((run.name, settings))
@@ -83,14 +86,56 @@ def test_settings__of_detectors_and_segmenters_at_full_scale_are_the_papers():
     assert round(large.epochs * 20_210 / 16, -3) == 160_000
 
 
+def test_settings__of_tuned_models_at_full_scale_are_the_papers():
+    assert TUNED == ["drloc-table-5", "dhvt-table-1", "dhvt-table-8"]
+    found = dict(checked("drloc-table-5", "full"))
+    begun = {run.partition(" +")[0]: (one.model, one.init) for run, one in found.items()}
+    assert begun == {
+        "Swin-T": ("swin_tiny_patch4_window7_224.ms_in1k", "timm"),
+        "T2T-ViT-14": ("t2t_vit_14", "run"),
+        "ResNet-50": ("resnet50.tv_in1k", "timm"),  # what torchvision had at the paper's time
+    }
+    for name, images in (("drloc-table-5", 1024), ("dhvt-table-1", 256), ("dhvt-table-8", 256)):
+        for run, one in checked(name, "full"):
+            assert (one.batch_size * one.accumulate, one.epochs, one.img_size) == (images, 100, [224]), run
+            assert one.method == ("drloc" if "drloc" in run else "supervised"), run
+    assert {one.warmup_epochs for one in found.values()} == {10}
+    assert {one.warmup_epochs for _, one in checked("dhvt-table-8", "full")} == {2}
+
+
+def test_settings__of_tuned_models_at_the_smaller_scales_are_of_other_classes_than_their_starts():
+    """Neither an image nor a class that a row is tested on was seen by what the row begins with."""
+    for name in TUNED:
+        study = studies()[name]
+        for scale, small in study.scales.items():
+            lesson = small.lesson
+            assert lesson is not None
+            assert (lesson.data, lesson.side) == (small.data, small.side)
+            before, after = ({*read_class_list(one["classes"])} for one in (lesson.set, small.set))
+            assert len(before) == len(after) == 5
+            assert not before & after
+            runs = plan(study, scale, data_sets())
+            assert all("init" not in run.settings for run in runs)  # the cell has it from its start
+            rates = {run.settings["lr"] for run in runs}
+            assert rates == {start_settings(study, study.starts[runs[0].row.start], small)["lr"] / 2}
+    digits = open_digits()
+    names = (read_class_list("digits-0-to-4"), read_class_list("digits-5-to-9"))
+    assert sorted([*names[0], *names[1]]) == sorted(digits.classes)
+
+
 def test_starts__at_the_smaller_scales_are_what_tells_the_rows_apart():
-    found = {name: start_settings_of(name) for name in TRANSFERRED}
+    found = {name: start_settings_of(name) for name in (*TRANSFERRED, *TUNED)}
     for name, starts in found.items():
         assert len({str(settings) for settings in starts.values()}) == len(starts), name
     assert found["drloc-table-10"]["plain"].method == "supervised"
     assert found["drloc-table-10"]["drloc"].method == "drloc"
     assert found["esvit-table-4"]["esvit"].tasks == "view+region"
     assert {one.model for one in found["lvvit-segmentation"].values()} == {"lvvit_s", "lvvit_m", "lvvit_l"}
+    assert {one.method for name in TUNED for one in found[name].values()} == {"supervised"}  # the loss comes later
+    for name in TUNED:
+        for run in plan(studies()[name], "tiny", data_sets()):
+            start = found[name][run.row.start]
+            assert (run.settings["model"], run.settings["model_args"]) == (start.model, start.model_args)
 
 
 def start_settings_of(name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def shipped_lists() -> list[str]:
 
     Example:
         >>> shipped_lists()
-        ['imagenet100']
+        ['cifar10-first-five', 'cifar10-last-five', 'digits-0-to-4', 'digits-5-to-9', 'imagenet100']
     """
     return sorted(entry.name.removesuffix(".txt") for entry in _shipped().iterdir() if entry.name.endswith(".txt"))
 

@@ -1,7 +1,7 @@
 """Before a grid starts: is every way to train sound, on which images, and how long will it take?"""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from paucal.runs.writable import try_folder
 from paucal.settings.options import flag
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm, settings_of
+from paucal.verbs.comparing.cells.cell import of_verb
 from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
 from paucal.verbs.comparing.fingerprint import fingerprint
 from paucal.verbs.comparing.settings import GridSettings
@@ -31,7 +32,13 @@ PATIENCE = 30.0  # seconds to wait for another call that lets the same grid grow
 
 
 def settle_grid(
-    asked: GridSettings, arms: Sequence[Arm], shared: Mapping[str, Any], command: str, voice: Voice
+    asked: GridSettings,
+    arms: Sequence[Arm],
+    shared: Mapping[str, Any],
+    command: str,
+    voice: Voice,
+    absent: Mapping[str, Any] | None = None,
+    before: Callable[[Grid], object] | None = None,
 ) -> Grid:
     """Check every way to train, measure how long it takes, and store the grid, or let the one that is there grow.
 
@@ -41,6 +48,8 @@ def settle_grid(
         shared: settings of all runs, as given.
         command: that asks for it.
         voice: shows what takes long.
+        absent: settings in the place of what is not there yet, such as the weights that a run begins with.
+        before: called with the grid as it will be, when all is sound and before workers can see it.
 
     Raises:
         UserError: a setting does not do, the folder holds something else, or the images have changed.
@@ -51,14 +60,18 @@ def settle_grid(
     pinned = [replace(arm, settings=_pinned(arm.settings)) for arm in arms]
     shared = _pinned(shared)
     _require_used(shared, pinned)
-    digest = fingerprint(find_images(_settings({**shared, **pinned[0].settings})))
+    digest = fingerprint(find_images(_settings(of_verb({**shared, **pinned[0].settings}))))
     threads = old.threads if old is not None else threads_of_worker(asked)
     rates = tuple(dict.fromkeys(asked.lrs or ()))
     new = Grid(folder, digest, shared, tuple(pinned), seeds, rates, threads, {}, (command,))
     grid = new if old is None else grown(old, new)
     torch.set_num_threads(threads)
     known = {} if old is None else old.forecast
-    forecast = {**known, **_forecast(grid, [arm for arm in grid.arms if arm.name not in known], voice)}
+    found = _forecast(grid, [arm for arm in grid.arms if arm.name not in known], voice, absent or {})
+    forecast = {**known, **found}
+    if before is not None:
+        before(grid)
+        torch.set_num_threads(threads)
     return store_grid(folder, replace(new, forecast=forecast))
 
 
@@ -82,12 +95,12 @@ def store_grid(folder: Path, new: Grid) -> Grid:
         lock.release()
 
 
-def _forecast(grid: Grid, arms: Sequence[Arm], voice: Voice) -> dict[str, float]:
+def _forecast(grid: Grid, arms: Sequence[Arm], voice: Voice, absent: Mapping[str, Any]) -> dict[str, float]:
     """Put a run of every arm together, which finds mistakes before anything is trained, and time a few of its steps."""
     found: dict[str, float] = {}
     with voice.progress("measuring") as advance:
         for number, arm in enumerate(arms):
-            values = {**settings_of(grid.shared, arm), "seed": grid.seeds[0]}
+            values = {**absent, **of_verb(settings_of(grid.shared, arm)), "seed": grid.seeds[0]}
             values |= {"lr": grid.rates[0]} if grid.rates else {}
             job, given = TrainingJob(), dict.fromkeys(values, "given")
             try:
@@ -125,8 +138,9 @@ def threads_of_worker(asked: GridSettings) -> int:
 
 def _pinned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that find the same files from any folder; only those that are given."""
-    made = TrainingJob().pin(plain_init(_settings(values)))
-    found = {name: getattr(made, name) for name in values}
+    own = of_verb(values)
+    made = TrainingJob().pin(plain_init(_settings(own)))
+    found = {**values, **{name: getattr(made, name) for name in own}}
     if values.get("init") == NONE:
         found["init"] = NONE
     return {**found, **({} if made.data_root is None else {"data_root": made.data_root})}

@@ -28,12 +28,10 @@ def require_run(found: Study) -> None:
 
 
 def require_sense(found: Study, asked: StudySettings) -> None:
-    """Raise a UserError for settings that say nothing at this scale or of this study, or lack what it begins with."""
+    """Raise a UserError for settings that say nothing at this scale or of this study."""
     given = [name for name in FULL_ONLY if getattr(asked, name) is not None]
     if given and asked.scale != "full":
         raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
-    if asked.scale == "full" and found.start and asked.init is None and not found.recipe.startswith("drloc"):
-        raise UserError(f"{found.name} begins with {found.start}.")
     if asked.init is not None and len(asked.init) > 1 and not found.starts:
         raise UserError(f"--init: all runs of {found.name} begin with the same: give one.")
     if found.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):

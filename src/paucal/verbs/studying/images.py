@@ -38,11 +38,15 @@ class Places:
 
 
 def called(runs: Sequence[Planned], asked: StudySettings) -> list[Planned]:
-    """Return runs whose images are called by the name of DATA, where it takes the place of a smaller scale's own."""
+    """Return runs on DATA, and called by its name, where it takes the place of a smaller scale's own images.
+
+    Which classes of those are used says nothing of DATA.
+    """
     if asked.scale == "full" or not asked.data:
         return list(runs)
     name = name_of(asked.data[0])
-    return [replace(run, data=name, judged=name) for run in runs]
+    kept = [{key: value for key, value in run.settings.items() if key != "classes"} for run in runs]
+    return [replace(run, data=name, judged=name, settings=own) for run, own in zip(runs, kept, strict=True)]
 
 
 def name_of(data: str) -> str:
@@ -92,13 +96,18 @@ def _given(words: Sequence[str], wanted: Sequence[str], data_sets: Mapping[str, 
     return {name: given.get(name) or data_sets[name].named for name in wanted}
 
 
-def labelled_images(data: str, shared: Mapping[str, Any]) -> ImageSet:
+def labelled_images(data: str, shared: Mapping[str, Any], classes: str | None = None) -> ImageSet:
     """Open labelled images without a look at their pixels.
+
+    Args:
+        data: where they are.
+        shared: settings that find them.
+        classes: that are used, as `paucal train --classes` takes them; None for all.
 
     Raises:
         UserError: they are not there.
     """
-    return find_images(TrainSettings(data=data, **_only(shared)))
+    return find_images(TrainSettings(data=data, classes=classes, **_only(shared)))
 
 
 def unlabelled_images(data: str, shared: Mapping[str, Any]) -> ImageSet:

@@ -32,8 +32,8 @@ class StudySettings:
         "full: named settings in place of the study's, such as drloc-scratch-reference", group=_WHAT
     )
     init: list[str] | None = option(
-        "full: the trained weights that runs begin with, where a study needs some; NAME=RUN for each start of a study "
-        "of detection or segmentation",
+        "full: the trained weights that runs begin with, where a study needs some; NAME=RUN for each start that "
+        "'paucal study show NAME' names",
         group=_WHAT,
     )
     labels: str | None = option("full: folder of label maps, where a study needs them", group=_WHAT)

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paucal.settings.options import flag_words
@@ -12,9 +13,8 @@ from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
 from paucal.studies.study import COUNTED, Study, Value
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.cell import ENTRIES
+from paucal.verbs.comparing.cells.cell import of_verb
 from paucal.verbs.comparing.cells.grid import Grid
-from paucal.verbs.studying.grids.scenes import LESSON
 from paucal.wording import counted
 
 # What is made of a row, by the kind of its study.
@@ -43,7 +43,7 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
         return "by hand"
     missing = missing_sets(study, data_sets)
     needs = [f"data: {', '.join(missing)}"] if missing else []
-    needs += ["trained weights"] if study.start or any(not one.init for one in study.starts.values()) else []
+    needs += ["trained weights"] if any(not one.init for one in study.starts.values()) else []
     needs += ["label maps"] if any(row.maps for row in study.trained_rows) else []
     return f"needs {'; '.join(needs)}" if needs else "runnable"
 
@@ -84,7 +84,6 @@ def _hours(hours: float) -> str:
 def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
     """Return a sentence for each thing that is needed at full scale and does not come by itself."""
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
-    lines += [f"begins with {study.start}"] if study.start else []
     lines += [
         f"{name} begins with {one.words}: " + (f"by itself, or --init {name}=RUN" if one.init else f"--init {name}=RUN")
         for name, one in study.starts.items()
@@ -179,7 +178,11 @@ def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Seque
     """
     begun = {run.row.start for run in runs}
     found = [
-        {"run": f"{arm.name}, a start", "images": LESSON, "settings": f"paucal {grid.verb} {_own_words(arm)}"}
+        {
+            "run": f"{arm.name}, a start",
+            "images": Path(str(grid.shared["data"])).name,
+            "settings": f"paucal {grid.verb} {_own_words(arm)}",
+        }
         for grid in starts
         for arm in grid.arms
         if arm.name in begun
@@ -191,7 +194,7 @@ def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Seque
 
 
 def _own_words(arm: Arm) -> str:
-    return settings_words({name: value for name, value in arm.settings.items() if name not in ENTRIES})
+    return settings_words(of_verb(arm.settings))
 
 
 def published(value: Value, deviation: float | None = None) -> str:

@@ -54,7 +54,7 @@ class Cell:
     @property
     def given(self) -> dict[str, Any]:
         """The settings of the verb alone."""
-        return {name: value for name, value in self.settings.items() if name not in ENTRIES}
+        return of_verb(self.settings)
 
     @property
     def judged(self) -> bool:
@@ -85,6 +85,11 @@ class State:
     def settled(self) -> bool:
         """Whether nobody has to do anything about it."""
         return self.name in ("done", "failed")
+
+
+def of_verb(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are the verb's own, without those in `ENTRIES`."""
+    return {name: value for name, value in settings.items() if name not in ENTRIES}
 
 
 def state_of(cell: Cell) -> State:

@@ -7,6 +7,7 @@ from paucal.evaluation.figures import save_figure
 from paucal.report.comparing import ComparisonPage, write_comparison
 from paucal.runs import write_text
 from paucal.settings.options import flag_words
+from paucal.verbs.comparing.cells.beginning import start_of
 from paucal.verbs.comparing.cells.cell import Cell
 from paucal.verbs.comparing.outcome.evidence import Findings
 from paucal.verbs.comparing.outcome.figures import curves_figure, differences_figure, scores_figure
@@ -64,8 +65,10 @@ def commands(found: Findings) -> list[str]:
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command that makes the run of a cell."""
-    values = {**cell.settings, "output": str(cell.run.path)}
+    """Return the command that makes the run of a cell, once the run that it begins with is done."""
+    start = start_of(cell)
+    begin = {} if start is None else {"init": str(start.run.path)}
+    values = {**cell.given, **begin, "output": str(cell.run.path)}
     data = values.pop("data", None)
     words = ["paucal", "train", *([data] if data else [])]
     for name, value in values.items():

@@ -25,7 +25,7 @@ from paucal.verbs.judging.frozen_data import find_judged
 from paucal.verbs.judging.settings import OpeningSettings
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.grids.pretraining import MOST_JUDGED, pinned_data
-from paucal.verbs.studying.grids.starts import given_starts, settle_starts
+from paucal.verbs.studying.grids.starts import settle_starts, with_starts
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places
 from paucal.verbs.studying.settings import StudySettings
@@ -47,7 +47,7 @@ def settle_frozen(
     voice: Voice,
 ) -> list[Grid]:
     """Check every row, measure how long its features take, and store the grids; see `settle_training`."""
-    begin = {} if small is not None else given_starts(study, runs, asked.init or [])
+    runs = with_starts(study, runs, asked.init or []) if small is None else runs
 
     def settle_before(rows: Grid) -> None:
         if small is not None:
@@ -58,7 +58,7 @@ def settle_frozen(
         shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
         images = find_judged(shared["data"], _opening(shared))
         here = [run for run in runs if run.data == data]
-        arms = [Arm(run.name, None, None, _settings(study, run, small, begin), run.against) for run in here]
+        arms = [Arm(run.name, None, None, _settings(study, run, small), run.against) for run in here]
         seeds = asked.seeds or (study.seeds if small is None else small.seeds)
         who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
         new = new_grid(folder / data, EVAL, fingerprint(images), shared, arms, seeds, command)
@@ -81,17 +81,16 @@ def _architecture(study: Study, run: Planned, small: Scale | None) -> tuple[Arch
     return model.standin, small.lesson.side
 
 
-def _settings(
-    study: Study, run: Planned, small: Scale | None, begin: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
+def _settings(study: Study, run: Planned, small: Scale | None) -> dict[str, Any]:
     """Return the settings of `paucal eval`, and what is judged."""
     if small is not None:
         start = study.starts[run.row.start]
         return {**run.settings, "max_images": MOST_JUDGED, "no_cache": True, START: [start.verb, run.row.start]}
-    place = begin[run.row.start]["init"]
+    settings = {name: value for name, value in run.settings.items() if name != "init"}
+    place = run.settings["init"]
     if place == TIMM:
-        return {**run.settings, "pretrained": True, SUBJECT: run.settings["model"]}
-    return {**run.settings, SUBJECT: str(Path(place).expanduser().absolute())}
+        return {**settings, "pretrained": True, SUBJECT: settings["model"]}
+    return {**settings, SUBJECT: str(Path(place).expanduser().absolute())}
 
 
 def _seconds(models: Mapping[str, tuple[Architecture, int]], images: int, values: Mapping[str, Any]) -> float:

@@ -1,11 +1,14 @@
-"""What the rows of a smaller scale begin with: trained first, on labelled images, in grids beside those of the rows."""
+"""What rows begin with: at a smaller scale trained first, in grids beside those of the rows; at full scale given.
+
+At a smaller scale it learns images that no row is tested on.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paucal.studies.plan import Planned, start_settings
+from paucal.studies.plan import Planned, begun_elsewhere, start_settings
 from paucal.studies.scale import Lesson, Scale
 from paucal.studies.study import Study
 from paucal.types import UserError
@@ -26,10 +29,56 @@ from paucal.verbs.studying.settings import StudySettings
 VERBS = ("train", "pretrain")  # that make starts
 
 
+def with_starts(study: Study, runs: Sequence[Planned], words: Sequence[str]) -> list[Planned]:
+    """Return runs of the full scale with what each begins with: as it is given, or what its start has by itself.
+
+    Args:
+        study: that is run.
+        runs: of it.
+        words: of `--init`, each NAME=RUN with the name of a start.
+
+    Raises:
+        UserError: one is given that the study does not know, or one that a run needs is missing.
+    """
+    given: dict[str, str] = {}
+    for word in words:
+        name, _, place = word.partition("=")
+        if name not in study.starts or not place:
+            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {word!r}.")
+        if name in given:
+            raise UserError(f"--init: {name!r} is given twice: leave one out.")
+        given[name] = place
+    _require_starts(study, runs, given)
+    return [begun_elsewhere(study, run, given[run.row.start]) if run.row.start in given else run for run in runs]
+
+
+def _require_starts(study: Study, runs: Sequence[Planned], given: Mapping[str, str]) -> None:
+    needing = [run for run in runs if run.row.start not in given and not study.starts[run.row.start].init]
+    missing = list(dict.fromkeys(run.row.start for run in needing))
+    if not missing:
+        return
+    rows = list(dict.fromkeys(run.row.name for run in needing))
+    needed = " and ".join(f"{name} ({study.starts[name].words})" for name in missing)
+    flags = " ".join(f"{name}=RUN_OR_FILE" for name in missing)
+    begin, them = "begins" if len(rows) == 1 else "begin", "it" if len(missing) == 1 else "them"
+    some = any(run.row.name not in rows for run in runs)
+    leave = f", or leave out by --rows what begins with {them}" if some else ""
+    raise UserError(f"{', '.join(rows)} of {study.name} {begin} with {needed}: give {them} with --init {flags}{leave}.")
+
+
 def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path) -> Places:
-    """Return where the images are, with those of the lesson; scenes are drawn into the folder where none are given."""
+    """Return where the images are, with those of the lesson; scenes are drawn into the folder where none are given.
+
+    Raises:
+        UserError: images are given that the lesson is of.
+    """
     if small.lesson is None:
         return places
+    if asked.data and asked.data[0] == small.lesson.data:
+        raise UserError(
+            f"--data: {small.lesson.data} is what the rows' starts learn at {asked.scale}, and no row is tested on "
+            "images that its start has seen: leave it out, or give other images."
+        )
     if asked.data or small.data not in (SCENES, OTHERS):
         return replace(places, lesson=small.lesson.data)
     drawn = draw_all(folder / DRAWN, small.images, small.side).resolve()
@@ -40,24 +89,6 @@ def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path
 def stored_starts(folder: Path) -> list[Grid]:
     """Return the grids of a study's starts, those of labels first."""
     return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid(folder / STARTS / verb)]
-
-
-def given_starts(study: Study, runs: Sequence[Planned], words: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return `--init` by the name of a start: as given, or what has it by itself.
-
-    Raises:
-        UserError: one is given that the study does not know, or one lacks.
-    """
-    wanted = list(dict.fromkeys(run.row.start for run in runs))
-    given = {name: place for name, _, place in (word.partition("=") for word in words)}
-    for name, place in given.items():
-        if name not in study.starts or not place:
-            raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {name!r}.")
-    for name in wanted:
-        start = study.starts[name]
-        if name not in given and not start.init:
-            raise UserError(f"{study.name} begins with {start.words}: give it with --init {name}=RUN.")
-    return {name: {"init": given.get(name) or study.starts[name].init} for name in wanted}
 
 
 def settle_starts(
@@ -107,7 +138,7 @@ def _trained(
     command: str,
     voice: Voice,
 ) -> None:
-    share = share_of(labelled_images(shared["data"], shared), lesson.images)
+    share = share_of(labelled_images(shared["data"], shared, lesson.set.get("classes")), lesson.images)
     few = {} if share is None else {"fraction": share}
     arms = [Arm(name, None, None, {**settings, **few}) for name, settings in own.items()]
     settle_grid(who, arms, shared, command, voice)

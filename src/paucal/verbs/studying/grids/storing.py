@@ -9,7 +9,7 @@ import torch
 
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.cell import ENTRIES
+from paucal.verbs.comparing.cells.cell import of_verb
 from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
 from paucal.verbs.comparing.preparation import store_grid, threads_of_worker
 from paucal.verbs.comparing.settings import GridSettings
@@ -61,7 +61,7 @@ def _forecast(
     found = {}
     with voice.progress("measuring") as advance:
         for number, arm in enumerate(arms):
-            values = {name: value for name, value in {**grid.shared, **arm.settings}.items() if name not in ENTRIES}
+            values = of_verb({**grid.shared, **arm.settings})
             try:
                 found[arm.name] = round(seconds({**absent, **values, "seed": grid.seeds[0]}), 2)
             except UserError as problem:

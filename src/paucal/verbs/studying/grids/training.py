@@ -9,11 +9,13 @@ from paucal.studies.scale import Scale
 from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.cell import START
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.grids.label_maps import with_maps
+from paucal.verbs.studying.grids.starts import settle_starts, with_starts
 from paucal.verbs.studying.images import Places, labelled_images, share_of
 from paucal.verbs.studying.settings import StudySettings
 
@@ -30,6 +32,8 @@ def settle_training(
 ) -> list[Grid]:
     """Check every run, measure how long it takes, and store the grids.
 
+    What the runs of a smaller scale begin with need not be there yet: random weights take its place in the measuring.
+
     Args:
         study: that is run.
         runs: of it.
@@ -43,7 +47,13 @@ def settle_training(
     Raises:
         UserError: images are not there, a setting does not do, or the folder holds something else.
     """
-    grids = []
+    runs = with_starts(study, runs, asked.init or []) if study.starts and small is None else runs
+
+    def settle_before(rows: Grid) -> None:
+        if study.starts and small is not None:
+            settle_starts(study, rows, small, asked, places, folder, command, voice)
+
+    grids, absent = [], {"init": "none"} if study.starts else {}
     for data in dict.fromkeys(run.data for run in runs):
         here = [run for run in runs if run.data == data]
         shared = {**places.shared, "data": places.by_name[data]}
@@ -53,7 +63,7 @@ def settle_training(
         needing = [run.row.maps for run in here]
         if any(needing) and small is not None:
             arms = with_maps(arms, needing, small, shared, grid, folder, voice)
-        grids.append(settle_grid(grid, arms, shared, command, voice))
+        grids.append(settle_grid(grid, arms, shared, command, voice, absent, settle_before))
     return grids
 
 
@@ -61,8 +71,10 @@ def _settings(
     study: Study, run: Planned, small: Scale | None, shared: Mapping[str, Any], asked: StudySettings
 ) -> dict[str, Any]:
     if small is not None:
-        share = share_of(labelled_images(shared["data"], shared), small.images)
-        return {**run.settings, **({} if share is None else {"fraction": share})}
+        images = labelled_images(shared["data"], shared, run.settings.get("classes"))
+        share, start = share_of(images, small.images), study.starts.get(run.row.start)
+        begin = {} if start is None else {START: [start.verb, run.row.start]}
+        return {**run.settings, **({} if share is None else {"fraction": share}), **begin}
     if run.row.maps and asked.labels is None:
         raise UserError(
             f"{run.row.name!r} learns from label maps: make them with 'paucal label DATA --teacher RUN --output "
@@ -70,5 +82,6 @@ def _settings(
         )
     # Rows that have a recipe of their own, such as those with label maps, keep it.
     recipe = asked.recipe if run.settings.get("recipe") == study.recipe else None
-    more = {"recipe": recipe, "init": (asked.init or [None])[0], "labels": asked.labels if run.row.maps else None}
+    init = None if study.starts else (asked.init or [None])[0]
+    more = {"recipe": recipe, "init": init, "labels": asked.labels if run.row.maps else None}
     return {**run.settings, **{name: value for name, value in more.items() if value is not None}}

@@ -16,7 +16,7 @@ from paucal.verbs.comparing.cells.judging import MULTI_SCALE
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.job import Job
 from paucal.verbs.run.voice import Voice
-from paucal.verbs.studying.grids.starts import given_starts, settle_starts
+from paucal.verbs.studying.grids.starts import settle_starts, with_starts
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.grids.transfer_images import Marked, open_marked, seconds_of
 from paucal.verbs.studying.images import Places
@@ -40,7 +40,7 @@ def settle_transferring(
 
     What the runs of a smaller scale begin with need not be there yet: random weights take its place in the measuring.
     """
-    begin = {} if small is not None else given_starts(study, runs, asked.init or [])
+    runs = with_starts(study, runs, asked.init or []) if small is None else runs
 
     def settle_before(rows: Grid) -> None:
         if small is not None:
@@ -50,11 +50,7 @@ def settle_transferring(
     for data in dict.fromkeys(run.data for run in runs):
         shared = {**places.shared, **_pinned(job, {"data": places.by_name[data]})}
         marked = open_marked(study.kind, shared["data"], voice)
-        own = [
-            (run, {**_settings(study, run, small, marked), **_pinned(job, begin.get(run.row.start, {}))})
-            for run in runs
-            if run.data == data
-        ]
+        own = [(run, _settings(study, run, small, marked, job)) for run in runs if run.data == data]
         arms = [Arm(run.name, None, None, settings, run.against) for run, settings in own]
         seeds = asked.seeds or (study.seeds if small is None else small.seeds)
         who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
@@ -64,12 +60,12 @@ def settle_transferring(
     return grids
 
 
-def _settings(study: Study, run: Planned, small: Scale | None, marked: Marked) -> dict[str, Any]:
+def _settings(study: Study, run: Planned, small: Scale | None, marked: Marked, job: Job[Any, Any]) -> dict[str, Any]:
     settings = dict(run.settings)
     if any(column.metric == MULTI_SCALE for column in study.trained_columns):
         settings[JUDGING] = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(FEW_SCALES)}
     if small is None:
-        return settings
+        return {**settings, **_pinned(job, {"init": settings["init"]})}
     settings["batch_size"] = min(settings["batch_size"], marked.training)
     # As many images are shown as the scale means to: of a larger set fewer epochs.
     settings["epochs"] = max(1, round(run.epochs * min(1.0, small.images / marked.training)))
