@@ -16,6 +16,8 @@ from paucal.studies.study import Row
 COPY = json.loads((Path(__file__).parent / "published.json").read_text())
 # What the papers tell in words or in a drawing, and the other transcription does not hold as a table.
 IN_WORDS = {"drloc-table-15", "drloc-figure-3", "dhvt-figure-1", "dhvt-figure-2", "dhvt-affine", "esvit-figure-8"}
+# Rows of ours beside the published ones.
+OURS = {("drloc-table-6", "F2: A + L_all (program)")}
 TABLES = {"drloc": range(1, 17), "lvvit": range(1, 6), "dhvt": range(1, 12), "esvit": range(1, 12)}
 FIGURES = {"drloc": range(1, 4), "lvvit": range(1, 3), "dhvt": range(1, 8), "esvit": range(1, 13)}
 
@@ -27,16 +29,21 @@ def values(row: Row) -> list:
 
 @pytest.mark.parametrize("name", COPY)
 def test_published__are_the_numbers_of_the_other_transcription(name):
-    assert [values(row) for row in studies()[name].rows] == COPY[name]
+    assert [values(row) for row in studies()[name].rows if (name, row.name) not in OURS] == COPY[name]
 
 
 def test_published__nothing_is_left_unchecked():
     assert {name for name, study in studies().items() if study.rows} - set(COPY) == IN_WORDS
 
 
+def test_published__rows_of_ours_have_no_numbers():
+    known = {(name, row.name): row for name, study in studies().items() for row in study.rows}
+    assert all(set(known[row].values) == {None} for row in OURS)
+
+
 def test_published__what_is_told_in_words():
     known = studies()
-    assert [row.values for row in known["drloc-figure-3"].rows] == [(None, 53.28), (55.01, 66.23)]
+    assert [row.values for row in known["drloc-figure-3"].rows] == [(None, 53.28), (55.01, 66.23), *[(None, None)] * 4]
     assert known["esvit-figure-8"].rows[0].values == (0.95, 2.49)
     assert [row.values for row in known["dhvt-affine"].rows] == [(80.90,), (80.72,), (73.68,), (73.42,)]
     assert [row.values[1] for row in known["drloc-table-15"].rows] == ["2d", 512.0, 512.0, "o"]
