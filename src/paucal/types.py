@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command line imports this file to report mistakes, whic
     import torch
     from torch import Tensor
 
-Level = Literal["last", "stages", "blocks"]
+Level = Literal["last", "stages", "merged", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class FeatureRequest:
     """What a reader wants from a backbone.
 
     Attributes:
-        levels: "last" for the final grid, "stages" for one grid per stage, "blocks" for one per block.
+        levels: "last" for the final grid, "stages" for one grid per stage, "merged" for one per layer that merges
+            patches (Swin's) and the final one, "blocks" for one per block.
         norm: whether the last grid is read after the backbone's final norm (where it has one) or before it.
     """
 

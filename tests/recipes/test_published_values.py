@@ -1,7 +1,8 @@
 """Every value of every published recipe against the figure it is from.
 
 The figures are those of the papers, their supplements and their programs, as the fact sheets number them: D is DrLoc's
-(section 3.1), H DHVT's (section 3), L LV-ViT's (sections 1.1 and 4). A value that a sheet does not have says so.
+(section 3.1), H DHVT's (section 3), L LV-ViT's (sections 1.1 and 4), B that of backbones (section 3.1). A value that a
+sheet does not have says so.
 """
 
 from typing import Any
@@ -54,6 +55,26 @@ DRLOC_TUNED: Table = {
     "warmup_epochs": (10.0, "D: 10 epochs in fine-tuning"),
 }
 DRLOC_REFERENCE: Table = {"drloc_preset": ("reference", "D 1.6"), "schedule_epochs": (300, "D 3.2: built for 300")}
+SWIN: Table = {
+    **{name: row for name, row in DRLOC.items() if name != "drloc_preset"},
+    "method": ("supervised", "D 4, table 7: the baseline; its authors have no DrLoc"),
+    "epochs": (300, "D: 300, also for IN-1K"),
+    "schedule_epochs": (300, "D 3.2: the program it was made from has a cosine of 300"),
+    "drop_path": (0.2, "D 2.3: config value 0.2"),
+}
+T2T: Table = {
+    **SWIN,
+    "model": ("t2t_vit_14", "D 2.5"),
+    "epochs": (310, "D 2.5: 310 incl. 10 cooldown"),
+    "schedule_epochs": (300, "B: 300 + 10 cooldown"),
+    "batch_size": (64, "B: batch 512 on 8 GPUs"),
+    "warmup_epochs": (10.0, "D 2.5: 10"),
+    "warmup_lr": (1e-6, "B: warm-up from 1e-6"),
+    "min_lr": (1e-5, "D 2.5: 1e-5"),
+    "clip": (0.0, "the program's default: none; no sheet has it"),
+    "average": (0.99996, "D 2.5: EMA 0.99996"),
+    "drop_path": (0.1, "D 2.5: 0.1"),
+}
 
 DHVT: Table = {
     **AUGMENTED,
@@ -142,6 +163,8 @@ PROTOCOLS: dict[str, Table] = {
     "drloc-scratch-reference": {**DRLOC, **IMAGENET_MOMENTS, **DRLOC_REFERENCE},
     "drloc-finetune": DRLOC_TUNED,
     "drloc-finetune-reference": {**DRLOC_TUNED, "drloc_preset": ("reference", "D 1.6")},
+    "swin-imagenet": {**SWIN, **IMAGENET_MOMENTS},
+    "t2t-imagenet": {**T2T, **IMAGENET_MOMENTS},
     "dhvt-cifar": DHVT_CIFAR,
     "dhvt-cifar-reference": {**DHVT_CIFAR, **REPEATED},
     "dhvt-domainnet": DHVT_DOMAINNET,

@@ -20,6 +20,8 @@ IN_WORDS = {
     *("esvit-figure-4", "esvit-figure-5", "esvit-figure-8"),
 }
 TURNED = ("esvit-table-10",)  # whose rows are columns of the paper
+# Rows of ours beside the published ones.
+OURS = {("drloc-table-6", "F2: A + L_all (program)")}
 TABLES = {"drloc": range(1, 17), "lvvit": range(1, 6), "dhvt": range(1, 12), "esvit": range(1, 12)}
 FIGURES = {"drloc": range(1, 4), "lvvit": range(1, 3), "dhvt": range(1, 8), "esvit": range(1, 13)}
 
@@ -31,7 +33,7 @@ def values(row: Row) -> list:
 
 @pytest.mark.parametrize("name", COPY)
 def test_published__are_the_numbers_of_the_other_transcription(name):
-    rows = [values(row) for row in studies()[name].rows]
+    rows = [values(row) for row in studies()[name].rows if (name, row.name) not in OURS]
     assert ([list(column) for column in zip(*rows, strict=True)] if name in TURNED else rows) == COPY[name]
 
 
@@ -39,9 +41,14 @@ def test_published__nothing_is_left_unchecked():
     assert {name for name, study in studies().items() if study.rows} - set(COPY) == IN_WORDS
 
 
+def test_published__rows_of_ours_have_no_numbers():
+    known = {(name, row.name): row for name, study in studies().items() for row in study.rows}
+    assert all(set(known[row].values) == {None} for row in OURS)
+
+
 def test_published__what_is_told_in_words():
     known = studies()
-    assert [row.values for row in known["drloc-figure-3"].rows] == [(None, 53.28), (55.01, 66.23)]
+    assert [row.values for row in known["drloc-figure-3"].rows] == [(None, 53.28), (55.01, 66.23), *[(None, None)] * 4]
     assert known["esvit-figure-8"].rows[0].values == (0.95, 2.49)
     ends = [row.values[-1] for row in known["esvit-figure-4"].rows]
     table = {row.name: row.values for row in known["esvit-table-2"].rows}

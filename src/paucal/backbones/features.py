@@ -28,8 +28,9 @@ class FeatureBackbone(nn.Module):
     pooling (ConvNeXt, a mean-pooled ViT). Of several branches (CrossViT, CoaT) it is the last; where only a
     class
     token is left (PiT), it is the deepest intermediate map. "stages" has one grid per entry of timm's
-    `feature_info`; models of equal blocks (ViT) list every block there. With `norm=True` the last entry of
-    "stages" and "blocks" is the last grid after the norm, where the model has one.
+    `feature_info`; models of equal blocks (ViT) list every block there. "merged" has the grids that a Swin's stages
+    hand on, after the merging of patches, and the last one; timm's stages end before it. With `norm=True` the last
+    entry of these and of "blocks" is the last grid after the norm, where the model has one.
 
     The module compiles in place: `backbone.compile()`.
 
@@ -183,6 +184,14 @@ class FeatureBackbone(nn.Module):
             raise ValueError(f"no grid for images of {size} pixels in an output of {model_name(self.model)}")
         return grid
 
+    def _merging(self) -> tuple[str, ...]:
+        if not self._plan.merging:
+            raise UserError(
+                f"{model_name(self.model)} has no layers that merge patches, as Swin has them between its stages; read "
+                "'stages' or 'blocks' instead."
+            )
+        return self._plan.merging
+
     def _grids(
         self,
         request: FeatureRequest,
@@ -195,6 +204,8 @@ class FeatureBackbone(nn.Module):
             return [last if norm is None or request.norm else grid_of(norm)]
         if request.levels == "stages":
             grids = list(maps or [])
+        elif request.levels == "merged":
+            grids = [*map(grid_of, self._merging()), last if norm is None else grid_of(norm)]
         elif self._plan.blocks:
             grids = [grid_of(name) for name in self._plan.blocks]
         else:

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 _BLOCK = re.compile(r"Block|Bottle\w*neck|Residual|DepthwiseSeparable|Outlooker", re.IGNORECASE)
 _NORM = re.compile(r"norm\d*$")
 _NO_BLOCK = re.compile(r"Class|DropBlock|Embed")
+_MERGING = "PatchMerging"  # what timm calls such layers in Swin and in all others that have them
 _ASIDE = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # parts of other layers, made of blocks as well
 
 
@@ -80,6 +81,20 @@ def _is_block(module: nn.Module) -> bool:
     if kind == "Transformer":  # VOLO's block, but in PiT a stage of blocks
         return not any(_is_block(part) for part in module.modules() if part is not module)
     return bool(_BLOCK.search(kind)) and not _NO_BLOCK.search(kind)
+
+
+def merging_names(model: nn.Module) -> list[str]:
+    """Return the names of the layers that merge patches between two stages, shallow to deep.
+
+    timm has them at the beginning of a stage, Swin's own program at the end of the one before: their output is the
+    same tensor.
+
+    Example:
+        >>> import timm
+        >>> merging_names(timm.create_model("swin_tiny_patch4_window7_224"))
+        ['layers.1.downsample', 'layers.2.downsample', 'layers.3.downsample']
+    """
+    return [name for name, module in model.named_modules() if type(module).__name__ == _MERGING]
 
 
 def final_norm_names(model: nn.Module) -> list[str]:

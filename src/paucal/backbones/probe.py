@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paucal.backbones.forward_hooks import HookedTensors, block_names, final_norm_names, hook_input, hook_output
+from paucal.backbones.forward_hooks import (
+    HookedTensors,
+    block_names,
+    final_norm_names,
+    hook_input,
+    hook_output,
+    merging_names,
+)
 from paucal.backbones.layout import Hints, Size, last_tensor, to_grid
 from paucal.types import UserError
 
@@ -22,6 +29,7 @@ class Plan:
             last grid.
         norm: name of the module whose input is the last grid before the final norm, or None.
         blocks: names of the blocks whose outputs are grids, shallow to deep.
+        merging: names of the layers that merge patches, likewise.
         prefixes: numbers of leading tokens an output may have, the likeliest first.
         channels_last: whether the model says that its maps are (B, H, W, C).
         class_token: whether the pooled feature is the first token.
@@ -31,6 +39,7 @@ class Plan:
     last_is_final: bool
     norm: str | None
     blocks: tuple[str, ...]
+    merging: tuple[str, ...]
     prefixes: tuple[int, ...]
     channels_last: bool
     class_token: bool
@@ -44,7 +53,7 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
         UserError: neither `forward_features` nor `forward_intermediates` gives a grid.
     """
     size = (images.shape[-2], images.shape[-1])
-    handles = {name: hook_output(model, name, hooked) for name in block_names(model)}
+    handles = {name: hook_output(model, name, hooked) for name in (*block_names(model), *merging_names(model))}
     handles |= {name: hook_input(model, name, hooked) for name in final_norm_names(model)}
     prefixes, channels_last = _prefixes(model), str(getattr(model, "output_fmt", "")).endswith("NHWC")
     hooked.tensors = {}
@@ -62,14 +71,16 @@ def make_plan(model: nn.Module, images: Tensor, hooked: HookedTensors) -> Plan:
     norms = [name for name in final_norm_names(model) if last_is_final and seen.get(name) == last.shape]
     # A block that ends in fewer cells than the model works on class tokens.
     blocks = [n for n in block_names(model) if n in seen and seen[n][2:].numel() >= last.shape[2:].numel()]
+    merging = [name for name in merging_names(model) if name in seen]
     for name, handle in handles.items():
-        if name not in norms[-1:] and name not in blocks:
+        if name not in (*norms[-1:], *blocks, *merging):
             handle.remove()
     class_token = prefixes[0] > 0 and _reads_class_token(model, final)
     return Plan(
         last_is_final,
         norms[-1] if norms else None,
         tuple(blocks),
+        tuple(merging),
         prefixes,
         channels_last,
         class_token,

@@ -22,8 +22,9 @@ class DrLocOptions(DrLocReading):
         extra_layer: give the head of "ce" and "reg" one more linear layer, as the authors' program does.
         pool: how the last grid is pooled first, see `paucal.losses.drloc.pool_grid`. Where `levels` asks for
             several grids, "paper" and "reference" leave all of them as they are, as both sources do.
-        levels: "last" for the final grid; "stages" or "blocks" for one loss and one head on each of these
-            grids, summed (L_all: the paper means blocks, the authors' program the stages of Swin).
+        levels: "last" for the final grid; "stages", "merged" or "blocks" for one loss and one head on each of
+            these grids, summed (L_all: the paper means blocks, the authors' program what Swin's stages hand on
+            after merging).
         norm: read the last grid after the final norm (True) or before it.
         schedule: "constant", or "ramp": linear from 0 to `weight` over `warmup_epochs`, then linear to 0 at
             `horizon_epochs`, as in the authors' program, where the run may end long before.

@@ -1,4 +1,8 @@
-"""The DrLoc paper's protocols (Liu et al., NeurIPS 2021), as the paper and as its program have them."""
+"""The DrLoc paper's protocols (Liu et al., NeurIPS 2021), as the paper and as its program have them.
+
+On ImageNet-1K (supplement, table 7) the paper leaves its own protocol and takes the programs of Swin and of T2T-ViT, with
+the values that these have by default, for the baselines and for its loss alike: `swin-imagenet`, `t2t-imagenet`.
+"""
 
 from typing import Any
 
@@ -30,11 +34,34 @@ _PAPER: dict[str, Any] = {
 }
 # The program's 100 epochs are the first third of a cosine of 300, and its loss is another reading of the formula.
 _REFERENCE = {**_PAPER, "drloc_preset": "reference", "schedule_epochs": 300}
+# The program's protocol is that of Swin's program, from which it was made; Swin's runs for all of its 300 epochs.
+_SWIN: dict[str, Any] = {
+    **{name: value for name, value in _PAPER.items() if name != "drloc_preset"},
+    "method": "supervised",
+    "epochs": 300,
+    "schedule_epochs": 300,
+    "drop_path": 0.2,
+}
+# A cosine of 300 epochs, and ten more at its floor, which the program calls the cool-down.
+_T2T: dict[str, Any] = {
+    **_SWIN,
+    "model": "t2t_vit_14",
+    "epochs": 310,
+    "batch_size": 64,
+    "warmup_epochs": 10.0,
+    "warmup_lr": 1e-6,
+    "min_lr": 1e-5,
+    "clip": 0.0,
+    "average": 0.99996,
+    "drop_path": 0.1,
+}
 _OWN = ("normalise",)  # belongs to the weights that are tuned: ImageNet's for the paper's, others for timm's ViTs
 _TUNED = {"init": "timm", "warmup_epochs": 10.0}
 _FROM = "weights of ImageNet-1k: leave init to the recipe, which takes timm's, or give --init a run or a weights file"
 _SCRATCH_SCORES = "Swin-T, table 4: CIFAR-10 83.89 (59.47 without the loss), CIFAR-100 66.23 (53.28), Flowers102 39.37"
 _TUNED_SCORES = "Swin-T, table 5: CIFAR-10 98.37 (97.95 without the loss), CIFAR-100 88.40 (88.22), Flowers102 98.21"
+_SWIN_SCORES = "ImageNet-1K: Swin-T 81.3 (its authors), 81.2 in DrLoc's run and 81.33 with DrLoc's loss, table 7"
+_T2T_SCORES = "ImageNet-1K: T2T-ViT-14 81.5 (its authors), 80.7 in DrLoc's run and 80.85 with DrLoc's loss, table 7"
 _COST = "100 epochs at 224 pixels; the paper used eight V100 with 128 images each (--devices 8)"
 
 
@@ -73,5 +100,21 @@ RECIPES: dict[str, Recipe] = {
         2.5e-4,
         tunes=_FROM,
         imagenet_alone=True,
+    ),
+    "swin-imagenet": Recipe(
+        "Swin-T from scratch on ImageNet-1K as by its authors; with DrLoc's loss: --method drloc",
+        "the program of Swin (arXiv:2103.14030), which DrLoc's was made from",
+        "300 epochs at 224 pixels with 1024 images a step, on eight GPUs with 128 each (--devices 8)",
+        _SWIN_SCORES,
+        _SWIN,
+        5e-4,
+    ),
+    "t2t-imagenet": Recipe(
+        "T2T-ViT-14 from scratch on ImageNet-1K as by its authors; with DrLoc's loss: --method drloc",
+        "the program of T2T-ViT (arXiv:2101.11986)",
+        "310 epochs at 224 pixels with 512 images a step, on eight GPUs with 64 each (--devices 8)",
+        _T2T_SCORES,
+        _T2T,
+        5e-4,
     ),
 }

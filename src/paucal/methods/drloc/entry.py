@@ -6,6 +6,7 @@ from typing import Any
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.methods.contract import ExtraLoss, TrainingMethod
+from paucal.methods.drloc.options import check_options, given_options
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.supervised.entry import build_supervised
 from paucal.objectives import DrLoc, Term, default_weight
@@ -22,8 +23,12 @@ def drloc_weight(model: str | None) -> Choice:
     return default_weight(model or "")
 
 
-def drloc_pairs(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
-    """The paper's number of pairs, fewer on a grid that has few to offer."""
+def drloc_pairs(
+    model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None, drloc_sampling: str
+) -> Choice:
+    """The paper's number of pairs, fewer on a grid that has few to offer; a permutation pairs as many as there are."""
+    if drloc_sampling == "permutation":
+        return None, ""
     rows, columns = backbone_shape(model, model_args, img_size).grid
     cells = rows * columns
     if 2 * cells >= PAPER_PAIRS:
@@ -40,15 +45,6 @@ def drloc_hidden(model: str | None, model_args: Sequence[str] | None, img_size: 
 
 
 def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
-    given = {
-        "weight": settings.drloc_weight,
-        "mode": settings.drloc_mode,
-        "levels": settings.drloc_levels,
-        "n_pairs": settings.drloc_pairs,
-        "hidden": settings.drloc_hidden,
-        "pool": settings.drloc_pool,
-    }
-    overrides = {name: value for name, value in given.items() if value is not None} | {"seed": settings.seed}
     # The sizes of the grids depend on the level alone, not on the rest of the options.
     shapes = backbone.shapes(FeatureRequest(settings.drloc_levels or "last"))
     return DrLoc.from_preset(
@@ -56,7 +52,7 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
         [dim for dim, _, _ in shapes],
         [(height, width) for _, height, width in shapes],
         model_name=spec.name,
-        **overrides,
+        **given_options(settings),
     )
 
 
@@ -65,6 +61,7 @@ TERM = ExtraLoss(
     summary="tell from two cells of the grid how far apart they are",
     settings=DrLocSettings,
     rules=rules_by_name((drloc_weight, drloc_pairs, drloc_hidden)),
+    check=check_options,
     advice="with --method {method}: leave it out, or add the loss with --add drloc",
     build=_build,
 )

@@ -1,28 +1,78 @@
-"""The flags of dense relative localization."""
+"""The flags of dense relative localization.
+
+Where one of them is not given, `--drloc-preset` decides, or a rule. The words are those of `objectives.drloc_options`,
+which takes seconds to load; a test keeps the two alike.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from paucal.settings.options import MAX_SIDE, option
+from paucal.settings.options import MAX_SIDE, MOST_EPOCHS, option
+
+_GROUP = "method"
 
 
 @dataclass(frozen=True)
-class DrLocSettings:
-    """What may be told about DrLoc (Liu et al., NeurIPS 2021)."""
+class DrLocFormulaSettings:
+    """What may be told about the formula of the loss, and about the head that it needs."""
 
     drloc_preset: Literal["paper", "reference"] = option(
-        "reading of the DrLoc loss: the paper's formula or the published program's", "paper", group="method"
+        "reading of the DrLoc loss: the paper's formula or the published program's", "paper", group=_GROUP
     )
-    drloc_weight: float | None = option("weight of the DrLoc loss", group="method", low=0)
-    drloc_mode: Literal["l1", "signed", "ce", "reg"] | None = option("variant of the DrLoc loss", group="method")
-    drloc_levels: Literal["last", "stages", "blocks"] | None = option(
-        "grids the DrLoc loss reads: the last one, one per stage or one per block", group="method"
+    drloc_mode: Literal["l1", "signed", "ce", "reg"] | None = option("variant of the DrLoc loss", group=_GROUP)
+    drloc_scale: Literal["side", "side_minus_1", "none"] | None = option(
+        "l1, signed: what offsets are divided by: the grid's side, the largest offset, or nothing, which leaves cells",
+        group=_GROUP,
     )
-    drloc_pairs: int | None = option("pairs of cells per image", group="method", low=1, high=1 << 16)
-    drloc_hidden: int | None = option("width of the localization MLP", group="method", low=1, high=1 << 16)
+    drloc_shift: Literal["side_minus_1", "none"] | None = option(
+        "signed: what offsets are moved by: the largest one, so that none is negative, or nothing", group=_GROUP
+    )
+    drloc_coordinates: Literal["mean", "sum"] | None = option(
+        "l1, signed: mean or sum of the losses of rows and columns", group=_GROUP
+    )
+    drloc_classes: Literal["signed", "paper", "absolute"] | None = option(
+        "ce, reg: classes of an axis of k cells: the 2k-1 offsets that occur, the paper's 2k+1, or k distances",
+        group=_GROUP,
+    )
+    drloc_extra_layer: Literal["linear", "none"] | None = option(
+        "ce, reg: one more layer before the last of the localization MLP", group=_GROUP
+    )
+    drloc_log_of: Literal["sigma", "variance"] | None = option(
+        "reg: what the variance term takes the logarithm of", group=_GROUP
+    )
+    drloc_alpha: float | None = option("reg: factor of the variance term", group=_GROUP, low=0)
+    drloc_hidden: int | None = option("width of the localization MLP", group=_GROUP, low=1, high=1 << 16)
+
+
+@dataclass(frozen=True)
+class DrLocGridSettings:
+    """What may be told about the grids that the loss reads, and about the pairs of their cells."""
+
+    drloc_levels: Literal["last", "stages", "merged", "blocks"] | None = option(
+        "grids the DrLoc loss reads: the last one, one per stage, those behind Swin's merging layers, or one per block",
+        group=_GROUP,
+    )
+    drloc_norm: Literal["after", "before"] | None = option(
+        "read the last grid after the backbone's final norm or before it", group=_GROUP
+    )
     drloc_pool: Literal["none", "paper", "reference"] | int | None = option(
-        "pooling of the grid before the DrLoc loss: a rule, or the side to pool to",
-        group="method",
-        low=1,
-        high=MAX_SIDE,
+        "pooling of the grid before the DrLoc loss: a rule, or the side to pool to", group=_GROUP, low=1, high=MAX_SIDE
+    )
+    drloc_sampling: Literal["random", "permutation"] = option(
+        "pairs of cells: random ones, or every cell with one of a random permutation of all", "random", group=_GROUP
+    )
+    drloc_pairs: int | None = option("random pairs of cells per image", group=_GROUP, low=1, high=1 << 16)
+
+
+@dataclass(frozen=True)
+class DrLocSettings(DrLocGridSettings, DrLocFormulaSettings):
+    """What may be told about DrLoc (Liu et al., NeurIPS 2021)."""
+
+    drloc_weight: float | None = option("weight of the DrLoc loss", group=_GROUP, low=0)
+    drloc_schedule: Literal["constant", "ramp"] | None = option(
+        "the weight over time: constant, or a rise from 0 and a fall to 0", group=_GROUP
+    )
+    drloc_warmup_epochs: int | None = option("ramp: epochs of the rise", group=_GROUP, low=0, high=MOST_EPOCHS)
+    drloc_horizon_epochs: int | None = option(
+        "ramp: epoch at which the weight is 0 again, also beyond the run's end", group=_GROUP, low=1, high=MOST_EPOCHS
     )
