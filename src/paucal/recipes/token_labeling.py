@@ -69,7 +69,8 @@ _SIZES = {
 _TUNED_SIZES = {name: Variant(variant.settings) for name, variant in _SIZES.items()}
 _SCORES = "ImageNet-1K: LV-ViT-T 79.1, S 83.3, M 84.0 at 224 pixels"
 _CAIT_SOURCE = (
-    "arXiv:2104.10858, supplement table 5; what it leaves open is lvvit-standard's, and its distillation is not had here"
+    "arXiv:2104.10858, supplement table 5, without its distillation, which is not had here; what the table leaves open "
+    "is lvvit-standard's"
 )
 
 RECIPES: dict[str, Recipe] = {
@@ -135,7 +136,7 @@ RECIPES: dict[str, Recipe] = {
         "30 epochs at 384 pixels with 512 images a step",
         "ImageNet-1K: CaiT-S36 85.4 with distillation, supplement table 5",
         _tuned(_CAIT),
-        tunes="a CaiT that was trained at 224 pixels: give --init a run, such as one of --recipe cait, or a weights file",
+        tunes="a CaiT that was trained at 224 pixels: give --init a run, such as one of --recipe cait, or a file",
     ),
 }
 
