@@ -1,11 +1,14 @@
 """`paucal study` as people call it."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import paucal
 from cli.calls import call, failure, make_photos, table
+from paucal.types import UserError
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
@@ -42,6 +45,18 @@ def test_show__prints_numbers_and_settings(capsys, monkeypatch):
     assert "--epochs 300 --schedule-epochs 300" in said
     assert call("study", "show", "esvit-figure-6") == 0
     assert "by hand: paucal explain RUN IMAGE OTHER_IMAGE" in capsys.readouterr().out
+
+
+def test_study__of_facts_is_the_table_itself(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert call("study", "dhvt-table-6") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"ClipArt +33525 +14604 +345 +97", said)
+    assert "by hand: what a list file on this machine holds is told by: paucal check clipart_train.txt" in said
+    assert call("study", "show", "dhvt-table-6") == 0
+    assert capsys.readouterr().out == said
+    with pytest.raises(UserError, match="'paucal study show dhvt-table-6' prints what is published of it"):
+        paucal.study("dhvt-table-6")
 
 
 def test_study__trains_and_prints_published_beside_measured(photos, tmp_path, capsys, monkeypatch):
@@ -155,8 +170,9 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-9", "--scale", "full"], "Infograph cannot be had by name"),
         (["drloc-table-9", "--scale", "full", "--data", "x"], "expected NAME=DATA such as cifar10=FOLDER"),
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),
-        (["drloc-table-1"], "is not run (nothing to run: it says what is used)"),
+        (["drloc-table-1", "--scale", "full"], "drloc-table-1 runs nothing, since it says what is used: leave --scale"),
         (["esvit-figure-7"], "by hand: paucal explain RUN IMAGE --show attention"),
+        (["esvit-figure-7"], "; 'paucal study show esvit-figure-7' prints what is published of it."),
         (["drloc-table-5"], "has no scale 'tiny'"),
         (["dhvt-table-1", "--scale", "full"], "begins with weights of DHVT"),
         (["esvit-table-2", "--scale", "full", "--recipe", "x"], "--recipe is for studies that train with labels"),

@@ -1,6 +1,7 @@
 """The recipes of token labeling against table 1 of its supplement and its published commands."""
 
 import pytest
+import timm
 
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
@@ -26,6 +27,7 @@ def settings(recipe: str, **given) -> TrainSettings:
         ("relabel", 8, 1e-3),
         ("lvvit-standard", 8, 1e-3),
         ("lvvit-standard", 1, 1.25e-4),
+        ("cait", 8, 1e-3),
     ],
 )
 def test_rate__is_in_proportion_to_the_images_of_a_step(recipe, accumulate, rate):
@@ -56,3 +58,12 @@ def test_high_resolution__is_a_short_run_at_a_constant_low_rate():
     one = settings("token-labeling-high-resolution")
     assert (one.img_size, one.epochs, one.lr, one.min_lr, one.weight_decay) == ([384], 30, 5e-6, 5e-6, 1e-8)
     assert (one.method, one.no_mix_token, one.drop_path) == ("token-labeling", False, 0.1)
+
+
+def test_cait__keeps_one_rate_of_stochastic_depth_in_all_blocks():
+    one = settings("cait")
+    model = timm.create_model(str(one.model), img_size=32, depth=3, embed_dim=48, num_heads=4, drop_path_rate=0.2)
+    assert [block.drop_path.drop_prob for block in model.blocks] == [one.drop_path] * 3  # "0.2 (fixed)"
+    tuned = settings("cait-high-resolution", init="runs/1")
+    assert (tuned.img_size, tuned.epochs, tuned.lr, tuned.weight_decay) == ([384], 30, 5e-6, 1e-8)
+    assert (tuned.model, tuned.mixup, tuned.cutmix) == (one.model, one.mixup, one.cutmix)

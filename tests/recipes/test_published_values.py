@@ -156,6 +156,13 @@ LVVIT_TUNED: Table = {
     "min_lr": (5e-6, "L 4.2: floor 5e-6"),
     "weight_decay": (1e-8, "L 4.2: 1e-8"),
 }
+CAIT: Table = {
+    "model": ("cait_s36_384", "L 7.6: 36 blocks, width 384"),
+    "method": ("supervised", "L 7.6: distillation is not had here"),
+    "drop_path": (0.2, "L 7.6: 0.2, fixed"),
+    "mixup": (0.8, "L 7.6: yes; L, supplement table 1: 0.8"),
+    "cutmix": (1.0, "L 7.6: yes; L 4.1, issue 6: 1.0"),
+}
 PLAIN: Table = {"model": ("lvvit_s_plain", "L 1.1: lvvit, S without token labels")}
 
 PROTOCOLS: dict[str, Table] = {
@@ -183,6 +190,8 @@ PROTOCOLS: dict[str, Table] = {
         "method": ("supervised", "L, supplement table 1"),
         "mixup": (0.8, "L, supplement table 1: 0.8"),
     },
+    "cait": {**LVVIT, **CAIT, "epochs": (400, "L 7.6: 400"), "schedule_epochs": (400, "L 7.6: 400")},
+    "cait-high-resolution": {**LVVIT_TUNED, **CAIT},
 }
 TABLES = {"dhvt": DHVT_PLAIN} | {name: {**table, **WHOLE} for name, table in PROTOCOLS.items()}
 

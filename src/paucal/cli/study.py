@@ -30,7 +30,11 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"unknown word {values.shown!r} after {values.name!r}; expected flags, or 'show NAME'.")
     from paucal.studies.registry import find_study
 
-    find_study(values.name)  # a mistyped name should not take seconds
+    found = find_study(values.name)  # a mistyped name should not take seconds
+    if found.kind == "facts":  # which the table itself answers
+        if own:
+            raise UserError(f"{values.name} runs nothing, since it says what is used: leave --{next(iter(own))} out.")
+        return _show(values.name)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.run.voice import Voice
     from paucal.verbs.studying.launch import run_study

@@ -124,12 +124,14 @@ def test_compare__does_not_go_on_with_runs_without_labels(tmp_path):
 def test_lines__of_counts_are_counted():
     study = studies()["dhvt-table-11"]
     lines, _ = find_lines(replace(study, rows=study.rows[:1]), (), ())
-    params, gmacs = (line.measured for line in lines)
+    params, gmacs, whole = (line.measured for line in lines)
     assert params is not None
     assert params.value == pytest.approx(6.008650)
     assert gmacs is not None
     assert gmacs.value == pytest.approx(0.366, abs=5e-4)  # without the products of attention
-    assert [line.published for line in lines] == [6.0, 0.4]
+    assert whole is not None
+    assert whole.value == pytest.approx(0.388, abs=5e-4)  # with them
+    assert [line.published for line in lines] == [6.0, 0.4, None]
 
 
 def test_arms__are_compared_with_what_they_name():

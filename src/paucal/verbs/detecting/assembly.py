@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.decode import WHOLE
 from paucal.data.splits.split import make_split
@@ -212,23 +213,17 @@ def _build(
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
     sides = settings.img_size or [LARGEST_SIDE]
-    canvas = -(-max(sides) // MULTIPLE) * MULTIPLE
-    options = DetectorOptions(
-        *(settings.pyramid_channels or 256, settings.head_dim or 1024, settings.finest or 4, settings.anchor or 8),
-        *(settings.regions or 512, settings.proposals or 2000, settings.cascade),
-        masks=settings.masks == "on",
-    )
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
     with torch.random.fork_rng(devices=[]), enough_memory():
         torch.manual_seed(settings.seed)
-        spec, notes = backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
+        spec, options, notes = detector_parts(settings)
         notes = [*check_room(settings, spec), *notes]
         detector = build_detector(spec, len(boxed.classes), options, settings.drop_path)
         tuning = FineTuning(freeze=settings.freeze_stages or None, eval_mode=settings.norms == "still")
         objective = Detection(detector, tuning, 1.0 if settings.backbone_rate is None else settings.backbone_rate)
     statistics = _statistics(settings, prepared, start, run)
     values = prepared.images.reading.value_range
-    fed = Preprocessing((canvas, canvas), 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox")
+    fed = Preprocessing(spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox")
     card = DetectorCard(
         *(spec, boxed.classes, fed),
         options=options,
@@ -236,6 +231,22 @@ def _build(
         resize_to=(min(sides), max(sides)),
     )
     return objective, card, notes
+
+
+def detector_parts(settings: DetectSettings) -> tuple[BackboneSpec, DetectorOptions, list[str]]:
+    """Return the backbone and the options of the detector that settings describe, and sentences on what was chosen.
+
+    Raises:
+        UserError: the backbone's name is unknown, or it cannot take images of that size.
+    """
+    canvas = -(-max(settings.img_size or [LARGEST_SIDE]) // MULTIPLE) * MULTIPLE
+    spec, notes = backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
+    options = DetectorOptions(
+        *(settings.pyramid_channels or 256, settings.head_dim or 1024, settings.finest or 4, settings.anchor or 8),
+        *(settings.regions or 512, settings.proposals or 2000, settings.cascade),
+        masks=settings.masks == "on",
+    )
+    return spec, options, notes
 
 
 def _statistics(

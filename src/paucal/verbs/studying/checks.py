@@ -5,7 +5,6 @@ from pathlib import Path
 
 from paucal.reading import named_path
 from paucal.runs.writable import try_folder
-from paucal.studies.registry import data_sets
 from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.run.outputs import DEFAULT, refuse_among
@@ -13,7 +12,6 @@ from paucal.verbs.studying.grids.scenes import UNFINISHED
 from paucal.verbs.studying.images import TAKEN
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import RESULTS
-from paucal.verbs.studying.words import status
 
 PAGE = "study.html"
 FULL_ONLY = ("recipe", "init", "labels")
@@ -23,8 +21,10 @@ def require_run(found: Study) -> None:
     """Raise a UserError for a study that trains nothing."""
     if found.trains:
         return
-    how = f"; by hand: {found.see}" if found.see else ""
-    raise UserError(f"{found.name} is not run ({status(found, data_sets())}){how}.")
+    shown = f"'paucal study show {found.name}' prints what is published of it"
+    if found.kind == "facts":
+        raise UserError(f"{found.name} runs nothing, since it says what is used: {shown}.")
+    raise UserError(f"{found.name} is not run, but made by hand: {found.see}; {shown}.")
 
 
 def require_sense(found: Study, asked: StudySettings) -> None:

@@ -1,6 +1,7 @@
 """Parameters and multiply-adds of published models, counted on the meta device, where nothing is computed."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from paucal.backbones import BackboneSpec
 from paucal.backbones.cost import image_cost
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.probe import probe_images
+from paucal.backbones.sizing import fit_to_image_size
 from paucal.rules.backbone import model_arguments
 from paucal.studies.study import Column, Row, Study
 from paucal.transfer.cost import detector_cost, segmenter_cost, total
@@ -58,9 +60,9 @@ def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> C
         classes: outputs; 0 for none.
 
     Raises:
-        UserError: there is no such model.
+        UserError: there is no such model, or it does not take images of that side.
     """
-    arguments = {**model_arguments(list(words)), "num_classes": classes}
+    arguments = {**_of_size(name, side, model_arguments(list(words))), "num_classes": classes}
     cost = image_cost(name, (side, side), arguments)
     model = build_empty(name, arguments).eval()
     params = sum(parameter.numel() for parameter in model.parameters()) / 1e6
@@ -93,6 +95,12 @@ def count_network(
         parts = detector_cost(spec, 80 if classes is None else classes, options)
     whole = total(parts)
     return Count(whole.parameters / 1e6, whole.macs / 1e9, None)
+
+
+def _of_size(name: str, side: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's arguments with the side of its images, where it is built for one; nothing else is fitted."""
+    fitted = fit_to_image_size(name, (side, side), given).arguments
+    return {**{key: value for key, value in fitted.items() if key == "img_size"}, **given}
 
 
 def _operations(model: Any, side: int) -> int | None:

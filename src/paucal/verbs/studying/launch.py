@@ -34,6 +34,7 @@ from paucal.verbs.studying.images import called, find_places
 from paucal.verbs.studying.outcome import Line, find_lines
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.tables import RESULTS, shown_rows, terminal_table, write_results
+from paucal.verbs.studying.timing import is_timed, time_models
 from paucal.verbs.studying.words import caveats, cost_of, going_on, scale_words, shown_settings
 from paucal.wording import counted
 
@@ -211,15 +212,18 @@ def _others(whole: Sequence[Planned], stored: Sequence[Grid], folder: Path) -> l
 
 
 def _counted(found: Study, asked: StudySettings, command: str, voice: Voice) -> Studied:
-    """Count parameters and multiply-adds, which takes seconds and is the same at every scale."""
+    """Count parameters and multiply-adds, which takes seconds and is the same at every scale, or time models."""
     folder = study_folder(found, asked, {})
     folder.mkdir(parents=True, exist_ok=True)
-    voice.say(f"{found.name}: models are counted as published, which takes a few seconds each; nothing is trained")
-    lines, _ = find_lines(found, (), ())
+    timed = time_models(found, asked, voice) if is_timed(found) else None
+    if timed is None:
+        voice.say(f"{found.name}: models are counted as published, which takes a few seconds each; nothing is trained")
+    lines, _ = find_lines(found, (), (), timed=timed)
     rows, words = shown_rows(found, lines), caveats(found, None)
     write_results(folder, lines)
     title, source = f"{found.paper}: {found.title}", f"{found.source}, {found.where}"
-    page = StudyPage(title, source, "Counted, not trained.", (), rows, words, (), (), command)
+    scale = "Counted, not trained." if timed is None else timed.words
+    page = StudyPage(title, source, scale, (), rows, words, (), (), command)
     write_study(folder / PAGE, page)
     _tell(found, rows, words, folder, voice)
     return Studied(folder, lines, True, {})

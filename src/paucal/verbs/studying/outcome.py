@@ -8,12 +8,13 @@ import numpy as np
 
 from paucal.evaluation.comparison import Difference
 from paucal.studies.plan import Planned
-from paucal.studies.study import COUNTED, Column, Row, Study, Value
+from paucal.studies.study import COUNTED, TIMED, Column, Row, Study, Value
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.scores import scores_of
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome, find
 from paucal.verbs.studying.counting import counted_value
+from paucal.verbs.studying.timing import Timed, timed_value
 
 IN_PIXELS = ("correspondence_distance",)  # metrics that are no shares
 
@@ -29,7 +30,8 @@ class Measured:
         gain: over what the row is compared with, in the unit of the column; None where there is nothing.
         difference: the same with its intervals, where test images tell.
         random: what the same backbone with random weights reaches, for frozen features.
-        low: lower end of the interval over test images of a single run, where it has stored one.
+        low: lower end of the interval over test images of a single run, where it has stored one; of times the lower
+            quartile.
         high: upper end of it.
     """
 
@@ -76,6 +78,7 @@ class Evidence:
         trained: by images and name, runs that learned from labels.
         scored: likewise the scores of others, each with its seed.
         failed: images and name of runs of which every seed has failed.
+        timed: models on this device; None where no column is a time.
     """
 
     asked: Sequence[Planned]
@@ -83,10 +86,15 @@ class Evidence:
     trained: Mapping[tuple[str, str], ArmOutcome]
     scored: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
     failed: frozenset[tuple[str, str]]
+    timed: Timed | None = None
 
 
 def find_lines(
-    study: Study, runs: Sequence[Planned], grids: Sequence[Grid], whole: Sequence[Planned] = ()
+    study: Study,
+    runs: Sequence[Planned],
+    grids: Sequence[Grid],
+    whole: Sequence[Planned] = (),
+    timed: Timed | None = None,
 ) -> tuple[list[Line], list[Findings]]:
     """Return every number of the table, and what the comparisons of its runs have shown.
 
@@ -95,11 +103,12 @@ def find_lines(
         runs: that are wanted now; none of a study that trains nothing.
         grids: stored runs, those of earlier calls too.
         whole: all runs of the scale; by default those that are wanted.
+        timed: models on this device, of a study with columns of times.
     """
     findings = [find(grid) for grid in grids if grid.verb == "train"]
     trained = {(one.grid.folder.name, arm.arm.way): arm for one in findings for arm in one.arms}
     scored = {(grid.folder.name, way): found for grid in grids for way, found in _scored(grid).items()}
-    evidence = Evidence(runs, whole or runs, trained, scored, _failed(grids))
+    evidence = Evidence(runs, whole or runs, trained, scored, _failed(grids), timed)
     lines = []
     for row in study.rows:
         for place, column in enumerate(study.columns):
@@ -115,6 +124,11 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
     if column.metric in COUNTED:
         value = counted_value(study, row, column)
         return (None, "not built here") if value is None else (Measured(value), "")
+    if column.metric in TIMED:
+        found, why = (None, "not timed") if evidence.timed is None else timed_value(study, row, column, evidence.timed)
+        if found is None or found.low == found.high:  # the row that sets the scale has no spread
+            return None if found is None else Measured(found.median), why
+        return Measured(found.median, low=found.low, high=found.high), why
     if column not in study.trained_columns or row not in study.trained_rows:
         return None, "quoted"
     found = [run for run in evidence.whole if run.row == row and column in run.columns]

@@ -11,7 +11,7 @@ from paucal.studies.cost import gpu_hours, run_hours
 from paucal.studies.parts import DataSet
 from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
-from paucal.studies.study import COUNTED, Study, Value
+from paucal.studies.study import COUNTED, TIMED, Study, Value
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import of_verb
 from paucal.verbs.comparing.cells.grid import Grid
@@ -35,6 +35,8 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
         >>> status(find_study("drloc-table-2a"), data_sets()), status(find_study("drloc-table-12"), data_sets())
         ('runnable', 'needs data: ade20k; trained weights')
     """
+    if any(column.metric in TIMED for column in study.columns):
+        return "runnable (timed on this device, nothing is trained)"
     if study.kind == "count":
         return "runnable (counted, nothing is trained)"
     if study.kind == "facts":
