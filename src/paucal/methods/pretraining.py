@@ -50,8 +50,8 @@ def _require_rate(settings: PretrainSettings) -> None:
     """
     if settings.optimizer != "adamw" and settings.lr is None:
         raise UserError(
-            f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's does not suit it: give --lr, "
-            "and --weight-decay where AdamW's is too much."
+            f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's does not suit it: give "
+            "--lr, and --weight-decay where AdamW's is too much."
         )
 
 

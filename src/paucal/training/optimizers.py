@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.optim import Lars
+from timm.optim.lars import Lars
 from torch.optim import SGD, AdamW, Optimizer
 
 from paucal.training.plan import Optimization
@@ -28,7 +28,11 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
     if settings.optimizer == "lars":
         # Else timm's would leave out the scaling whenever the decay of the moment is 0.
         scaled = [{**group, "always_adapt": group["decayed"]} for group in groups]
-        return Lars(scaled, lr=0.0, momentum=settings.momentum, trust_coeff=TRUST)
+        numbers: Any = {
+            "momentum": settings.momentum,
+            "trust_coeff": TRUST,
+        }  # timm's default of 0 passes for an integer
+        return Lars(scaled, lr=0.0, **numbers)
     # The fused form understands `found_inf`, on which the skipping of non-finite steps rests.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 

@@ -97,7 +97,7 @@ def test_bad_label__is_named_with_file_and_line(root):
 def test_info__is_read_within_bounds(root, monkeypatch):
     MAKE["webvision"](root)
     (root / "info" / "synsets.txt").write_text("n1 a\n" * 1001)
-    with pytest.raises(UserError, match="synsets.txt names 1001 classes, expected 1000"):
+    with pytest.raises(UserError, match=r"synsets.txt names 1001 classes, expected 1000"):
         open_images("webvision", root=root)
     monkeypatch.setattr(web_images, "MOST_BYTES", 1000)
     with pytest.raises(UserError, match=r"synsets.txt' has more than 1,000 bytes"):
@@ -121,5 +121,5 @@ def test_open_images__are_read_from_one_folder_too(root):
 
 
 def test_open_images__have_no_classes(root):
-    with pytest.raises(UserError, match="'openimages' has no classes here.*'paucal pretrain openimages' learns from"):
+    with pytest.raises(UserError, match=r"'openimages' has no classes here.*'paucal pretrain openimages' learns from"):
         open_images("openimages", root=root)
