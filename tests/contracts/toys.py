@@ -35,6 +35,7 @@ from paucal.training import (
     checkpoint_position,
     fit,
 )
+from paucal.training.plan import OptimizerName
 from paucal.types import Crops, DataRequest, FeatureRequest, GroupScale, LossTerms
 
 SIZE = 16
@@ -226,6 +227,7 @@ def train(
     hardware: Hardware | None = None,
     lr: float = 3e-3,
     save_every: int = 500,
+    optimizer: OptimizerName = "adamw",
 ) -> Outcome:
     """Train an objective on some digits, from the folder's saved state where there is one."""
     hardware = hardware or Hardware()
@@ -247,7 +249,7 @@ def train(
     return fit(
         objective,
         make_loader,
-        Optimization(schedule, average_decay=average),
+        Optimization(schedule, average_decay=average, optimizer=optimizer),
         plan,
         Records(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), watch, None, on_start),
         callbacks=callbacks,

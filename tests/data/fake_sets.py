@@ -220,12 +220,34 @@ def hateful_memes(root: Path) -> None:
         (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def webvision(root: Path) -> None:
+    info = root / "info"
+    info.mkdir(parents=True)
+    (info / "synsets.txt").write_text("n01440764 tench, Tinca tinca\nn01443537 goldfish\nn01484850 white shark\n")
+    lists = {
+        "train_filelist_google.txt": ("", ["google/q0001/1a.jpg 0", "google/q0003/2b.jpg 2"]),
+        "train_filelist_flickr.txt": ("", ["flickr/q0002/277.jpg 1"]),
+        "val_filelist.txt": ("val_images_256/", ["val000001.jpg 2", "val000002.jpg 0"]),
+    }
+    for file, (below, lines) in lists.items():
+        (info / file).write_text("".join(f"{line}\n" for line in lines))
+        for row, line in enumerate(lines):
+            first = row + (2 if "flickr" in file else 0)
+            picture(root / below / line.split()[0], level("val" if below else "train", first))
+
+
+def openimages(root: Path) -> None:
+    for row, folder in enumerate(("train_0", "train_b", "train_f")):
+        picture(root / folder / f"{folder[-1]}00026e7ee790996.jpg", level("train", row))
+    picture(root / "validation" / "0001eeaf4aed83f9.jpg", level("val", 0))
+
+
 MAKE: dict[str, Callable[[Path], None]] = {
     make.__name__: make
     for make in (
         *(cifar10, cifar100, mnist, svhn, stl10, food101, dtd, pets),
         *(flowers102, gtsrb, pcam, caltech101, sun397, aircraft, cars),
-        *(fer2013, ucf101, hateful_memes),
+        *(fer2013, ucf101, hateful_memes, webvision, openimages),
     )
 }
 
@@ -283,13 +305,18 @@ EXPECTED: dict[str, list[tuple[str, int, str]]] = {
     ],
     "ucf101": [(part, row, ("Archery", "BabyCrawling")[row]) for part in ("train", "test") for row in (0, 1)],
     "hateful_memes": [(part, row, ("not hateful", "hateful")[row]) for part in ("train", "test") for row in (0, 1)],
+    "webvision": [
+        *(("train", 0, "n01440764"), ("train", 1, "n01484850"), ("train", 2, "n01443537")),
+        *(("val", 0, "n01484850"), ("val", 1, "n01440764")),
+    ],
+    "openimages": [("train", row, "") for row in range(3)],
 }
 
 
 def rows(images: ImageSet) -> list[tuple[str, int, str]]:
-    """(declared part, grey level, class) of each image."""
+    """(declared part, grey level, class, "" for none) of each image."""
     greys = [int(np.asarray(images.store.read(row))[-1, -1, 1]) for row in range(len(images))]
-    names = [images.classes[label] for label in images.labels]
+    names = [images.classes[label] if label >= 0 else "" for label in images.labels]
     return list(zip(images.declared, greys, names, strict=True))
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from contracts import toys
 from paucal.runs import RunFolder
-from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position, module
+from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position, optimizers
 from paucal.training.average import MovingAverage
 from paucal.training.health import FiniteWatch
 from paucal.training.keeper import Records, RunKeeper
@@ -74,7 +74,7 @@ def test_nonfinite_loss__takes_the_gradients_away_where_the_optimizer_does_not_l
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             self.steps.append(any(p.grad is not None for p in pl_module.parameters()))
 
-    monkeypatch.setattr(module, "UNAWARE", ("cpu",))
+    monkeypatch.setattr(optimizers, "UNAWARE", ("cpu",))
     torch.manual_seed(0)
     weights, left = Weights(), Left()
     outcome = toys.train(Poisoned({1}), tmp_path, epochs=1, callbacks=[weights, left])

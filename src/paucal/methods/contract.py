@@ -126,7 +126,7 @@ class PretrainingMethod(Entry):
     Attributes:
         title: says in a few words what a run with these settings does.
         build: makes the objective from the settings, the backbone's description and the groups of crops.
-        weight_decay: of AdamW; an objective may scale it from step to step.
+        weight_decay: of the optimizer; an objective may scale it from step to step.
         clip: global norm to which gradients are clipped; None for the objective's own way, or none.
         judge: says what is wrong after the newest of some epochs, whose sign must show for so many in a row.
         calmer: settings to change when a run goes back after a verdict of some kind.

@@ -11,6 +11,7 @@ from paucal.recipes import esvit
 from paucal.recipes.recipe import fill_in
 from paucal.rules import crops, machine, resolve
 from paucal.rules.circumstances import Facts
+from paucal.types import UserError
 
 METHODS: dict[str, PretrainingMethod] = {entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD)}
 RECIPES = esvit.RECIPES
@@ -38,6 +39,20 @@ def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
     method = method_of(settings)
     refuse_unused(settings, given, [method], METHODS.values())
     method.check(settings)
+    _require_rate(settings)
+
+
+def _require_rate(settings: PretrainSettings) -> None:
+    """Refuse SGD and LARS without a learning rate: those that rules and recipes have are AdamW's.
+
+    Raises:
+        UserError: there is none.
+    """
+    if settings.optimizer != "adamw" and settings.lr is None:
+        raise UserError(
+            f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's does not suit it: give "
+            "--lr, and --weight-decay where AdamW's is too much."
+        )
 
 
 def resolve_pretraining(settings: PretrainSettings, facts: Facts) -> tuple[PretrainSettings, dict[str, str]]:

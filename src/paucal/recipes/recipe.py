@@ -40,6 +40,7 @@ class Recipe:
         variants: what differs for models whose names begin so; the first that fits.
         tunes: what the recipe trains on from, for people, where its settings make no sense from random weights.
         imagenet_alone: whether "timm" as a start means weights that have seen the labels of ImageNet-1k only.
+        also: what other published runs reached, by the flags that make them of this one.
     """
 
     summary: str
@@ -51,6 +52,7 @@ class Recipe:
     variants: Mapping[str, Variant] = field(default_factory=dict)
     tunes: str | None = None
     imagenet_alone: bool = False
+    also: Mapping[str, str] = field(default_factory=dict)
 
     def of_model(self, model: str | None) -> "Recipe":
         """Return the recipe with what it has otherwise for a model."""

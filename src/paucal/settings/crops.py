@@ -33,7 +33,10 @@ class PretrainScheduleSettings(ScheduleSettings):
     """The optimizer of pre-training."""
 
     batch_size: int | None = option("images per forward pass and device", low=1, high=1 << 20)
-    weight_decay: float | None = option("weight decay of AdamW", low=0)
+    optimizer: Literal["adamw", "sgd", "lars"] = option(
+        "what makes the steps; sgd and lars (momentum 0.9) need a rate of their own, --lr", "adamw"
+    )
+    weight_decay: float | None = option("weight decay", low=0)
     clip: float | None = option("L2 norm to which gradients are clipped; 0 for no clipping", low=0)
 
 

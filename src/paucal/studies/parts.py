@@ -17,7 +17,7 @@ class DataSet:
         test: images to test with, as they are used.
         classes: of the images.
         named: the name under which paucal reads it; "" where it has none.
-        how: how its files are had, where it has no name.
+        how: how its files are had, where they do not come by themselves.
         settings: of the verb that reads it.
     """
 

@@ -13,15 +13,12 @@ from paucal.data.randomness import derive_seed
 from paucal.objectives.base import Objective
 from paucal.training.groups import parameter_groups
 from paucal.training.meters import Meters
+from paucal.training.optimizers import build_optimizer, looks_at_found_inf
 from paucal.training.plan import Optimization, Plan
 from paucal.training.sharding import shard, total_norm
 from paucal.types import Batch, GroupScale, LossTerms, Progress
 
 log = logging.getLogger("paucal")
-
-# Where torch's fused AdamW takes `found_inf` and makes the step all the same: there the step is skipped from here, at
-# the price of waiting for the device.
-UNAWARE = ("mps",)
 
 
 class TrainingModule(LightningModule):
@@ -32,7 +29,8 @@ class TrainingModule(LightningModule):
 
     Nothing in a step waits for the device: losses are summed there and read at the end of an epoch, and a
     non-finite gradient makes the optimizer skip the step by itself (`found_inf`), on all ranks alike because the
-    gradients were already averaged over them, or their norm was summed over the pieces of all.
+    gradients were already averaged over them, or their norm was summed over the pieces of all. For an optimizer that
+    does not look, the step is skipped from here, at the price of waiting.
     """
 
     def __init__(
@@ -85,14 +83,12 @@ class TrainingModule(LightningModule):
             shard(self.objective, self.objective.shardable(), self.mesh)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Build AdamW over the objective's parameter groups."""
-        settings = self.optimization
+        """Build the optimizer over the objective's parameter groups."""
         groups = parameter_groups(self.objective, self.objective.parameter_group)
-        # The fused form understands `found_inf`, on which the skipping of non-finite steps rests.
-        return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+        return build_optimizer(groups, self.optimization)
 
     def on_train_start(self) -> None:
-        """Lay what a checkpoint has brought back out as the weights are: the fused optimizer does not look."""
+        """Lay what a checkpoint has brought back out as the weights are: the fused AdamW does not look."""
         for optimizer in self.trainer.optimizers:
             for parameter, state in optimizer.state.items():
                 for name, value in state.items():
@@ -106,15 +102,16 @@ class TrainingModule(LightningModule):
         if progress.step == 0:
             self._notice_unused()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        if scaler is not None:  # Lightning leaves this to a fused optimizer, which would be after the clipping
-            scaler.unscale_(optimizer)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)  # which Lightning leaves to a fused optimizer: that would be after the clipping
         self.objective.before_step(progress)  # which may clip in its own way, or take gradients away
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
-        if scaler is None:  # else it has found them itself
-            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-        if norm.device.type in UNAWARE and bool(found_inf):
+        if looks_at_found_inf(optimizer, norm.device):
+            if scaler is None:  # else it has found them itself
+                optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        elif bool(found_inf):
             for parameter in parameters:
                 parameter.grad = None
         self.meters.add_step(norm, found_inf)

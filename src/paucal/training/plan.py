@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from paucal.data.views.mixing import Mixing
+
+OptimizerName = Literal["adamw", "sgd", "lars"]
 
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW and what surrounds it.
+    """The optimizer and what surrounds it.
 
     Attributes:
         schedule: learning rate of the step that follows so many completed ones.
@@ -17,6 +20,8 @@ class Optimization:
         eps: of AdamW.
         clip: global L2 norm above which gradients are scaled down; None for no clipping.
         average_decay: ceiling of the moving average's decay; None for no average.
+        optimizer: "adamw", "sgd" or "lars".
+        momentum: of SGD and LARS.
     """
 
     schedule: Callable[[float], float]
@@ -25,6 +30,8 @@ class Optimization:
     eps: float = 1e-8
     clip: float | None = 5.0
     average_decay: float | None = None
+    optimizer: OptimizerName = "adamw"
+    momentum: float = 0.9
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def test_data_root__is_the_flag_then_the_environment_then_the_cache(tmp_path, mo
 @pytest.mark.parametrize("name", NAMED)
 def test_missing_set__says_what_to_fetch_and_where_to_put_it(name, root):
     with pytest.raises(UserError) as error:
-        open_images(name, root=root)
+        open_images(name, root=root, labelled=NAMED[name].labelled)
     message, entry = str(error.value), NAMED[name]
     assert message.startswith(f"the data set '{name}' is not in {root}: ")
     assert f"put {entry.files} from {entry.source} into {root / entry.folder}" in message
@@ -44,6 +44,7 @@ def test_missing_set__says_what_to_fetch_and_where_to_put_it(name, root):
         ("fer2013", "Kaggle gives it to people who are signed in, so put fer2013.csv"),
         ("ucf101", "taken out of videos"),
         ("hateful_memes", "its licence has to be agreed to by hand, so put train.jsonl"),
+        ("webvision", "its archives are fetched by hand, so put the folders google, flickr and info"),
     ],
 )
 def test_set__that_no_program_can_fetch_says_why(name, obstacle, root):

@@ -20,7 +20,7 @@ from paucal.types import UserError
 @pytest.mark.parametrize("name", NAMED)
 def test_open_images__reads_each_named_set(name, root):
     MAKE[name](root)
-    images = open_images(name, root=root)
+    images = open_images(name, root=root, labelled=NAMED[name].labelled)
     assert rows(images) == expected_rows(name)
     assert images.name == name
     assert images.location == str(root)

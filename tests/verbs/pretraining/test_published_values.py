@@ -39,7 +39,7 @@ COMMON: dict[str, tuple[Any, str]] = {
     "warmup_teacher_epochs": (30, "1.7: 30 epochs"),
     "momentum": (0.996, "1.7: 0.996"),
     "epochs": (300, "1.7: 300"),
-    "batch_size": (32, "1.7: 16 GPUs x 32"),
+    "batch_size": (32, "1.7: 512 images on 16 GPUs"),
     "warmup_epochs": (10.0, "1.7: 10"),
     "min_lr": (1e-6, "1.7: 1e-6"),
     "weight_decay": (0.04, "1.7: 0.04"),
@@ -59,19 +59,27 @@ def of(model: str) -> dict[str, tuple[Any, str]]:
     return {"model": (model, "6, README's tables")}
 
 
+VIEW = {"tasks": ("view", "6, table 3: view task only")}
+LARGE_STEP = {"batch_size": (64, "6, README's tables, and table 3: 1024 images, here on 16 GPUs")}
+
 TABLES: dict[str, dict[str, tuple[Any, str]]] = {
     "esvit-swin-tiny": of(SWIN.format("tiny", 7)),
+    "esvit-swin-tiny-1024": of(SWIN.format("tiny", 7)) | VIEW | LARGE_STEP,
     "esvit-swin-small": of(SWIN.format("small", 7)) | LARGER,
     "esvit-swin-base": of(SWIN.format("base", 7)) | LARGER | joins(200),
     "esvit-swin-tiny-w14": of(SWIN.format("tiny", 14)) | joins(200),
-    "esvit-swin-small-w14": of(SWIN.format("small", 14)) | LARGER | joins(180),
+    "esvit-swin-small-w14": of(SWIN.format("small", 14))
+    | LARGER
+    | joins(180)
+    | {"batch_size": (16, "6: 2 nodes x 16 x 16")},
     "esvit-swin-base-w14": of(SWIN.format("base", 14))
     | LARGER
     | joins(200)
-    | {"learn_lengths": (False, "6: norm_last_layer true")},
-    "esvit-vil-tiny": of("esvit_vil_tiny") | joins(200),
-    "esvit-cvt-tiny": of("esvit_cvt_tiny") | joins(200),
-    "esvit-resnet50": of("resnet50") | joins(200) | {"drop_path": (0.0, "1.1: none is named")},
+    | {"learn_lengths": (False, "6: norm_last_layer true"), "batch_size": (8, "6: 4 nodes x 16 x 8")},
+    "esvit-deit-small": of("esvit_deit_small_patch16_224") | VIEW | LARGE_STEP,
+    "esvit-vil-tiny": of("esvit_vil_tiny") | joins(200) | LARGE_STEP,
+    "esvit-cvt-tiny": of("esvit_cvt_tiny") | joins(200) | LARGE_STEP,
+    "esvit-resnet50": of("resnet50") | joins(200) | LARGE_STEP | {"drop_path": (0.0, "1.1: none is named")},
 }
 
 

@@ -69,11 +69,13 @@ def test_no_local_crops__widen_the_global_ones():
 def test_recipes__hold_the_published_runs():
     assert {name: recipe.settings.get("region_after") for name, recipe in RECIPES.items()} == {
         "esvit-swin-tiny": None,
+        "esvit-swin-tiny-1024": None,
         "esvit-swin-small": None,
         "esvit-swin-base": 200,
         "esvit-swin-tiny-w14": 200,
         "esvit-swin-small-w14": 180,
         "esvit-swin-base-w14": 200,
+        "esvit-deit-small": None,
         "esvit-vil-tiny": 200,
         "esvit-cvt-tiny": 200,
         "esvit-resnet50": 200,
@@ -96,6 +98,8 @@ def test_recipe__gives_way_to_what_is_given():
     assert (origin["epochs"], origin["momentum"]) == ("flag", "recipe esvit-swin-base")
     alone, _ = with_recipe(PretrainSettings(recipe="esvit-swin-base", tasks="view"), {"tasks": "flag"})
     assert (alone.tasks, alone.region_after) == ("view", None)
+    joined, _ = with_recipe(PretrainSettings(recipe="esvit-deit-small", region_after=200), {"region_after": "flag"})
+    assert resolve(joined, IMAGENET)[0].tasks == "view+region"  # the recipe's own is the view task alone
     assert resolve(settings, IMAGENET)[0].lr == pytest.approx(1e-3 * 8 * 32 / 512)
     with pytest.raises(UserError, match="did you mean 'esvit-swin-tiny'"):
         with_recipe(PretrainSettings(recipe="esvit-swin-tinny"), {})

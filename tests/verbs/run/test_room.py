@@ -1,5 +1,6 @@
 """What cannot fit in the memory is refused before it is taken."""
 
+import re
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from paucal.backbones import BackboneSpec
 from paucal.backbones import spec as backbone_spec
 from paucal.backbones.cost import image_cost
 from paucal.cli.main import main
+from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.types import UserError
 from paucal.verbs.run import room
@@ -52,6 +54,18 @@ def test_check_room__refuses_steps_that_cannot_fit_and_says_what_would():
     assert "at least" in check_room(TrainSettings(batch_size=3, device="cpu"), spec)[0]
     with pytest.raises(UserError, match="8 GiB: lower --img-size, or choose"):
         check_room(TrainSettings(batch_size=1, device="cpu"), BackboneSpec("resnet50", 10, image_size=(4096, 4096)))
+
+
+def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
+    monkeypatch.setattr(room, "available_memory", lambda: 12 * GIB)
+
+    def least(optimizer):
+        settings = PretrainSettings(batch_size=5, device="cpu", optimizer=optimizer)
+        spec = BackboneSpec("vit_large_patch16_224", 0, image_size=(448, 448))
+        return float(re.search(r"at least (\S+) GiB", check_room(settings, spec)[0])[1])
+
+    assert least("adamw") - least("sgd") == pytest.approx(0.304 * 4e9 / GIB, abs=0.11)  # its 304 M parameters
+    assert least("lars") == least("sgd")
 
 
 def test_check_room__says_nothing_of_usual_steps():

@@ -7,7 +7,7 @@ torchvision's own, so a folder that another program has filled through torchvisi
 import os
 from pathlib import Path
 
-from paucal.data.named.table import NAMED
+from paucal.data.named.table import NAMED, NamedSet
 
 ROOT_VARIABLE = "PAUCAL_DATA"
 
@@ -30,6 +30,16 @@ def data_root(root: str | Path | None = None) -> Path:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         root = os.environ.get(ROOT_VARIABLE) or f"{cache}/paucal/data"
     return Path(root).expanduser().resolve()
+
+
+def home_of(entry: NamedSet, root: Path) -> Path | None:
+    """Return the folder that a set's paths are relative to; None where its files are not there."""
+    for home in entry.homes:
+        folder = root / home
+        all_there = all((folder / path).exists() for path in entry.unpacked)
+        if all_there and (not entry.one_of or any((folder / path).is_dir() for path in entry.one_of)):
+            return folder
+    return None
 
 
 def how_to_get(name: str, root: Path, asked: bool = False) -> str:

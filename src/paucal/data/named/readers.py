@@ -16,6 +16,7 @@ from torchvision import datasets
 from paucal.data.images import Store
 from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames
 from paucal.data.named.table import Portion
+from paucal.data.named.web_images import OpenImagesFolders, WebVisionList
 from paucal.data.sources.hdf5_store import Hdf5Store, read_array
 from paucal.data.sources.stores import ArrayStore, FileStore
 
@@ -32,10 +33,18 @@ class Piece:
     classes: tuple[str, ...]
 
 
-def read_portion(name: str, root: Path, portion: Portion) -> Piece:
-    """Open a portion whose files are there; raises whatever torchvision raises about files that will not do."""
+def read_portion(name: str, root: Path, portion: Portion, labelled: bool = True) -> Piece:
+    """Open a portion whose files are there; raises whatever torchvision raises about files that will not do.
+
+    Args:
+        name: of the set.
+        root: that its paths are relative to.
+        portion: of it.
+        labelled: whether its labels are wanted; most have them in any case.
+    """
     kind, read = _READERS[name]
-    return read(kind(str(root), **portion.arguments), root, f"{name}/{portion.part}")
+    wanted = {"labelled": labelled} if kind is WebVisionList else {}
+    return read(kind(str(root), **portion.arguments, **wanted), root, f"{name}/{portion.part}")
 
 
 def fetch_portion(name: str, root: Path, portion: Portion) -> None:
@@ -119,6 +128,10 @@ def _paths(data: Any, root: Path, key: str) -> Piece:
     return _files(root, data.paths, data.labels, data.classes)
 
 
+def _keyed(data: WebVisionList | OpenImagesFolders, root: Path, key: str) -> Piece:
+    return Piece(FileStore(root, data.keys), data.keys, data.labels, data.classes)
+
+
 _Read = Callable[[Any, Path, str], Piece]
 _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "cifar10": (datasets.CIFAR10, _cifar),
@@ -139,4 +152,6 @@ _READERS: dict[str, tuple[Callable[..., Any], _Read]] = {
     "fer2013": (FacesFile, _fer2013),
     "ucf101": (MiddleFrames, _paths),
     "hateful_memes": (Memes, _paths),
+    "webvision": (WebVisionList, _keyed),
+    "openimages": (OpenImagesFolders, _keyed),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.named.locations import data_root, how_to_get
+from paucal.data.named.locations import data_root, home_of, how_to_get
 from paucal.data.named.partitions import by_lists
 from paucal.data.named.readers import Piece, fetch_portion, read_portion
 from paucal.data.named.table import NAMED, NamedSet
@@ -28,23 +28,37 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
         labelled: False leaves the labels out.
 
     Raises:
-        UserError: the files are not there, or damaged, or cannot be fetched; or a package is missing; or a list of an
-            official partition is damaged.
+        UserError: the files are not there, or damaged, or cannot be fetched; or labels are asked for and there are
+            none; or a package is missing; or a list of an official partition is damaged.
     """
     entry, folder = NAMED[name], data_root(root)
+    if labelled and not entry.labelled:
+        raise UserError(
+            f"the data set '{name}' has no classes here, so nothing can be trained or judged by them: "
+            f"'paucal pretrain {name}' learns from its images alone; give another set."
+        )
     _require(entry.package, entry)
-    if any(not (folder / path).exists() for path in entry.unpacked):
+    home = home_of(entry, folder)
+    if home is None:
         if not (download and entry.fetchable):
             raise UserError(f"the data set '{name}' is not in {folder}: {how_to_get(name, folder)}.")
         _fetch(name, folder)
+        home = folder
     try:
-        images = _join(name, folder, [read_portion(name, folder, portion) for portion in entry.portions], labelled)
+        pieces = [read_portion(name, home, portion, labelled) for portion in entry.portions]
+        images = _join(name, home, pieces, labelled)
+    except UserError:  # which says it better already
+        raise
     except Exception as problem:  # the files come from outside, so reading them may raise nearly anything
         raise UserError(
-            f"the data set '{name}' in {folder / entry.folder} is incomplete or damaged ({_reason(problem)}); "
-            f"remove {' and '.join(entry.unpacked)} from {folder}, then {how_to_get(name, folder)}."
+            f"the data set '{name}' in {home if entry.one_of else home / entry.folder} is incomplete or damaged "
+            f"({_reason(problem)}); {_renewal(entry, home)}{how_to_get(name, folder)}."
         ) from problem
-    return by_lists(entry, images, folder)
+    return by_lists(entry, images, home)
+
+
+def _renewal(entry: NamedSet, home: Path) -> str:
+    return f"remove {' and '.join(entry.unpacked)} from {home}, then " if entry.unpacked else ""
 
 
 def _require(package: str, entry: NamedSet) -> None:
@@ -82,7 +96,7 @@ def _join(name: str, root: Path, pieces: Sequence[Piece], labelled: bool) -> Ima
         raise ValueError("its parts name different classes, or one class twice")
     if len(set(keys)) < len(keys):
         raise ValueError("an image is listed twice")
-    if labels.min(initial=0) < 0 or labels.max(initial=0) >= len(classes):
+    if labelled and (labels.min(initial=0) < 0 or labels.max(initial=0) >= len(classes)):
         raise ValueError(f"a label is not among its {len(classes)} classes")
     return ImageSet(
         name=name,

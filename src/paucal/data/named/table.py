@@ -7,6 +7,7 @@ from typing import Any
 from paucal.data.images import Hints
 
 _ORDINARY = Hints()
+OPEN_IMAGES = ("train", *(f"train_{digit:x}" for digit in range(16)))  # what its training archives unpack to
 _DIGITS_OR_SIGNS = Hints(flip=False, image_size=32)  # neither means the same in a mirror
 
 
@@ -58,7 +59,7 @@ class NamedSet:
         files: the official files, in words.
         source: the page they are on.
         folder: where the files go, relative to the root; "" for the root itself.
-        unpacked: paths relative to the root that exist once they are unpacked.
+        unpacked: paths relative to the root, or to one of `homes`, that exist once they are unpacked.
         hints: what is known about the images.
         package: a package that torchvision needs for it, and that paucal does not install by itself; "" for none.
         fetch_package: a package that fetching needs, likewise.
@@ -66,6 +67,9 @@ class NamedSet:
         obstacle: why it cannot, as the beginning of a sentence.
         note: how our use differs from the official parts.
         lists: of an official partition.
+        homes: folders below the root, in one of which `unpacked` and `one_of` are; "" for the root itself.
+        one_of: paths of which one is enough, beside all of `unpacked`.
+        labelled: whether there are classes to learn.
     """
 
     title: str
@@ -81,6 +85,9 @@ class NamedSet:
     obstacle: str = "torchvision cannot fetch it any more"
     note: str = ""
     lists: Lists | None = None
+    homes: tuple[str, ...] = ("",)
+    one_of: tuple[str, ...] = ()
+    labelled: bool = True
 
 
 def _splits(*named: tuple[str, int], **arguments: Any) -> tuple[Portion, ...]:
@@ -278,5 +285,36 @@ NAMED: dict[str, NamedSet] = {
         fetchable=False,
         obstacle="its licence has to be agreed to by hand",
         note="dev_seen is the test part, as in EsViT's table 9; the text of the memes is not read",
+    ),
+    "webvision": NamedSet(
+        title="WebVision 1.0",
+        portions=(
+            Portion("train", 980_449, {"file": "train_filelist_google.txt", "folder": "google"}),
+            Portion("train", 1_459_125, {"file": "train_filelist_flickr.txt", "folder": "flickr"}),
+            Portion("val", 50_000, {"file": "val_filelist.txt", "folder": "val_images_256", "inside": True}),
+        ),
+        files="the folders google, flickr and info, and to test with val_images_256,",
+        source="https://data.vision.ee.ethz.ch/cvl/webvision/download.html",
+        folder="webvision",
+        unpacked=("info",),
+        fetchable=False,
+        obstacle="its archives are fetched by hand",
+        note="training images have the class of the query that found them, which nobody has looked at",
+        homes=("webvision", ""),
+        one_of=("google", "flickr"),
+    ),
+    "openimages": NamedSet(
+        title="Open Images V4",
+        portions=(Portion("train", 9_011_219, {}),),
+        files="the folders of train_0.tar.gz to train_f.tar.gz, or all of their images in one folder train,",
+        source="https://github.com/cvdfoundation/open-images-dataset",
+        folder="openimages",
+        unpacked=(),
+        fetchable=False,
+        obstacle="its archives are fetched by hand",
+        note="its training images, without labels",
+        homes=("openimages", ""),
+        one_of=OPEN_IMAGES,
+        labelled=False,
     ),
 }

@@ -24,7 +24,7 @@ _NAME = re.compile(rf"(?:(?P<set>.*)[-_.])?(?P<part>{'|'.join(PARTS)})", re.IGNO
 _SHOWN = 80  # characters of a line in a message
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """One image of a list: its path, forward slashes, and its class number (-1 without one)."""
 
     path: str
@@ -115,7 +115,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     here = f"{folder.resolve()}/"
     held: set[str] = set()
     for file in testing:
-        rows = _read(file, labelled=False)
+        rows = read_rows(file, labelled=False)
         base = _root(file, rows[0].path, root)
         held.update(f"{base}/{row.path}".removeprefix(here) for row in rows)
     own = held_out_part(images.declared)
@@ -164,12 +164,12 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
     yield from ((number, line.strip()) for number, line in enumerate(text, start=1) if line.strip())
 
 
-def _row(line: str, labelled: bool) -> _Row | None:
+def _row(line: str, labelled: bool) -> Row | None:
     match = _LINE.fullmatch(line)
     if match is None or (labelled and match["label"] is None):
         return None
     path = re.sub(r"/(\./|/)+", "/", match["path"].removeprefix("./"))  # one spelling for one image
-    return _Row(path, int(match["label"]) if labelled else -1)
+    return Row(path, int(match["label"]) if labelled else -1)
 
 
 def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
@@ -185,7 +185,17 @@ def _leads_out(path: str) -> bool:
     return path.startswith(("/", "\\")) or bool(PureWindowsPath(path).drive) or ".." in re.split(r"[/\\]", path)
 
 
-def _read(file: Path, labelled: bool) -> list[_Row]:
+def read_rows(file: Path, labelled: bool, n_classes: int | None = None) -> list[Row]:
+    """Return the lines of a list.
+
+    Args:
+        file: the list.
+        labelled: whether each line must have a class number; else those that are there are left alone.
+        n_classes: how many classes there are; None where the list itself tells.
+
+    Raises:
+        UserError: a line is not as described or leads out of the folder of the images, or there is none.
+    """
     rows = []
     for number, line in _lines(file):
         row = _row(line, labelled)
@@ -197,19 +207,23 @@ def _read(file: Path, labelled: bool) -> list[_Row]:
                 f"line {number} of {file} leads out of the folder of the images ({row.path[:_SHOWN]!r}); "
                 "list paths relative to that folder"
             )
+        if n_classes is not None and row.label >= n_classes:
+            raise UserError(
+                f"line {number} of {file} has the class {row.label}; expected one from 0 to {n_classes - 1}"
+            )
         rows.append(row)
     if not rows:
         raise UserError(f"{file} lists no images; expected a path and a class number on each line")
     return rows
 
 
-def _merge(lists: dict[str, Path], labelled: bool) -> tuple[list[_Row], list[str], list[str]]:
+def _merge(lists: dict[str, Path], labelled: bool) -> tuple[list[Row], list[str], list[str]]:
     """Return all rows without repetitions, their parts, and what there is to say about them."""
-    seen: dict[_Row, str] = {}
+    seen: dict[Row, str] = {}
     labels: dict[str, int] = {}
     repeated = 0
     for part, file in lists.items():
-        for row in _read(file, labelled):
+        for row in read_rows(file, labelled):
             if seen.setdefault(row, part) != part or labels.setdefault(row.path, row.label) != row.label:
                 raise UserError(
                     f"{row.path!r} is listed twice in {' and '.join(path.name for path in lists.values())}, with "
@@ -230,7 +244,7 @@ def _candidates(file: Path, root: Path | None) -> list[Path]:
     return [root.resolve()] if root else [file.resolve().parent, file.resolve().parent.parent]
 
 
-def _class_names(rows: list[_Row], values: list[int]) -> tuple[str, ...]:
+def _class_names(rows: list[Row], values: list[int]) -> tuple[str, ...]:
     folders: dict[int, set[str]] = {}
     for row in rows:
         folders.setdefault(row.label, set()).add(row.path.rpartition("/")[0].rpartition("/")[2])

@@ -55,4 +55,4 @@ class SelfDistillationSettings:
         high=HIGHEST_ALPHA,
         or_zero=True,
     )
-    weight_decay_end: float = option("weight decay of AdamW at the end", 0.4, low=0)
+    weight_decay_end: float = option("weight decay at the end", 0.4, low=0)

@@ -228,4 +228,9 @@ def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
     """Return the optimizer's settings in steps; what a method does in its own way is its objective's."""
     method, warmup = method_of(settings), round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
     schedule = WarmupThenCosine(settings.lr or 0.0, plan.total_steps, warmup, settings.min_lr or 0.0)
-    return Optimization(schedule, weight_decay=method.weight_decay(settings), clip=method.clip(settings))
+    return Optimization(
+        schedule,
+        weight_decay=method.weight_decay(settings),
+        clip=method.clip(settings),
+        optimizer=settings.optimizer,
+    )

@@ -88,7 +88,7 @@ class PretrainingJob:
         return step_loader(dataset, prepared, settings, assembled.plan, start)
 
     def optimization(self, assembled: AssembledPretraining) -> Optimization:
-        """Return AdamW and its schedule."""
+        """Return the optimizer and its schedule."""
         return optimization(assembled.settings, assembled.plan)
 
     def watcher(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> StageWatch:

@@ -17,7 +17,7 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 GIB = 2**30
-COPIES = 4  # of the weights: themselves, their gradients and AdamW's two moments
+COPIES = {"adamw": 4, "sgd": 3, "lars": 3}  # of the weights: themselves, their gradients, the optimizer's moments
 USUAL = 16 * 224 * 224  # pixels of a step that every machine can make
 MOST_IMAGES = 1 << 20  # of an optimizer step
 CHANNELS = 3
@@ -46,7 +46,8 @@ def check_room(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) ->
     if cost is None:
         return []
     half = 1 if (settings.precision or "32-true") == "32-true" else 2
-    weights, image = COPIES * BYTES * cost.parameters, round(views * cost.kept / half)
+    copies = COPIES[getattr(settings, "optimizer", "adamw")]
+    weights, image = copies * BYTES * cost.parameters, round(views * cost.kept / half)
     local = 1 if settings.device == "cuda" else settings.devices or 1
     room = _memory(settings) // local
     needed = weights + batch * image

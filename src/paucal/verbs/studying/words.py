@@ -51,8 +51,8 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
 
 
 def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
-    """Return the sets that its runs at full scale read and that cannot be had by name."""
-    return [name for name in study.data_sets if not data_sets[name].named]
+    """Return the sets that its runs at full scale read and whose files do not come by themselves."""
+    return [name for name in study.data_sets if data_sets[name].how]
 
 
 def going_on(command: str) -> str:
