@@ -32,7 +32,7 @@ from paucal.verbs.studying.words import how_to_get
 
 TRAINED = [name for name, study in studies().items() if study.trains]
 TRANSFERRED = [name for name in TRAINED if studies()[name].kind in ("detect", "segment")]
-TUNED = [name for name in TRAINED if studies()[name].kind == "train" and studies()[name].starts]
+TUNED = [name for name in TRAINED if (one := studies()[name]).kind == "train" and one.starts and one.scales]
 CASES = [(name, scale) for name in TRAINED for scale in (*studies()[name].scales, "full")]
 PAPERS = ("drloc", "lvvit", "dhvt", "esvit")
 LARGE = 8.0  # multiply-adds of an image in billions, from which a model is built by a slow test
