@@ -1,7 +1,7 @@
 """The DrLoc paper's protocols (Liu et al., NeurIPS 2021), as the paper and as its program have them.
 
-On ImageNet-1K (supplement, table 7) the paper leaves its own protocol and takes the programs of Swin and of T2T-ViT, with
-the values that these have by default, for the baselines and for its loss alike: `swin-imagenet`, `t2t-imagenet`.
+On ImageNet-1K (supplement, table 7) the paper leaves its own protocol and takes the programs of Swin and of T2T-ViT at
+their default values, for the baselines and for its loss alike: `swin-imagenet`, `t2t-imagenet`.
 """
 
 from typing import Any
