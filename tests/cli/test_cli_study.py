@@ -157,8 +157,6 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),
         (["drloc-table-1"], "is not run (nothing to run: it says what is used)"),
         (["esvit-figure-7"], "by hand: paucal explain RUN IMAGE --show attention"),
-        (["drloc-table-5"], "has no scale 'tiny'"),
-        (["dhvt-table-1", "--scale", "full"], "begins with weights of DHVT"),
         (["esvit-table-2", "--scale", "full", "--recipe", "x"], "--recipe is for studies that train with labels"),
     ],
 )
