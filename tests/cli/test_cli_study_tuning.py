@@ -100,7 +100,7 @@ def test_study__tunes_each_row_from_the_start_of_its_model_and_seed(tmp_path, ca
     assert len(before) == 8
     assert call(*words) == 0  # nothing is trained again
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == before
-    full = ["study", "dhvt-table-1", "--scale", "full", "--data", f"cifar100={make_photos(tmp_path / 'photos')}"]
+    full = ["study", "dhvt-table-1", "--scale", "full", "--data", "cifar100=digits"]
     given = ["--rows", "DHVT-S", "--init", f"dhvt-s={starts['dhvt-s', 1]}"]  # the other start is not asked for
     assert call(*full, *given, "--output", tmp_path / "full", "--workers", "0", "--device", "cpu") == 0
     (run,) = (tmp_path / "full").glob("cifar100/cells/*/run")
@@ -141,9 +141,9 @@ def test_study__tunes_on_images_that_are_given(tmp_path, monkeypatch):
         ),
         (
             ["drloc-table-5", "--scale", "full", "--columns", "SVHN"],
-            "T2T-ViT-14, T2T-ViT-14 + L_drloc of drloc-table-5 begin with t2t-vit-14 (the checkpoint of T2T-ViT-14 that "
-            "its authors have published, which timm has not): give it with --init t2t-vit-14=RUN_OR_FILE, or leave out by "
-            "--rows what begins with it.",
+            "T2T-ViT-14, T2T-ViT-14 + L_drloc of drloc-table-5 begin with t2t-vit-14 (the checkpoint of T2T-ViT-14 "
+            "that its authors have published, which timm has not): give it with --init t2t-vit-14=RUN_OR_FILE, or "
+            "leave out by --rows what begins with it.",
         ),
         (["dhvt-table-1", "--scale", "full", "--init", "RUN"], "NAME one of dhvt-t, dhvt-s, got 'RUN'"),
         (["dhvt-table-1", "--scale", "full", "--init", "dhvt-t=a", "dhvt-t=b"], "'dhvt-t' is given twice"),
