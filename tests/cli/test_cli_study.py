@@ -173,8 +173,6 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-1", "--scale", "full"], "drloc-table-1 runs nothing, since it says what is used: leave --scale"),
         (["esvit-figure-7"], "by hand: paucal explain RUN IMAGE --show attention"),
         (["esvit-figure-7"], "; 'paucal study show esvit-figure-7' prints what is published of it."),
-        (["drloc-table-5"], "has no scale 'tiny'"),
-        (["dhvt-table-1", "--scale", "full"], "begins with weights of DHVT"),
         (["esvit-table-2", "--scale", "full", "--recipe", "x"], "--recipe is for studies that train with labels"),
     ],
 )

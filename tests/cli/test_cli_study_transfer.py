@@ -187,10 +187,14 @@ def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
         (["drloc-table-10", "--data-root", "sets"], "boxes and masks are read from folders: leave it out"),
         (["drloc-table-12", "--init", "plain=run"], "--init belongs to --scale full"),
         (["drloc-table-12", "--scale", "full"], "ADE20K cannot be had by name"),
-        (["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA"], "give it with --init drloc=RUN"),
+        (
+            ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA"],
+            "Swin-T + L_drloc of drloc-table-12 begins with drloc (a Swin-T that learned ImageNet-1K with DrLoc, which "
+            "nobody has published): give it with --init drloc=RUN_OR_FILE, or leave out by --rows what begins with it.",
+        ),
         (
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA", "--init", "drlok=RUN"],
-            "expected NAME=RUN with NAME one of plain, drloc, got 'drlok'",
+            "expected NAME=RUN with NAME one of plain, drloc, got 'drlok=RUN'",
         ),
         (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "begin with the same: give one"),
         (["drloc-table-12", "--data", "DATA"], "has no images in it"),

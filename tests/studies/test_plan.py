@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paucal.studies.cost import gpu_hours
-from paucal.studies.plan import plan
+from paucal.studies.plan import begun_elsewhere, plan
 from paucal.studies.registry import data_sets, studies
 from paucal.types import UserError
 
@@ -75,7 +75,6 @@ def test_plan__only_the_first_data_of_pretraining_is_stood_in_for():
     ("name", "scale", "wanted", "words"),
     [
         ("drloc-table-9", "medium", {}, "--scale is 'medium'"),
-        ("drloc-table-5", "tiny", {}, "drloc-table-5 has no scale 'tiny' (fine-tuning wants weights"),
         ("drloc-table-1", "tiny", {}, "drloc-table-1 trains nothing"),
         ("drloc-table-9", "tiny", {"rows": ["ViT-B"]}, "--rows: drloc-table-9 has no 'ViT-B' (did you mean"),
         ("drloc-table-9", "tiny", {"columns": ["SVHN"]}, "--columns: drloc-table-9 has no 'SVHN'"),
@@ -88,6 +87,29 @@ def test_plan__refuses_what_is_not_there(name, scale, wanted, words):
     with pytest.raises(UserError) as problem:
         planned(name, scale, **wanted)
     assert words in str(problem.value)
+
+
+def test_plan__says_why_there_is_no_smaller_scale():
+    study = replace(studies()["drloc-table-9"], scales={}, without="of its pictures")
+    with pytest.raises(UserError, match=r"has no scale 'tiny' \(of its pictures\): use full"):
+        plan(study, "tiny", data_sets())
+
+
+def test_plan__a_tuned_row_begins_with_the_start_of_its_model():
+    """At full scale with the weights that its start has by itself; at the smaller ones, with what is trained first."""
+    found = {run.row.name: run for run in planned("drloc-table-5", "full", columns=["SVHN"])}
+    assert found["ResNet-50 + L_drloc"].settings["init"] == "timm"
+    assert found["ResNet-50 + L_drloc"].settings["model"] == "resnet50.tv_in1k"
+    assert "init" not in found["T2T-ViT-14"].settings  # it has to be given
+    assert found["T2T-ViT-14"].settings["model"] == "t2t_vit_14"
+    own = begun_elsewhere(studies()["drloc-table-5"], found["ResNet-50"], "runs/1")
+    assert (own.settings["init"], own.settings["model"]) == ("runs/1", "resnet50")
+    assert {run.settings["init"] for run in planned("drloc-table-4", "full")} == {"none"}
+    assert {run.settings["init"] for run in planned("drloc-table-4", "tiny")} == {"none"}
+    for scale in ("tiny", "small"):
+        runs = planned("drloc-table-5", scale)
+        assert len(runs) == 6
+        assert all("init" not in run.settings for run in runs)
 
 
 def test_cost__is_the_formula():

@@ -130,6 +130,7 @@ def test_read__what_studies_of_a_kind_share_and_what_rows_begin_with(tmp_path):
         ("model: small, start", "model: other, start", "'a' begins with 'plain', whose stand-in small is another"),
         ("model: small, set", "model: small, verb: trains, set", "the verb of the start 'plain' is 'trains'"),
         ("{words: w, ", "{", "the start 'plain' lacks 'words'"),
+        ("model: small, set", "model: small, tag: x, set", "'plain' has the tag 'x', which belongs to init: timm"),
     ],
 )
 def test_read__says_what_is_wrong_with_a_start(tmp_path, old, new, words):
@@ -137,6 +138,21 @@ def test_read__says_what_is_wrong_with_a_start(tmp_path, old, new, words):
     with pytest.raises(UserError) as problem:
         read_started(tmp_path, STARTED.replace(old, new), BY_KIND)
     assert words in str(problem.value)
+
+
+def test_read__studies_whose_rows_are_tuned_share_scales_of_their_own(tmp_path):
+    text = STARTED.replace("kind: segment", "kind: train").replace("mean_iou, data: ade20k", "top1, data: cifar10")
+    scales = {"scales": {"tiny": {"data": "digits", "images": 1, "epochs": 1, "seeds": [0], "side": 32}}}
+    tuned = {"telling": "of tuned ones", "scales": BY_KIND["segment"]["scales"]}
+    by_kind = {"train": {"telling": "of all", **scales}, "tune": tuned}
+    study = read_started(tmp_path, text, by_kind)
+    assert (study.telling, study.scales["tiny"].data) == ("of tuned ones", "scenes")
+    plain = text.replace("    starts: {plain: {words: w, model: small, set: {method: supervised}}}\n", "")
+    study = read_started(tmp_path, plain.replace("start: plain, ", ""), by_kind)
+    assert (study.telling, study.scales["tiny"].data) == ("of all", "digits")
+    path = tmp_path / "by_kind.yaml"
+    path.write_text("tune: {telling: t}")
+    assert read_by_kind(path) == {"tune": {"telling": "t"}}
 
 
 def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):

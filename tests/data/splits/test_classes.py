@@ -44,6 +44,23 @@ def test_imagenet100__is_shipped():
     assert (resources.files("paucal.data") / "class_lists" / "imagenet100.txt").is_file()
 
 
+@pytest.mark.parametrize(
+    ("halves", "names"),
+    [
+        (("digits-0-to-4", "digits-5-to-9"), "0123456789"),
+        (
+            ("cifar10-first-five", "cifar10-last-five"),
+            ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        ),
+    ],
+)
+def test_halves__of_small_sets_are_shipped(halves, names):
+    found = [read_class_list(half) for half in halves]
+    assert [*found[0], *found[1]] == list(names)
+    assert len(found[0]) == len(found[1])
+    assert set(halves) <= set(shipped_lists())
+
+
 def test_imagenet100__chooses_from_folders(make_folder):
     names = read_class_list("imagenet100")
     images = open_images(make_folder(*(f"{name}/1.png" for name in [*names, "n00000001", "n99999999"])))

@@ -1,0 +1,101 @@
+"""Rows that are tuned: what each begins with at full scale, and how a grid of `paucal train` keeps that at the smaller ones."""
+
+from pathlib import Path
+
+import pytest
+
+from paucal.studies.plan import plan
+from paucal.studies.registry import data_sets, studies
+from paucal.types import UserError
+from paucal.verbs.comparing.arms import Arm
+from paucal.verbs.comparing.cells.cell import START, make_cell, of_verb
+from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
+from paucal.verbs.comparing.outcome.writing import command_of
+from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.run.voice import Quiet
+from paucal.verbs.studying.grids.starts import with_lesson, with_starts
+from paucal.verbs.studying.images import Places, called
+from paucal.verbs.studying.settings import StudySettings
+
+QUICK = {"model": "vit_mini", "model_args": ["depth=1"], "img_size": [16], "epochs": 1, "method": "supervised"}
+NEEDY = {**QUICK, START: ["train", "small"]}
+
+
+def begun(words: list[str], **wanted) -> dict[str, tuple[str, str]]:
+    study = studies()["drloc-table-5"]
+    runs = with_starts(study, plan(study, "full", data_sets(), columns=["SVHN"], **wanted), words)
+    return {run.row.name: (run.settings["model"], run.settings["init"]) for run in runs}
+
+
+def test_starts__come_by_themselves_or_are_given_by_name():
+    assert begun([], rows=["Swin-T + L_drloc", "ResNet-50"]) == {  # nobody asks for T2T-ViT's weights
+        "Swin-T + L_drloc": ("swin_tiny_patch4_window7_224.ms_in1k", "timm"),
+        "ResNet-50": ("resnet50.tv_in1k", "timm"),
+    }
+    found = begun(["t2t-vit-14=a=b.pth", "resnet-50=runs/1"])
+    assert found["T2T-ViT-14"] == found["T2T-ViT-14 + L_drloc"] == ("t2t_vit_14", "a=b.pth")
+    assert found["ResNet-50"] == found["ResNet-50 + L_drloc"] == ("resnet50", "runs/1")  # whose tag is not meant now
+    assert found["Swin-T"] == ("swin_tiny_patch4_window7_224.ms_in1k", "timm")
+    with pytest.raises(UserError, match=r"T2T-ViT-14 of drloc-table-5 begins with t2t-vit-14 .*=RUN_OR_FILE\.$"):
+        begun(["swin-t=runs/1"], rows=["T2T-ViT-14"])
+
+
+def test_images__that_are_given_are_used_whole():
+    runs = plan(studies()["dhvt-table-8"], "tiny", data_sets())
+    assert {run.settings["classes"] for run in called(runs, StudySettings())} == {"digits-5-to-9"}
+    given = called(runs, StudySettings(data=["photos"]))
+    assert [(run.data, "classes" in run.settings, run.settings["epochs"]) for run in given] == 2 * [
+        ("photos", False, 30)
+    ]
+
+
+def test_lesson__is_on_no_images_that_are_given(tmp_path):
+    for scale, data in (("tiny", "digits"), ("small", "cifar10")):
+        small = studies()["dhvt-table-8"].scales[scale]
+        assert with_lesson(Places({}, {}), small, StudySettings(scale=scale), tmp_path).lesson == data
+        asked = StudySettings(scale=scale, data=["photos"])
+        assert with_lesson(Places({}, {}), small, asked, tmp_path).lesson == data
+        with pytest.raises(UserError, match=f"--data: {data} is what the rows' starts learn at {scale}"):
+            with_lesson(Places({}, {}), small, StudySettings(scale=scale, data=[data]), tmp_path)
+
+
+def test_cells__of_train_keep_their_start_from_the_verb(tmp_path):
+    starts = Grid(tmp_path / "starts" / "train", "images", {}, (Arm("small", None, None, QUICK),), (0, 1))
+    starts.folder.mkdir(parents=True)
+    starts.write()
+    shared = {"data": "digits", "drloc_weight": 0.5}  # which the method of the arm does not use
+    grid = Grid(tmp_path / "digits", "images", shared, (Arm("row", None, None, NEEDY),), (0, 1))
+    grid.folder.mkdir()
+    grid.write()
+    cells = [make_cell(read_grid(grid.folder), arm, 1) for arm in read_grid(grid.folder).arms]
+    assert cells[0].settings == {"data": "digits", **NEEDY, "seed": 1}
+    assert cells[0].given == {"data": "digits", **QUICK, "seed": 1} == of_verb(cells[0].settings)
+    start = make_cell(starts, starts.arms[0], 1)
+    assert f"--seed 1 --init {start.run.path} --output" in command_of(cells[0])
+    assert "--init" not in command_of(start)
+    other = make_cell(grid, Arm("row", None, None, {**QUICK, START: ["train", "other"]}), 1)
+    assert other.folder != cells[0].folder  # begun with something else, it is another run
+
+
+def test_grid__is_stored_once_what_its_rows_begin_with_is(tmp_path):
+    """A worker that sees a row must find its start; what random weights stand for in the measuring is not kept."""
+    asked, seen = GridSettings(seeds=[3], output=str(tmp_path / "grid")), []
+
+    def refuse(grid: Grid) -> None:
+        raise UserError("the starts do not do")
+
+    def look(grid: Grid) -> None:
+        seen.append((is_grid(grid.folder), grid.seeds, [arm.settings[START] for arm in grid.arms]))
+
+    shared = {"data": "digits", "workers": 0, "device": "cpu"}
+    words = ([Arm("row", None, None, NEEDY)], shared, "paucal study", Quiet(), {"init": "none"})
+    with pytest.raises(UserError, match="the starts do not do"):
+        settle_grid(asked, *words, refuse)
+    assert not is_grid(Path(asked.output or ""))
+    grid = settle_grid(asked, *words, look)
+    assert seen == [(False, (3,), [["train", "small"]])]
+    assert read_grid(grid.folder).arms[0].settings == NEEDY
+    assert grid.forecast["row"] > 0
+    settle_grid(GridSettings(seeds=[4], output=asked.output), *words, look)
+    assert seen[1] == (True, (3, 4), [["train", "small"]])  # all seeds that workers will see
