@@ -132,14 +132,13 @@ def test_state__of_the_device_goes_on_on_the_cpu(name, tmp_path):
     assert toys.train(toys.make(name, seed=9), tmp_path).finished
 
 
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("sgd", 0.1), ("lars", 1.0)])
 @precisely
-def test_nonfinite_loss__skips_the_step_and_only_that(precision, tmp_path):
+def test_nonfinite_loss__skips_the_step_and_only_that(precision, optimizer, lr, tmp_path):
     require(precision)
     torch.manual_seed(0)
-    weights = Weights()
-    outcome = toys.train(
-        Poisoned({5}), tmp_path, epochs=3, callbacks=[weights], hardware=hardware(precision), average=None
-    )
+    weights, told = Weights(), {"hardware": hardware(precision), "optimizer": optimizer, "lr": lr}
+    outcome = toys.train(Poisoned({5}), tmp_path, epochs=3, callbacks=[weights], average=None, **told)
     assert torch.equal(weights.seen[4], weights.seen[5])
     assert not torch.equal(weights.seen[5], weights.seen[6])
     assert all(torch.isfinite(seen).all() for seen in weights.seen)

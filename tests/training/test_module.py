@@ -276,19 +276,23 @@ def test_unused_parameters__are_named(tmp_path, caplog):
     assert "no gradient reaches 2 trainable parameters (spare.weight, spare.bias" in said[0]
 
 
-def test_scaler__is_taken_out_before_clipping(tmp_path):
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "lars"])
+def test_scaler__is_taken_out_once_and_before_clipping(kind, tmp_path):
     """With scaled gradients and a scaler a step gives the weights of one without either."""
 
     def one_step(scale: float | None) -> tuple[nn.Parameter, float]:
         torch.manual_seed(0)
         objective = toys.make("per_block")
-        module = TrainingModule(objective, Optimization(CosineWarmup(1e-2, 10), clip=0.5), Plan(10, 10), lambda: None)
+        optimization = Optimization(CosineWarmup(1e-2, 10), clip=0.5, optimizer=kind)
+        module = TrainingModule(objective, optimization, Plan(10, 10), lambda: None)
         scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         plugin = SimpleNamespace(scaler=scaler)
         module._trainer = SimpleNamespace(precision_plugin=plugin, global_step=0, world_size=1)
         optimizer = module.configure_optimizers()
         loss = objective(a_batch(), Progress(0, 10, 10)).total
         (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None and kind != "adamw":
+            scaler.unscale_(optimizer)  # as Lightning does for what is not fused; a second time is an error
         module.on_before_optimizer_step(optimizer)
         optimizer.step() if scaler is None else scaler.step(optimizer)
         return next(objective.parameters()), module.meters.read()["gradient_norm"]
