@@ -78,6 +78,27 @@ def test_settings__at_full_scale_are_the_paper_s():
     assert (settings.batch_size * settings.accumulate, settings.epochs, settings.tasks) == (1024, 100, "view")
     settings = dict(checked("lvvit-table-4", "full"))["X + F(X)/3"]
     assert (settings.batch_size * settings.accumulate, settings.epochs, settings.schedule_epochs) == (1024, 310, 300)
+    settings = dict(checked("lvvit-starts", "full"))["CaiT"]
+    assert (settings.batch_size * settings.accumulate, settings.epochs, settings.schedule_epochs) == (1024, 400, 400)
+    assert (settings.method, settings.drop_path, settings.mixup, settings.cutmix) == ("supervised", 0.2, 0.8, 1.0)
+
+
+def test_settings__at_more_pixels_are_those_that_tune():
+    tuned = dict(checked("lvvit-high-resolution", "full") + checked("lvvit-table-5", "full"))
+    for run, settings in tuned.items():
+        assert settings.batch_size * settings.accumulate == 512, run
+        assert (settings.epochs, settings.lr, settings.weight_decay, settings.init) == (30, 5e-6, 1e-8, "run"), run
+        assert settings.method == ("supervised" if run == "CaiT" else "token-labeling"), run
+    found = {run: (one.model, one.img_size, one.drop_path) for run, one in tuned.items()}
+    assert found == {
+        "LV-ViT-S at 384": ("lvvit_s", [384], 0.1),
+        "LV-ViT-M at 384": ("lvvit_m", [384], 0.2),
+        "LV-ViT-M at 448": ("lvvit_m", [448], 0.2),
+        "LV-ViT-L at 448": ("lvvit_l", [448], 0.3),
+        "LV-ViT-L at 512": ("lvvit_l", [512], 0.3),
+        "LV-ViT": ("lvvit_m", [384], 0.2),
+        "CaiT": ("cait_s36_384", [384], 0.2),
+    }
 
 
 def esvit_row(model: str, batch: int, region_after: int | None = None, tasks: str = "", epochs: int = 300) -> dict:
