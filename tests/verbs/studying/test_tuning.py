@@ -1,4 +1,4 @@
-"""Rows that are tuned: what each begins with at full scale, and how a grid of `paucal train` keeps that at the smaller ones."""
+"""Rows that are tuned: what each begins with at full scale, and how a grid keeps that at the smaller ones."""
 
 from pathlib import Path
 
