@@ -5,14 +5,15 @@
 The same small Swin with random weights, pre-trained with the view task, and with both tasks. Pre-training sees the
 training images without labels. Nearest neighbours (k = 20): training images as the bank, test images as the questions.
 Fine-tuning: all arms alike on 1, 10 and 100 % of the labels, each from several seeds, judged once on the test images.
-`paucal compare` and `paucal study` make no grid whose ways begin with runs that the same call pre-trains and whose
-epochs depend on the share of the labels, so this script stays; other scripts use its parts, too.
+Fine-tuning is three calls of `paucal.compare`, one for each share, since epochs depend on it; the script adds the
+pre-training before and the one file of results behind them. Other scripts use its parts, too.
 Nothing is chosen by test images. Finished parts are kept in --work, so that a call goes on where the last one stopped.
 """
 
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,29 +93,29 @@ def nearest_neighbours(run: Path, data: Path, device: str = "cpu") -> float:
     return float((scores.argmax(1) == truth).float().mean())
 
 
-def fine_tuned(arm: str, start: Path | None, share: str, seed: int, options: argparse.Namespace, data: Path) -> float:
-    """Return the test accuracy after fine-tuning."""
-    run = options.work / f"tuned-{arm}-{share}-{seed}"
-    if not (run / "summary.json").exists():
-        paucal.train(
-            data,
-            output=str(run),
-            overwrite=True,
-            recipe="small-images",
-            method="supervised",
-            model=f"esvit_{MODEL}",
-            model_args=ARGUMENTS,
-            img_size=[32],
-            init=None if start is None else str(start),
-            fraction=float(share),
-            epochs=SHARES[share],
-            warmup_epochs=0.1 * SHARES[share],
-            lr=1e-3,
-            batch_size=16 if share == "0.01" else 64,
-            normalise="computed",
-            seed=seed,
-        )
-    return float(json.loads((run / "summary.json").read_text())["test_top1"])
+def fine_tuned(
+    share: str, starts: Mapping[str, Path], options: argparse.Namespace, data: Path
+) -> dict[str, list[float]]:
+    """Return the test accuracies after fine-tuning by start, one for each seed."""
+    found = paucal.compare(
+        data,
+        ways={arm: {"init": "none" if arm == "none" else str(run)} for arm, run in starts.items()},
+        seeds=options.seeds,
+        output=str(options.work / f"tuned-{share}"),
+        recipe="small-images",
+        method="supervised",
+        model=f"esvit_{MODEL}",
+        model_args=ARGUMENTS,
+        img_size=[32],
+        fraction=float(share),
+        epochs=SHARES[share],
+        warmup_epochs=0.1 * SHARES[share],
+        lr=1e-3,
+        batch_size=16 if share == "0.01" else 64,
+        normalise="computed",
+        device="cpu",
+    )
+    return {one.arm.name: [one.outcomes[seed].scores["top1"] for seed in options.seeds] for one in found.findings.arms}
 
 
 def tabled(scores: dict[str, dict[str, list[float]]]) -> str:
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("--test-images", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--name", default="esvit_gain", help="of the stored result and its picture")
     parser.add_argument("--only", choices=["view", "view+region"], help="only pre-train this arm")
     options = parser.parse_args()
     data = options.work / "data"
@@ -175,9 +177,7 @@ def main() -> None:
     neighbours = {arm: nearest_neighbours(run, data) for arm, run in starts.items()}
     tuned: dict[str, dict[str, list[float]]] = {}
     for share in SHARES:
-        for arm, run in starts.items():
-            start = None if arm == "none" else run
-            scores = [fine_tuned(arm, start, share, seed, options, data) for seed in options.seeds]
+        for arm, scores in fine_tuned(share, starts, options, data).items():
             tuned.setdefault(arm, {})[share] = scores
     result: dict[str, Any] = {
         "surroundings": surroundings("cpu"),
@@ -186,8 +186,8 @@ def main() -> None:
         "curves": {arm: curve(run) for arm, run in starts.items() if arm != "none"},
         "tuned": tuned,
     }
-    store("esvit_gain", result)
-    draw(result).savefig(Path(__file__).parent / "results" / "esvit_gain.png", dpi=110)
+    store(options.name, result)
+    draw(result).savefig(Path(__file__).parent / "results" / f"{options.name}.png", dpi=110)
     print(tabled(tuned))
 
 
