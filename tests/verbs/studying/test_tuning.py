@@ -1,4 +1,4 @@
-"""Rows that are tuned: what each begins with at full scale, and how a grid keeps that at the smaller ones."""
+"""Rows that are tuned: what each begins with, and how a grid of `paucal train` keeps that from the verb."""
 
 from pathlib import Path
 
@@ -45,9 +45,8 @@ def test_images__that_are_given_are_used_whole():
     runs = plan(studies()["dhvt-table-8"], "tiny", data_sets())
     assert {run.settings["classes"] for run in called(runs, StudySettings())} == {"digits-5-to-9"}
     given = called(runs, StudySettings(data=["photos"]))
-    assert [(run.data, "classes" in run.settings, run.settings["epochs"]) for run in given] == 2 * [
-        ("photos", False, 30)
-    ]
+    assert [(run.data, run.judged, run.settings["epochs"]) for run in given] == 2 * [("photos", "photos", 30)]
+    assert all("classes" not in run.settings for run in given)
 
 
 def test_lesson__is_on_no_images_that_are_given(tmp_path):
