@@ -42,7 +42,7 @@ def test_in_turns__counts_pairs_of_alternating_calls_after_the_first(monkeypatch
 
         return call
 
-    monkeypatch.setattr(timing, "timer", lambda: clock[0])
+    monkeypatch.setattr(timing, "now", lambda: clock[0])
     assert in_turns(step("a", 1), step("b", 10), 2) == [(3, 40), (5, 60)]
     assert calls == ["a", "b"] * 3
 

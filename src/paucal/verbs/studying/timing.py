@@ -7,12 +7,12 @@ float32, on images that lie on the device already.
 
 import platform
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.benchmark import timer
 
 from paucal.backbones import BackboneSpec
 from paucal.evaluation.deployed import usable_device
@@ -156,12 +156,19 @@ def in_turns(one: Step, two: Step, pairs: int) -> list[tuple[float, float]]:
     """Return the seconds of calls that take turns, pair for pair; one more pair goes before and does not count."""
     found = []
     for _ in range(pairs + 1):
-        begin = timer()  # which waits for an accelerator
+        begin = now()
         one()
-        middle = timer()
+        middle = now()
         two()
-        found.append((middle - begin, timer() - middle))
+        found.append((middle - begin, now() - middle))
     return found[1:]
+
+
+def now() -> float:
+    """Return the seconds of a clock, once the accelerator has done its work."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def spread(values: Sequence[float]) -> Spread:
