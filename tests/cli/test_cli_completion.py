@@ -50,9 +50,8 @@ def test_bash__completes_verbs_flags_and_values(complete, tmp_path):
     assert set(complete("train", "--recipe", "")) == set(recipes.RECIPES)
     assert set(complete("detect", "--recipe", "cascade")) == {"cascade-coco-1x", "cascade-coco-3x"}
     assert set(complete("segment", "--recipe", "upernet")) == {"upernet-ade20k", "upernet-ade20k-lvvit"}
-    assert set(complete("pretrain", "--recipe", "esvit-swin-t")) == {
-        *("esvit-swin-tiny", "esvit-swin-tiny-1024", "esvit-swin-tiny-w14")
-    }
+    tiny = {"esvit-swin-tiny", "esvit-swin-tiny-1024", "esvit-swin-tiny-w14"}
+    assert set(complete("pretrain", "--recipe", "esvit-swin-t")) == tiny
     (tmp_path / "photo.jpg").touch()
     for before in (["predict"], ["predict", "runs/1"], ["predict", "runs/1", "a.jpg", "--output"]):
         assert complete(*before, tmp_path / "ph") == [str(tmp_path / "photo.jpg")]
