@@ -10,14 +10,14 @@ from paucal.studies.plan import plan, plan_whole
 from paucal.studies.registry import data_sets, studies
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm, baseline_of
-from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, Cell, cells_of, state_of
+from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, Cell, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, read_grid
 from paucal.verbs.comparing.launch import go_on
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Quiet
 from paucal.verbs.studying.outcome import find_lines
 from paucal.verbs.studying.tables import shown_rows
-from paucal.verbs.studying.words import published
+from paucal.verbs.studying.words import published, shown_settings
 
 
 def grid_of(folder: Path, runs, **changes) -> Grid:
@@ -144,3 +144,18 @@ def test_arms__are_compared_with_what_they_name():
 def test_published__as_text():
     assert published(85.62, 0.05) == "85.62 ± 0.05"
     assert [published(value) for value in (None, "cosine", 1281167.0, 0.6037)] == ["-", "cosine", "1281167", "0.6037"]
+
+
+def test_settings__of_a_page_are_told_once_where_all_runs_share_them(tmp_path):
+    runs = plan(studies()["drloc-table-9"], "tiny", data_sets())
+    arms = [Arm(run.name, None, None, {**run.settings, START: ["train", "plain"]}) for run in runs]
+    grid = Grid(tmp_path / runs[0].data, "images", {}, tuple(arms), (0,))
+    first, *others = shown_settings(runs, (), (grid,))
+    assert (first["run"], first["images"]) == ("all of these", "digits")
+    assert "--epochs 8" in first["settings"]
+    assert "--model drloc_vit_base_patch16_224" in first["settings"]
+    assert "start" not in first["settings"]
+    assert [one["settings"] for one in others] == ["--method supervised", "--method drloc --drloc-weight 0.01"]
+    alone = shown_settings(runs[:1], (), (grid,))
+    assert [one["run"] for one in alone] == ["ViT-B/16"]
+    assert "--epochs 8" in alone[0]["settings"]

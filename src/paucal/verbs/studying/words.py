@@ -12,7 +12,6 @@ from paucal.studies.parts import DataSet
 from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
 from paucal.studies.study import COUNTED, TIMED, Study, Value
-from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import of_verb
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.wording import counted
@@ -171,7 +170,7 @@ def settings_words(settings: Mapping[str, Any]) -> str:
 
 
 def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Sequence[Grid]) -> list[dict[str, str]]:
-    """Return name, images and settings of every run for the page, what runs begin with first.
+    """Return name, images and settings of every run for the page: what runs begin with, what all share, their own.
 
     Args:
         runs: that are wanted.
@@ -183,20 +182,29 @@ def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Seque
         {
             "run": f"{arm.name}, a start",
             "images": Path(str(grid.shared["data"])).name,
-            "settings": f"paucal {grid.verb} {_own_words(arm)}",
+            "settings": f"paucal {grid.verb} {settings_words(of_verb(arm.settings))}",
         }
         for grid in starts
         for arm in grid.arms
         if arm.name in begun
     ]
-    arms = {(grid.folder.name, arm.name): arm for grid in grids for arm in grid.arms}
-    return found + [
-        {"run": run_words(run), "images": run.data, "settings": _own_words(arms[run.data, run.name])} for run in runs
-    ]
+    arms = {(grid.folder.name, arm.name): of_verb(arm.settings) for grid in grids for arm in grid.arms}
+    own = [arms[run.data, run.name] for run in runs]
+    shared = _shared(own)
+    if shared:
+        images = ", ".join(dict.fromkeys(run.data for run in runs))
+        found.append({"run": "all of these", "images": images, "settings": settings_words(shared)})
+    for run, settings in zip(runs, own, strict=True):
+        words = settings_words({name: value for name, value in settings.items() if name not in shared})
+        found.append({"run": run_words(run), "images": run.data, "settings": words or "nothing else"})
+    return found
 
 
-def _own_words(arm: Arm) -> str:
-    return settings_words(of_verb(arm.settings))
+def _shared(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that several runs have in common."""
+    if len(own) < 2:
+        return {}
+    return {name: value for name, value in own[0].items() if all(name in one and one[name] == value for one in own)}
 
 
 def published(value: Value, deviation: float | None = None) -> str:
