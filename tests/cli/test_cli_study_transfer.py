@@ -1,16 +1,13 @@
 """`paucal study` of detection and segmentation as people call it: what rows begin with is trained first."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from cli.calls import call, failure, table
-from paucal.studies import registry
+from cli.calls import call, failure
+from cli.studied import rows_of, settings_of, shrink
 from paucal.studies.study import Study
 from paucal.verbs.comparing.cells.beginning import STARTS
 from paucal.verbs.comparing.cells.grid import read_grid
@@ -23,9 +20,7 @@ NAMES = ("drloc-table-11", "drloc-table-12", "esvit-table-4", "esvit-table-10", 
 @pytest.fixture(autouse=True)
 def shrunk(monkeypatch):
     """Leave of the tiny scale what shows that everything is made: few scenes, an epoch of each."""
-    known = registry.studies()
-    made = {**known, **{name: _shrunk(known[name]) for name in NAMES}}
-    monkeypatch.setattr(registry, "studies", lambda: made)
+    shrink(monkeypatch, NAMES, _shrunk)
 
 
 def _shrunk(study: Study) -> Study:
@@ -42,14 +37,6 @@ def _shrunk(study: Study) -> Study:
     }
     full = {**scale.set, "img_size": [64], "epochs": 1}
     return replace(study, scales={"tiny": scale}, recipe="", full=full, epochs=1, models=models)
-
-
-def rows_of(out: Path) -> dict[tuple[str, str], dict[str, str]]:
-    return {(row["row"], row["column"]): row for row in table(out / "results.csv")}
-
-
-def settings_of(run: Path) -> Mapping[str, Any]:
-    return yaml.safe_load((run / "config.yaml").read_text())["settings"]
 
 
 def runs_of(folder: Path) -> dict[str, Path]:

@@ -1,18 +1,15 @@
 """`paucal study` of rows that are tuned as people call it: what they begin with is trained first, or given."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from cli.calls import call, failure, make_photos, table
+from cli.calls import call, failure, make_photos
+from cli.studied import rows_of, settings_of, shrink
 from paucal.data.sources.digits import open_digits
 from paucal.data.splits.file import read_rows
-from paucal.studies import registry
 from paucal.studies.parts import Architecture, Model
 from paucal.studies.study import Study
 from paucal.verbs.comparing.cells.beginning import STARTS
@@ -26,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("blank_pictures")
 @pytest.fixture(autouse=True)
 def shrunk(monkeypatch):
     """Leave of the tiny scale what shows that everything is made: a block, few images, an epoch."""
-    known = registry.studies()
-    made = {**known, **{name: _shrunk(known[name]) for name in NAMES}}
-    monkeypatch.setattr(registry, "studies", lambda: made)
+    shrink(monkeypatch, NAMES, _shrunk)
 
 
 def _shrunk(study: Study) -> Study:
@@ -51,18 +46,10 @@ def _small(model: Model) -> Model:
     return replace(model, standin=small, full=small)
 
 
-def settings_of(run: Path) -> Mapping[str, Any]:
-    return yaml.safe_load((run / "config.yaml").read_text())["settings"]
-
-
 def runs_of(out: Path, kind: str) -> dict[tuple[str, int], Path]:
     """Return the runs of the rows or of the starts by the beginning of their names and by their seeds."""
     found = sorted(out.glob(f"{GRIDS[kind]}/cells/*/run"))
     return {(path.parent.name.partition("-seed")[0], settings_of(path)["seed"]): path for path in found}
-
-
-def rows_of(out: Path) -> dict[tuple[str, str], dict[str, str]]:
-    return {(row["row"], row["column"]): row for row in table(out / "results.csv")}
 
 
 def test_study__tunes_each_row_from_the_start_of_its_model_and_seed(tmp_path, capsys, monkeypatch):
