@@ -128,7 +128,7 @@ def test_lines__of_distances_are_in_pixels(tmp_path):
         RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
     lines, _ = find_lines(study, runs, [grid])
     found = [(line.measured.value, line.measured.random) for line in lines[:2] if line.measured]
-    assert found == [(50.0, None), (2.5, 9.0)]
+    assert found == [(0.5, None), (2.5, 9.0)]
 
 
 def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):

@@ -16,7 +16,7 @@ from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcom
 from paucal.verbs.studying.counting import counted_value
 from paucal.verbs.studying.timing import Timed, timed_value
 
-IN_PIXELS = ("correspondence_distance",)  # metrics that are no shares
+PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not in percent, as published
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _score(column: Column, one: Mapping[str, Any]) -> dict[str, float] | None:
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
     if column.metric not in one:
         return None
-    unit = 1.0 if column.metric in IN_PIXELS else 100.0
+    unit = 1.0 if column.metric in PLAIN else 100.0
     return {name: unit * value for name, value in one[column.metric].items()}
 
 

@@ -14,7 +14,15 @@ from paucal.verbs.comparing.outcome.words import span
 from paucal.verbs.studying.outcome import Line, Measured
 from paucal.verbs.studying.words import published
 
-DIGITS = {"params": 2, "gmacs": 2, "gmacs_all": 2, "seconds_per_step": 4, "throughput": 2}
+DIGITS = {
+    "params": 2,
+    "gmacs": 2,
+    "gmacs_all": 2,
+    "seconds_per_step": 4,
+    "correspondence": 3,
+    "correspondence_distance": 2,
+    "throughput": 2,
+}
 RESULTS = "results.csv"
 
 

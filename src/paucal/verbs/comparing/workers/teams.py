@@ -156,6 +156,8 @@ class Ray:
     lost = 0  # Ray starts a task again whose worker died
 
     def __init__(self, folder: Path, count: int, threads: int, gpus: int = 0) -> None:
+        # Called by `uv run`, Ray would give its workers an environment made anew from the project, without the extras.
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         self._ray = _extra("ray", "ray")
         self._began = not self._ray.is_initialized()
         if self._began:
