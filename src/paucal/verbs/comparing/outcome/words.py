@@ -17,10 +17,10 @@ def points(value: float) -> str:
     """Return a difference of shares in percentage points, with its sign.
 
     Example:
-        >>> points(0.0214), points(-0.003)
-        ('+2.1', '-0.3')
+        >>> points(0.0214), points(-0.003), points(-0.0001)
+        ('+2.1', '-0.3', '+0.0')
     """
-    return f"{100 * value:+.1f}"
+    return f"{round(100 * value, 1) or 0.0:+.1f}"
 
 
 def span(score: Score) -> str:
@@ -54,7 +54,7 @@ def verdict(one: ArmOutcome, gain: Difference) -> str:
 def needed(gain: Difference) -> str:
     """Return what it would take to see a difference of the size that was measured."""
     if gain.value == 0 or gain.seeds_needed is None:
-        return "If there is one, it is too small to be seen by any number of seeds that could be paid for."
+        return "One as small as these runs have shown could be told by no number of seeds that could be paid for."
     parts = []
     if gain.seeds_needed > len(gain.by_seed.values):
         parts.append(f"about {gain.seeds_needed} seeds")
