@@ -13,7 +13,10 @@ import pytest
 from PIL import Image
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "on_device.py"
-ALONE = ["drloc_overhead", "esvit_loss", "esvit_step", "backbones", "loaders", "token_labels", "batch_size", "memory"]
+ALONE = [
+    *("drloc_overhead", "esvit_loss", "esvit_step", "backbones", "loaders", "token_labels", "batch_size", "memory"),
+    "throughput",
+]
 SPREAD = {"median", "lower_quartile", "upper_quartile"}
 
 
@@ -83,6 +86,11 @@ def test_speed__every_piece_stores_numbers_with_their_spread(sets, tmp_path):
     assert found["token_labels"]["parts"]["token labels"]["dense_over_sparse_targets"].keys() >= SPREAD
     assert {row["largest"] for row in found["batch_size"]["parts"].values()} == {8}
     assert len(found["memory"]["parts"]) == 4
+    lines = found["throughput"]["parts"]["esvit-table-7"]["lines"]
+    scaled = {line["row"]: line["median"] for line in lines if line["column"] == "DINO scale"}
+    assert scaled.keys() == {"DeiT-S/16", "Swin-T W7"}
+    assert scaled["DeiT-S/16"] == 1007
+    assert 0 < scaled["Swin-T W7"] < 5 * 1007
 
 
 @pytest.mark.slow
