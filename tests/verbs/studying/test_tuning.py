@@ -14,6 +14,7 @@ from paucal.verbs.comparing.outcome.writing import command_of
 from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Quiet
+from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.starts import with_lesson, with_starts
 from paucal.verbs.studying.images import Places, called
 from paucal.verbs.studying.settings import StudySettings
@@ -24,8 +25,9 @@ NEEDY = {**QUICK, START: ["train", "small"]}
 
 def begun(words: list[str], **wanted) -> dict[str, tuple[str, str]]:
     study = studies()["drloc-table-5"]
-    runs = with_starts(study, plan(study, "full", data_sets(), columns=["SVHN"], **wanted), words)
-    return {run.row.name: (run.settings["model"], run.settings["init"]) for run in runs}
+    runs, asked = plan(study, "full", data_sets(), columns=["SVHN"], **wanted), StudySettings(scale="full", init=words)
+    call = with_starts(Call(study, runs, None, asked, Places({}, {}), Path("folder"), "", Quiet()))
+    return {run.row.name: (run.settings["model"], run.settings["init"]) for run in call.runs}
 
 
 def test_starts__come_by_themselves_or_are_given_by_name():

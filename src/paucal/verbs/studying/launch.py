@@ -24,6 +24,7 @@ from paucal.verbs.comparing.outcome.writing import write_findings
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.voice import Quiet, Voice
+from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.checks import PAGE, require_run, require_sense, study_folder
 from paucal.verbs.studying.grids.frozen import settle_frozen
 from paucal.verbs.studying.grids.pretraining import settle_pretraining
@@ -126,28 +127,21 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     try:
         if found.starts and small is not None:
             places = with_lesson(places, small, asked, folder)
-        grids = SETTLE[found.kind](found, runs, small, asked, places, folder, command, voice)
+        call = Call(found, runs, small, asked, places, folder, command, voice)
+        grids = SETTLE[found.kind](call)
         starts = stored_starts(folder) if small is not None else []
-        return _computed(found, runs, small, Work(starts, grids), asked, folder, command, voice)
+        return _computed(call, Work(starts, grids))
     finally:
         torch.set_num_threads(threads)
 
 
-def _computed(
-    found: Study,
-    runs: Sequence[Planned],
-    small: Scale | None,
-    work: Work,
-    asked: StudySettings,
-    folder: Path,
-    command: str,
-    voice: Voice,
-) -> Studied:
+def _computed(call: Call, work: Work) -> Studied:
     """Let workers compute what is open, and say and write what has come of it."""
-    settled = _laboured([*work.starts, *work.grids], asked, command, voice)
+    found, runs, small, folder, command = call.study, call.runs, call.small, call.folder, call.command
+    settled = _laboured([*work.starts, *work.grids], call.asked, command, call.voice)
     before = [read_grid(grid.folder) for grid in work.starts]
     stored = [read_grid(grid.folder) for grid in work.grids]
-    whole = called(plan_whole(found, asked.scale, data_sets(), asked.columns or ()), asked)
+    whole = called(plan_whole(found, call.asked.scale, data_sets(), call.asked.columns or ()), call.asked)
     lines, findings = find_lines(found, runs, [*stored, *_others(whole, stored, folder)], whole)
     pages = [(f"curves and every run: {one.grid.folder.name}", write_findings(one)) for one in findings]
     learned = [find(grid) for grid in before if grid.verb == "train"]
@@ -173,7 +167,7 @@ def _computed(
         command=command,
     )
     write_study(folder / PAGE, page)
-    _tell(found, rows, [*warnings, *words], folder, voice)
+    _tell(found, rows, [*warnings, *words], folder, call.voice)
     return Studied(folder, lines, settled, failed)
 
 

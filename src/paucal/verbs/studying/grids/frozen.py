@@ -1,7 +1,7 @@
 """The grids of a study whose rows are frozen backbones, judged on one set of images after the other."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,12 @@ from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import START, SUBJECT
 from paucal.verbs.comparing.cells.grid import EVAL, Grid
 from paucal.verbs.comparing.fingerprint import fingerprint
-from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.judging.frozen_data import find_judged
 from paucal.verbs.judging.settings import OpeningSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.pretraining import MOST_JUDGED, pinned_data
-from paucal.verbs.studying.grids.starts import settle_starts, with_starts
+from paucal.verbs.studying.grids.starts import settling, with_starts
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
-from paucal.verbs.studying.images import Places
-from paucal.verbs.studying.settings import StudySettings
 
 TIMM = "timm"  # the start that needs no file
 TIMED = 8  # images that are timed
@@ -36,35 +33,19 @@ LOOKS = 2  # backbones that look at every image: the row's, and the one with ran
 BESIDE = 20.0  # seconds that are not features: opening, regression, intervals, pictures
 
 
-def settle_frozen(
-    study: Study,
-    runs: Sequence[Planned],
-    small: Scale | None,
-    asked: StudySettings,
-    places: Places,
-    folder: Path,
-    command: str,
-    voice: Voice,
-) -> list[Grid]:
+def settle_frozen(call: Call) -> list[Grid]:
     """Check every row, measure how long its features take, and store the grids; see `settle_training`."""
-    runs = with_starts(study, runs, asked.init or []) if small is None else runs
-
-    def settle_before(rows: Grid) -> None:
-        if small is not None:
-            settle_starts(study, rows, small, asked, places, folder, command, voice)
-
-    grids = []
-    for data in dict.fromkeys(run.data for run in runs):
+    call, before = with_starts(call), settling(call)
+    grids, places, small = [], call.places, call.small
+    for data, here in call.by_images():
         shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
         images = find_judged(shared["data"], _opening(shared))
-        here = [run for run in runs if run.data == data]
-        arms = [Arm(run.name, None, None, _settings(study, run, small), run.against) for run in here]
-        seeds = asked.seeds or (study.seeds if small is None else small.seeds)
-        who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
-        new = new_grid(folder / data, EVAL, fingerprint(images), shared, arms, seeds, command)
-        models = {one.name: (one, side) for run in here for one, side in [_architecture(study, run, small)]}
+        arms = [Arm(run.name, None, None, _settings(call.study, run, small), run.against) for run in here]
+        who = call.workers(call.folder / data)
+        new = new_grid(call.folder / data, EVAL, fingerprint(images), shared, arms, call.seeds, call.command)
+        models = {one.name: (one, side) for run in here for one, side in [_architecture(call.study, run, small)]}
         count = len(images) if small is None else min(len(images), 2 * MOST_JUDGED)
-        grids.append(settle_own(new, who, partial(_seconds, models, count), voice, before=settle_before))
+        grids.append(settle_own(new, who, partial(_seconds, models, count), call.voice, before=before))
     return grids
 
 

@@ -1,8 +1,7 @@
 """The grids of a study whose rows learn without labels: the cells of a comparison, each with a judge at its end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,18 +9,16 @@ import torch
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
-from paucal.studies.study import Study
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import JUDGING
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.fingerprint import fingerprint
-from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.pretraining.job import PretrainingJob
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places, unlabelled_images
-from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.training.ladder.timing import SLOWER, STEPS, seconds_per_batch
 
 MOST_JUDGED = 2000  # images of each part that features are judged on at a smaller scale
@@ -29,35 +26,16 @@ CURVE = "knn_curve"  # the metric of columns that read the monitor
 BESIDE = 20.0  # seconds of a run that are not training: opening, judging, pictures
 
 
-def settle_pretraining(
-    study: Study,
-    runs: Sequence[Planned],
-    small: Scale | None,
-    asked: StudySettings,
-    places: Places,
-    folder: Path,
-    command: str,
-    voice: Voice,
-) -> list[Grid]:
+def settle_pretraining(call: Call) -> list[Grid]:
     """Check every run, measure how long it takes, and store the grids; see `settle_training`."""
-    grids = []
-    for data in dict.fromkeys(run.data for run in runs):
-        here = [run for run in runs if run.data == data]
+    grids, places, voice = [], call.places, call.voice
+    for data, here in call.by_images():
         shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
         images = unlabelled_images(shared["data"], shared)
-        arms = [
-            Arm(
-                run.name,
-                None,
-                None,
-                {**_settings(run, small, places, len(images)), **_watched(run, places)},
-                run.against,
-            )
-            for run in here
-        ]
-        seeds = asked.seeds or (study.seeds if small is None else small.seeds)
-        who = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
-        new = new_grid(folder / data, "pretrain", fingerprint(images), shared, arms, seeds, command)
+        own = [{**_settings(run, call.small, places, len(images)), **_watched(run, places)} for run in here]
+        arms = [Arm(run.name, None, None, one, run.against) for run, one in zip(here, own, strict=True)]
+        who = call.workers(call.folder / data)
+        new = new_grid(call.folder / data, "pretrain", fingerprint(images), shared, arms, call.seeds, call.command)
         grids.append(settle_own(new, who, lambda values: seconds_of_pretraining(values, voice), voice))
     return grids
 

@@ -3,8 +3,9 @@
 At a smaller scale it learns images that no row is tested on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from paucal.verbs.comparing.fingerprint import fingerprint
 from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.pretraining import pinned_data, seconds_of_pretraining
 from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, OTHERS, SCENES, draw_all
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
@@ -29,19 +31,19 @@ from paucal.verbs.studying.settings import StudySettings
 VERBS = ("train", "pretrain")  # that make starts
 
 
-def with_starts(study: Study, runs: Sequence[Planned], words: Sequence[str]) -> list[Planned]:
-    """Return runs of the full scale with what each begins with: as it is given, or what its start has by itself.
+def with_starts(call: Call) -> Call:
+    """Return a call of the full scale whose runs say what each begins with: as given, or what its start has by itself.
 
-    Args:
-        study: that is run.
-        runs: of it.
-        words: of `--init`, each NAME=RUN with the name of a start.
+    Calls of the smaller scales, whose starts are trained first, and of studies without starts stay as they are.
 
     Raises:
         UserError: one is given that the study does not know, or one that a run needs is missing.
     """
+    study, runs = call.study, call.runs
+    if not study.starts or call.small is not None:
+        return call
     given: dict[str, str] = {}
-    for word in words:
+    for word in call.asked.init or []:
         name, _, place = word.partition("=")
         if name not in study.starts or not place:
             raise UserError(f"--init: expected NAME=RUN with NAME one of {', '.join(study.starts)}, got {word!r}.")
@@ -49,7 +51,9 @@ def with_starts(study: Study, runs: Sequence[Planned], words: Sequence[str]) -> 
             raise UserError(f"--init: {name!r} is given twice: leave one out.")
         given[name] = place
     _require_starts(study, runs, given)
-    return [begun_elsewhere(study, run, given[run.row.start]) if run.row.start in given else run for run in runs]
+    return call.with_runs(
+        [begun_elsewhere(study, run, given[run.row.start]) if run.row.start in given else run for run in runs]
+    )
 
 
 def _require_starts(study: Study, runs: Sequence[Planned], given: Mapping[str, str]) -> None:
@@ -91,43 +95,33 @@ def stored_starts(folder: Path) -> list[Grid]:
     return [read_grid(folder / STARTS / verb) for verb in VERBS if is_grid(folder / STARTS / verb)]
 
 
-def settle_starts(
-    study: Study,
-    rows: Grid,
-    small: Scale,
-    asked: StudySettings,
-    places: Places,
-    folder: Path,
-    command: str,
-    voice: Voice,
-) -> None:
+def settling(call: Call) -> Callable[[Grid], None] | None:
+    """Return what settles the starts of a grid of rows before workers see it; None where nothing is trained first."""
+    return partial(settle_starts, call) if call.study.starts and call.small is not None else None
+
+
+def settle_starts(call: Call, rows: Grid) -> None:
     """Check the starts of all rows, measure how long they take, and store a grid for each verb that makes some.
 
     Args:
-        study: that is run.
+        call: of a smaller scale, which has a lesson.
         rows: the grid whose runs begin with them, those of earlier calls too: any worker may take these.
-        small: the scale, which has a lesson.
-        asked: who computes.
-        places: of the images, those of the lesson among them.
-        folder: of the study.
-        command: that asks for it.
-        voice: shows what takes long.
 
     Raises:
         UserError: images are not there, a setting does not do, or the folder holds something else.
     """
-    if small.lesson is None:
+    study, small = call.study, call.small
+    if small is None or small.lesson is None:
         raise UserError(f"{study.name} has nothing for its starts to learn at this scale: use --scale full.")
-    shared = {**places.shared, "data": places.lesson}
+    shared = {**call.places.shared, "data": call.places.lesson}
     for verb in VERBS:
         names = dict.fromkeys(arm.settings[START][1] for arm in rows.arms if arm.settings[START][0] == verb)
-        where = str(folder / STARTS / verb)
-        who = GridSettings(seeds=list(rows.seeds), output=where, jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
+        who = call.workers(call.folder / STARTS / verb, rows.seeds)
         own = {name: start_settings(study, study.starts[name], small) for name in names}
         if names and verb == "train":
-            _trained(own, small.lesson, shared, who, command, voice)
+            _trained(own, small.lesson, shared, who, call.command, call.voice)
         elif names:
-            _pretrained(own, shared, who, command, voice)
+            _pretrained(own, shared, who, call.command, call.voice)
 
 
 def _trained(

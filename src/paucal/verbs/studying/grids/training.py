@@ -1,75 +1,42 @@
 """The grids of a study whose rows are trained with labels: one for each set of images, computed as a comparison is."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from paucal.studies.plan import Planned
-from paucal.studies.scale import Scale
-from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import START
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.preparation import settle_grid
-from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.label_maps import with_maps
-from paucal.verbs.studying.grids.starts import settle_starts, with_starts
-from paucal.verbs.studying.images import Places, labelled_images, share_of
-from paucal.verbs.studying.settings import StudySettings
+from paucal.verbs.studying.grids.starts import settling, with_starts
+from paucal.verbs.studying.images import labelled_images, share_of
 
 
-def settle_training(
-    study: Study,
-    runs: Sequence[Planned],
-    small: Scale | None,
-    asked: StudySettings,
-    places: Places,
-    folder: Path,
-    command: str,
-    voice: Voice,
-) -> list[Grid]:
+def settle_training(call: Call) -> list[Grid]:
     """Check every run, measure how long it takes, and store the grids.
 
     What the runs of a smaller scale begin with need not be there yet: random weights take its place in the measuring.
 
-    Args:
-        study: that is run.
-        runs: of it.
-        small: the scale; None for the full one.
-        asked: seeds and who computes.
-        places: of the images.
-        folder: of the study.
-        command: that asks for it.
-        voice: shows what takes long.
-
     Raises:
         UserError: images are not there, a setting does not do, or the folder holds something else.
     """
-    runs = with_starts(study, runs, asked.init or []) if study.starts and small is None else runs
-
-    def settle_before(rows: Grid) -> None:
-        if study.starts and small is not None:
-            settle_starts(study, rows, small, asked, places, folder, command, voice)
-
-    grids, absent = [], {"init": "none"} if study.starts else {}
-    for data in dict.fromkeys(run.data for run in runs):
-        here = [run for run in runs if run.data == data]
-        shared = {**places.shared, "data": places.by_name[data]}
-        arms = [Arm(run.name, None, None, _settings(study, run, small, shared, asked), run.against) for run in here]
-        seeds = list(asked.seeds or (study.seeds if small is None else small.seeds))
-        grid = GridSettings(seeds=seeds, output=str(folder / data), jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
-        needing = [run.row.maps for run in here]
-        if any(needing) and small is not None:
-            arms = with_maps(arms, needing, small, shared, grid, folder, voice)
-        grids.append(settle_grid(grid, arms, shared, command, voice, absent, settle_before))
+    call, before = with_starts(call), settling(call)
+    grids, absent = [], {"init": "none"} if call.study.starts else {}
+    for data, here in call.by_images():
+        shared = {**call.places.shared, "data": call.places.by_name[data]}
+        arms = [Arm(run.name, None, None, _settings(call, run, shared), run.against) for run in here]
+        who, needing = call.workers(call.folder / data), [run.row.maps for run in here]
+        if any(needing) and call.small is not None:
+            arms = with_maps(arms, needing, call.small, shared, who, call.folder, call.voice)
+        grids.append(settle_grid(who, arms, shared, call.command, call.voice, absent, before))
     return grids
 
 
-def _settings(
-    study: Study, run: Planned, small: Scale | None, shared: Mapping[str, Any], asked: StudySettings
-) -> dict[str, Any]:
+def _settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> dict[str, Any]:
+    study, small, asked = call.study, call.small, call.asked
     if small is not None:
         images = labelled_images(shared["data"], shared, run.settings.get("classes"))
         share, start = share_of(images, small.images), study.starts.get(run.row.start)
