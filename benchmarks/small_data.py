@@ -9,9 +9,10 @@ and what is stored is not repeated. Differences are paired by seed: arms share i
     python benchmarks/small_data.py ../shared/data/cifar10 --images 500 --seconds 60
     python benchmarks/small_data.py ../shared/data/clothing --side 64 --epochs 6 --seeds 0 1 --rates-of CIFAR_RESULTS
 
-`paucal compare` trains such grids; this script stays for what that cannot say: a guide that is the run of another arm
-with the same seed, equal seconds of training after a measurement of each arm, rates taken over from other results, and
-one file of results that grows over sets of images, from which a rule of `paucal train` is tested.
+All arms of a seed are one call of `paucal.compare`, which trains them, stops and goes on. The script adds what that has
+no words for: a guide that is the run of another arm with the same seed, equal seconds of training after a measurement
+of each arm, rates taken over from other results, and one file of results that grows over sets of images, from which a
+rule of `paucal train` is tested.
 
 With `--images` a stratified part of a set in Parquet files is taken, so many images to train and a tenth as many (200
 at least) to validate. With `--seconds` each arm gets the epochs that fit; how long one takes is measured first.
@@ -19,6 +20,7 @@ at least) to validate. With `--seconds` each arm gets the epochs that fit; how l
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +110,19 @@ def settings_of(arm: str, side: int) -> dict[str, Any]:
     return {**RECIPE, "model": name, "model_args": words, "img_size": [side], **changes}
 
 
-def run_one(data: Path, output: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train one run, or go by what a finished one has left."""
-    if not (output / "summary.json").exists():
-        paucal.train(data, output=str(output), overwrite=True, **{"init": "none", **settings})
-    summary = json.loads((output / "summary.json").read_text())
-    rows = RunFolder(output).read_rows()
+def trained(data: Path, output: Path, ways: Mapping[str, Mapping[str, Any]], seed: int) -> dict[str, RunFolder]:
+    """Train ways in one comparison, or go by what is there, and return all of its runs by their names."""
+    found = paucal.compare(
+        data, ways={name: {"init": "none", **own} for name, own in ways.items()}, seeds=[seed], output=str(output)
+    )
+    for name, error in found.failed.items():
+        raise SystemExit(f"{name} failed: {error}")
+    return {one.arm.name: one.outcomes[seed].cell.run for one in found.findings.arms}
+
+
+def outcome_of(run: RunFolder) -> dict[str, Any]:
+    """Return what is kept of a finished run."""
+    summary, rows = run.read_json("summary.json"), run.read_rows()
     kept = ("best_val_top1", "test_top1", "best_epoch", "seconds", "parameters")
     return {name: summary[name] for name in kept} | {
         "epoch_seconds": round(summary["seconds"] / len(rows), 2),
@@ -141,17 +150,37 @@ def main() -> None:
     if options.seconds:
         time_arms(data, results.setdefault("epoch_seconds", {}), options, part)
     for seed in options.seeds:
-        for label in [one for arm in options.arms for one in labels(arm, seed, results, options)]:
-            if any(label.items() <= row.items() for row in rows):
-                continue
-            changes = {"epochs": label["epochs"], "lr": label["lr"], "seed": seed}
-            settings = {**settings_of(label["arm"], options.side), **part, **changes}
-            if "guide" in settings:
-                guide = {"arm": settings["guide"], "lr": best_rates(rows, options).get(settings["guide"], options.lr)}
-                settings["guide"] = str(folder_of({**label, **guide}, options.work))
-            rows.append(label | run_one(data, folder_of(label, options.work), settings))
-            write(stored, results, options)
+        asked = [one for arm in options.arms for one in labels(arm, seed, results, options)]
+        missing = [label for label in asked if not any(label.items() <= row.items() for row in rows)]
+        guided = [label for label in missing if "guide" in settings_of(label["arm"], options.side)]
+        for some in ([label for label in missing if label not in guided], guided):  # the guides come first
+            if some:
+                rows += compared(data, some, part, rows, options)
+                write(stored, results, options)
     print(table(rows))
+
+
+def compared(data: Path, some: list[Row], part: Row, rows: list[Row], options: argparse.Namespace) -> list[Row]:
+    """Return the rows of labels of one seed, from one comparison."""
+    seed, output = some[0]["seed"], folder_of(some[0], options.work)
+
+    def way(label: Row) -> dict[str, Any]:
+        changes = {"epochs": label["epochs"], "lr": label["lr"]}
+        settings = {**settings_of(label["arm"], options.side), **part, **changes}
+        if "guide" in settings:
+            guide = {"arm": settings["guide"], "lr": best_rates(rows, options).get(settings["guide"], options.lr)}
+            own = {**label, **guide}
+            guides = trained(data, output, {name_of(own): way(own)}, seed)  # nothing is repeated that is there
+            settings["guide"] = str(guides[name_of(own)].path)
+        return settings
+
+    runs = trained(data, output, {name_of(label): way(label) for label in some}, seed)
+    return [label | outcome_of(runs[name_of(label)]) for label in some]
+
+
+def name_of(label: Row) -> str:
+    """Return what tells a label from the others of its seed."""
+    return f"{label['arm']} at {label['lr']:g}, {label['epochs']} epochs"
 
 
 def time_arms(data: Path, times: dict[str, dict[str, float]], options: argparse.Namespace, part: Row) -> None:
@@ -174,8 +203,8 @@ def labels(arm: str, seed: int, results: dict[str, Any], options: argparse.Names
 
 
 def folder_of(label: Row, work: Path) -> Path:
-    """Return the run folder of a label."""
-    return work / "-".join(str(value) for value in label.values())
+    """Return the folder of the comparison that a label belongs to."""
+    return work / f"{label['images'] or 'all'}-images-{label['side']}-pixels-seed-{label['seed']}"
 
 
 def write(path: Path, results: dict[str, Any], options: argparse.Namespace) -> None:
