@@ -97,17 +97,14 @@ def fine_tuned(
     share: str, starts: Mapping[str, Path], options: argparse.Namespace, data: Path
 ) -> dict[str, list[float]]:
     """Return the test accuracies after fine-tuning by start, one for each seed."""
+    own = {"method": "supervised", "model": f"esvit_{MODEL}", "model_args": ARGUMENTS, "fraction": float(share)}
     found = paucal.compare(
         data,
-        ways={arm: {"init": "none" if arm == "none" else str(run)} for arm, run in starts.items()},
+        ways={arm: {**own, "init": "none" if arm == "none" else str(run)} for arm, run in starts.items()},
         seeds=options.seeds,
         output=str(options.work / f"tuned-{share}"),
         recipe="small-images",
-        method="supervised",
-        model=f"esvit_{MODEL}",
-        model_args=ARGUMENTS,
         img_size=[32],
-        fraction=float(share),
         epochs=SHARES[share],
         warmup_epochs=0.1 * SHARES[share],
         lr=1e-3,
