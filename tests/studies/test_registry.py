@@ -7,6 +7,7 @@ import pytest
 from paucal.studies.plan import start_settings
 from paucal.studies.reading import read_by_kind, read_data_sets, read_studies
 from paucal.studies.registry import data_sets, find_study
+from paucal.studies.scale import Lesson
 from paucal.types import UserError
 
 GOOD = """
@@ -153,6 +154,25 @@ def test_read__studies_whose_rows_are_tuned_share_scales_of_their_own(tmp_path):
     path = tmp_path / "by_kind.yaml"
     path.write_text("tune: {telling: t}")
     assert read_by_kind(path) == {"tune": {"telling": "t"}}
+
+
+def test_read__studies_say_which_others_they_are_like(tmp_path):
+    """Those that are tuned on what they have learned share a lesson of their rows' own images."""
+    text = STARTED.replace("kind: segment", "kind: train").replace("mean_iou, data: ade20k", "top1, data: cifar10")
+    shared = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "lesson"}
+    teacher, lesson = {"name": "vit_mini"}, {"epochs": 4, "side": 16}
+    alike = {"scales": {"tiny": {**shared, "lesson": lesson, "teacher": teacher}}}
+    by_kind = {"tune": BY_KIND["segment"], "enlarge": alike}
+    assert read_started(tmp_path, text, by_kind).scales["tiny"].teacher is None
+    like = text.replace("    title: t", "    title: t\n    like: enlarge")
+    scale = read_started(tmp_path, like, by_kind).scales["tiny"]
+    assert scale.teacher is not None
+    assert scale.lesson == Lesson(epochs=4, side=16)
+    with pytest.raises(UserError, match=r"one: what it is like is 'enlarg' \(did you mean enlarge"):
+        read_started(tmp_path, like.replace("like: enlarge", "like: enlarg"), by_kind)
+    alone = {"enlarge": {"scales": {"tiny": {**shared, "lesson": lesson}}}}
+    with pytest.raises(UserError, match="a lesson of its rows' images, and no teacher to part them"):
+        read_started(tmp_path, like, alone)
 
 
 def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):

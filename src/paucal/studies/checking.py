@@ -30,6 +30,8 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
             known(name, [row.name for row in study.trained_rows], f"{where}: the row of a scale")
         if study.starts and scale.lesson is None:
             raise UserError(f"{where}: its rows begin with something, and a smaller scale has no lesson for it.")
+        if scale.lesson is not None and not scale.lesson.data and scale.teacher is None:
+            raise UserError(f"{where}: a smaller scale has a lesson of its rows' images, and no teacher to part them.")
     for name, start in study.starts.items():
         known(start.model, study.models, f"{where}: the model of the start {name!r}")
         known(start.verb, ("train", "pretrain"), f"{where}: the verb of the start {name!r}")

@@ -20,6 +20,7 @@ T = TypeVar("T")
 _SHARED = ("paper", "source", "recipe", "epochs", "full", "telling")  # of all studies of a file
 _BY_KIND = ("telling", "scales")  # of all studies of a kind, whichever paper they are of
 _TUNE = "tune"  # among the kinds there: studies of kind "train" whose rows begin with something
+_ENLARGE = "enlarge"  # likewise, where a study says `like: enlarge`: they begin with the same images at fewer pixels
 
 
 def read_data_sets(path: Path) -> dict[str, DataSet]:
@@ -43,7 +44,7 @@ def read_by_kind(path: Path) -> dict[str, Any]:
     """
     content = _mapping(path)
     for kind, entry in content.items():
-        known(kind, (*TRAINED, _TUNE), f"{path.name}: the kind")
+        known(kind, (*TRAINED, _TUNE, _ENLARGE), f"{path.name}: the kind")
         for name in entry:
             known(name, _BY_KIND, f"{path.name}: {kind}: the entry")
     return content
@@ -71,12 +72,22 @@ def read_studies(
     found = {}
     for name, entry in content.get("studies", {}).items():
         where = f"{path.name}: {name}"
-        alike = _TUNE if entry.get("kind") == "train" and entry.get("starts") else entry.get("kind")
+        entry, alike = _without_like(entry, by_kind or {}, where)
         own = {"scales": content.get("scales", {}), **shared, **(by_kind or {}).get(alike, {})}
         scales = _scales(own.pop("scales"), entry, where)
         found[name] = _study(name, {**own, **entry, "scales": scales}, models, where)
         check_study(found[name], data_sets, where)
     return found
+
+
+def _without_like(entry: Mapping[str, Any], by_kind: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:
+    """Return a study's entry without `like`, and with which others it shares: what it says, or those of its kind."""
+    own = dict(entry)
+    kind = str(own.get("kind"))
+    said = own.pop("like", None)
+    if said is not None:
+        known(said, by_kind, f"{where}: what it is like")
+    return own, said or (_TUNE if kind == "train" and own.get("starts") else kind)
 
 
 def _study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model], where: str) -> Study:

@@ -27,18 +27,18 @@ class Lesson:
     """What starts learn at a smaller scale, before rows begin with them.
 
     Attributes:
-        data: labelled images.
-        images: to learn from, at most.
         epochs: of every start.
         side: of the images in pixels.
+        data: labelled images; "" for those of the rows, in the parts that the teacher of their label maps has.
+        images: to learn from, at most; without a meaning for those of the rows.
         set: settings of all starts that learn from labels.
         pretrain: settings of those that learn without.
     """
 
-    data: str
-    images: int
     epochs: int
     side: int
+    data: str = ""
+    images: int = 0
     set: Mapping[str, Any] = field(default_factory=dict)
     pretrain: Mapping[str, Any] = field(default_factory=dict)
 

@@ -32,7 +32,9 @@ from paucal.verbs.studying.words import how_to_get
 
 TRAINED = [name for name, study in studies().items() if study.trains]
 TRANSFERRED = [name for name in TRAINED if studies()[name].kind in ("detect", "segment")]
-TUNED = [name for name in TRAINED if (one := studies()[name]).kind == "train" and one.starts and one.scales]
+BEGUN = [name for name in TRAINED if studies()[name].kind == "train" and studies()[name].starts]
+ENLARGED = ["lvvit-table-5", "lvvit-high-resolution"]  # tuned at more pixels, on what they have learned at fewer
+TUNED = [name for name in BEGUN if name not in ENLARGED]
 CASES = [(name, scale) for name in TRAINED for scale in (*studies()[name].scales, "full")]
 PAPERS = ("drloc", "lvvit", "dhvt", "esvit")
 LARGE = 8.0  # multiply-adds of an image in billions, from which a model is built by a slow test
@@ -260,11 +262,29 @@ def test_starts__at_the_smaller_scales_are_what_tells_the_rows_apart():
             assert (run.settings["model"], run.settings["model_args"]) == (start.model, start.model_args)
 
 
+def test_starts__of_larger_pixels_learn_the_images_of_their_rows_at_fewer():
+    """The sides are published; a stand-in has them in about the same proportion, and the same cells of four pixels."""
+    for name in ENLARGED:
+        study, starts = studies()[name], start_settings_of(name)
+        full = {run.name: run.settings for run in plan(study, "full", data_sets())}
+        for scale, small in study.scales.items():
+            assert small.lesson is not None
+            assert not small.lesson.data  # those of the rows
+            for run in plan(study, scale, data_sets()):
+                (side,), (published,) = run.settings["img_size"], full[run.name].get("img_size", [384])
+                assert side / small.lesson.side == pytest.approx(published / 224, rel=0.03)
+                start = starts[run.row.start]
+                assert (run.settings["model"], run.settings["model_args"]) == (start.model, start.model_args)
+                assert run.settings["method"] == start.method == ("token-labeling" if run.row.maps else "supervised")
+                assert small.lesson.epochs == 10 * run.epochs == 10 * small.epochs
+
+
 def start_settings_of(name: str) -> dict[str, Any]:
     """Return the settings of a study's starts at the tiny scale, as the verb that makes them has checked them."""
     study, found = studies()[name], {}
     for key, start in study.starts.items():
         values = start_settings(study, start, study.scales["tiny"])
+        values |= {"labels": "maps"} if values.get("method") == "token-labeling" else {}
         job = job_of(start.verb)
         found[key], _ = job.check(job.kind(**values), dict.fromkeys(values, "given"))
     return found

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,19 +110,22 @@ def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned], seed
     starts, lesson = list(dict.fromkeys(run.row.start for run in runs if run.row.start)), small.lesson
     if not starts or lesson is None:
         return words
-    return (
-        f"{words}; first what they begin with ({', '.join(starts)}), on up to {lesson.images} images of {lesson.side} "
-        "pixels"
-    )
+    images = f"up to {lesson.images} images of" if lesson.data else "the same images at"
+    return f"{words}; first what they begin with ({', '.join(starts)}), on {images} {lesson.side} pixels"
 
 
 def _size_words(study: Study, small: Scale, runs: Sequence[Planned]) -> str:
     if study.kind == "frozen":
         return ""
-    epochs = sorted({run.epochs for run in runs})
-    length = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}"
+    length = _span(run.epochs for run in runs)
+    sides = _span(max(run.settings.get("img_size", [small.side])) for run in runs)
     fewer = "" if study.kind == "train" else " (of a larger set fewer epochs, but one at least)"
-    return f", {small.side} pixels, {length} epochs of up to {small.images} images{fewer}"
+    return f", {sides} pixels, {length} epochs of up to {small.images} images{fewer}"
+
+
+def _span(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    return f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:

@@ -45,7 +45,8 @@ def with_maps(
     Raises:
         UserError: the teacher could not be trained, or gets too few images right.
     """
-    run = _teacher(arms[0], small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), voice)
+    few = {name: arms[0].settings[name] for name in ("fraction",) if name in arms[0].settings}
+    run = _teacher(few, small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), voice)
     maps = folder / "maps"
     label_set(
         LabelSettings(
@@ -64,14 +65,16 @@ def with_maps(
     return made
 
 
-def _teacher(arm: Arm, small: Scale, shared: Mapping[str, Any], asked: GridSettings, voice: Voice) -> Path:
+def _teacher(
+    few: Mapping[str, Any], small: Scale, shared: Mapping[str, Any], asked: GridSettings, voice: Voice
+) -> Path:
     teacher = small.teacher
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
     voice.say(
         f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
     )
-    one = Arm("teacher", None, None, _settings(arm, teacher))
+    one = Arm("teacher", None, None, {**_settings(small, teacher), **few})
     grid = settle_grid(asked, [one], shared, "the teacher of a study", voice)
     if not labour(grid, asked, "the same command", voice):
         raise UserError("the teacher is not trained yet: the same command goes on with it.")
@@ -82,7 +85,9 @@ def _teacher(arm: Arm, small: Scale, shared: Mapping[str, Any], asked: GridSetti
     return cell.run.path.resolve()
 
 
-def _settings(arm: Arm, teacher: Teacher) -> dict[str, Any]:
-    own = {"model": teacher.name, "model_args": list(teacher.args), "epochs": teacher.epochs, "lr": teacher.lr}
-    kept = {name: value for name, value in arm.settings.items() if name not in ("method", "model", "model_args")}
-    return {**kept, **own, "method": "supervised"}
+def _settings(small: Scale, teacher: Teacher) -> dict[str, Any]:
+    """Return the settings of the teacher, which are the same whichever rows are wanted."""
+    side = small.side if small.lesson is None else small.lesson.side
+    model = {"model": teacher.name, "model_args": list(teacher.args)}
+    own = {"img_size": [side], "epochs": teacher.epochs, "lr": teacher.lr, "method": "supervised"}
+    return {"init": "none", **small.set, **model, **own}

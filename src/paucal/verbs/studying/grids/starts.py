@@ -1,6 +1,6 @@
 """What rows begin with: at a smaller scale trained first, in grids beside those of the rows; at full scale given.
 
-At a smaller scale it learns images that no row is tested on.
+At a smaller scale it learns images that no row is tested on: others, or the parts of theirs that they learn too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +76,7 @@ def with_lesson(places: Places, small: Scale, asked: StudySettings, folder: Path
     Raises:
         UserError: images are given that the lesson is of.
     """
-    if small.lesson is None:
+    if small.lesson is None or not small.lesson.data:
         return places
     if asked.data and asked.data[0] == small.lesson.data:
         raise UserError(
@@ -113,15 +113,27 @@ def settle_starts(call: Call, rows: Grid) -> None:
     study, small = call.study, call.small
     if small is None or small.lesson is None:
         raise UserError(f"{study.name} has nothing for its starts to learn at this scale: use --scale full.")
-    shared = {**call.places.shared, "data": call.places.lesson}
+    shared = {**call.places.shared, "data": call.places.lesson or rows.shared["data"]}
     for verb in VERBS:
         names = dict.fromkeys(arm.settings[START][1] for arm in rows.arms if arm.settings[START][0] == verb)
         who = call.workers(call.folder / STARTS / verb, rows.seeds)
-        own = {name: start_settings(study, study.starts[name], small) for name in names}
+        same = {name: {} if small.lesson.data else _same_images(rows, name) for name in names}
+        own = {name: {**start_settings(study, study.starts[name], small), **same[name]} for name in names}
         if names and verb == "train":
             _trained(own, small.lesson, shared, who, call.command, call.voice)
         elif names:
             _pretrained(own, shared, who, call.command, call.voice)
+
+
+def _same_images(rows: Grid, name: str) -> dict[str, Any]:
+    """Return the settings that let a start learn what its rows learn: parts of the images, and label maps."""
+    settings = next(arm.settings for arm in rows.arms if arm.settings[START][1] == name)
+    return {part: settings[part] for part in ("split", "labels") if part in settings}
+
+
+def _few(lesson: Lesson, shared: Mapping[str, Any]) -> dict[str, float]:
+    share = share_of(labelled_images(shared["data"], shared, lesson.set.get("classes")), lesson.images)
+    return {} if share is None else {"fraction": share}
 
 
 def _trained(
@@ -132,8 +144,7 @@ def _trained(
     command: str,
     voice: Voice,
 ) -> None:
-    share = share_of(labelled_images(shared["data"], shared, lesson.set.get("classes")), lesson.images)
-    few = {} if share is None else {"fraction": share}
+    few = _few(lesson, shared) if lesson.data else {}
     arms = [Arm(name, None, None, {**settings, **few}) for name, settings in own.items()]
     settle_grid(who, arms, shared, command, voice)
 

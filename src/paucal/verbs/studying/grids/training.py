@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paucal.studies.plan import Planned
+from paucal.studies.scale import Scale
+from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import START
@@ -29,10 +31,15 @@ def settle_training(call: Call) -> list[Grid]:
         shared = {**call.places.shared, "data": call.places.by_name[data]}
         arms = [Arm(run.name, None, None, _settings(call, run, shared), run.against) for run in here]
         who, needing = call.workers(call.folder / data), [run.row.maps for run in here]
-        if any(needing) and call.small is not None:
+        if call.small is not None and _has_maps(call.study, call.small):
             arms = with_maps(arms, needing, call.small, shared, who, call.folder, call.voice)
         grids.append(settle_grid(who, arms, shared, call.command, call.voice, absent, before))
     return grids
+
+
+def _has_maps(study: Study, small: Scale) -> bool:
+    """Whether any row of a scale learns from label maps; then all have the teacher's parts, whichever are wanted."""
+    return any(row.maps for row in study.trained_rows if not small.rows or row.name in small.rows)
 
 
 def _settings(call: Call, run: Planned, shared: Mapping[str, Any]) -> dict[str, Any]:
