@@ -67,6 +67,8 @@ def test_read__good_entries(tmp_path):
         ("gmacs: 0.1}", "gmacs: 0.1, network: detektor}", "the network is 'detektor' (did you mean detector"),
         ("gmacs: 0.1}", "gmacs: 0.1, network: upernet, shape: [8]}", "a height and a width, got (8,)"),
         ("paper: P", "paper: P\npages: 3", "unknown entry 'pages'"),
+        ("[{name: c,", "[many, {name: c,", "the group of columns is 'many'"),
+        ("metric: top1, data: cifar10}]", "metric: average}]", "'c' is one of frozen features alone"),
         ("studies:", "studies: &x", "cannot be read"),
     ],
 )
@@ -173,6 +175,14 @@ def test_read__studies_say_which_others_they_are_like(tmp_path):
     alone = {"enlarge": {"scales": {"tiny": {**shared, "lesson": lesson}}}}
     with pytest.raises(UserError, match="a lesson of its rows' images, and no teacher to part them"):
         read_started(tmp_path, like, alone)
+
+
+def test_read__columns_that_several_studies_have(tmp_path):
+    group = "columns:\n  sets: [{name: c, metric: top1, data: cifar10}]\nstudies:"
+    own = "columns: [{name: c, metric: top1, data: cifar10}]"
+    assert own in GOOD
+    text = GOOD.replace("studies:", group).replace(own, "columns: [sets]")
+    assert read(tmp_path, text)["one"].columns == read(tmp_path, GOOD)["one"].columns
 
 
 def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):

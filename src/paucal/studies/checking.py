@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from paucal.studies.parts import DataSet
-from paucal.studies.study import KINDS, METRICS, Part, Row, Study
+from paucal.studies.study import DERIVED, KINDS, METRICS, Column, Part, Row, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -18,9 +18,7 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
     """
     known(study.kind, KINDS, f"{where}: the kind")
     for column in study.columns:
-        known(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
-        if column in study.trained_columns and not column.data:
-            raise UserError(f"{where}: the column {column.name!r} is trained and names no data.")
+        _check_column(study, column, where)
     for row in study.rows:
         _check_row(study, row, f"{where}: {row.name!r}")
     _check_names(study.columns, data_sets, where)
@@ -38,6 +36,14 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
         if start.tag and start.init != "timm":
             raise UserError(f"{where}: the start {name!r} has the tag {start.tag!r}, which belongs to init: timm.")
     _check_sense(study, where)
+
+
+def _check_column(study: Study, column: Column, where: str) -> None:
+    known(column.metric, METRICS, f"{where}: the metric of {column.name!r}")
+    if column.metric in DERIVED and study.kind != "frozen":
+        raise UserError(f"{where}: the column {column.name!r} is one of frozen features alone.")
+    if column in study.trained_columns and not column.data:
+        raise UserError(f"{where}: the column {column.name!r} is trained and names no data.")
 
 
 def _check_names(parts: Sequence[Part], data_sets: Mapping[str, DataSet], where: str) -> None:

@@ -64,7 +64,7 @@ def read_studies(
         UserError: the file cannot be read, or an entry is wrong; the message has the study and the row.
     """
     content = _mapping(path)
-    entries = {*_SHARED, "title", "models", "scales", "studies"}
+    entries = {*_SHARED, "title", "models", "scales", "columns", "studies"}
     if unknown := sorted(set(content) - entries):
         raise UserError(f"{path.name} has an unknown entry {unknown[0]!r}{did_you_mean(unknown[0], entries)}.")
     models = {name: _model(entry, f"{path.name}: {name}") for name, entry in content.get("models", {}).items()}
@@ -73,6 +73,7 @@ def read_studies(
     for name, entry in content.get("studies", {}).items():
         where = f"{path.name}: {name}"
         entry, alike = _without_like(entry, by_kind or {}, where)
+        entry["columns"] = _columns(entry.get("columns", []), content.get("columns", {}), where)
         own = {"scales": content.get("scales", {}), **shared, **(by_kind or {}).get(alike, {})}
         scales = _scales(own.pop("scales"), entry, where)
         found[name] = _study(name, {**own, **entry, "scales": scales}, models, where)
@@ -88,6 +89,18 @@ def _without_like(entry: Mapping[str, Any], by_kind: Mapping[str, Any], where: s
     if said is not None:
         known(said, by_kind, f"{where}: what it is like")
     return own, said or (_TUNE if kind == "train" and own.get("starts") else kind)
+
+
+def _columns(entries: Any, groups: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the columns of a study, with those of a group of its file in the place of the group's name."""
+    if not isinstance(entries, list):
+        raise UserError(f"{where}: columns is no list.")
+    found = []
+    for entry in entries:
+        if isinstance(entry, str):
+            known(entry, groups, f"{where}: the group of columns")
+        found += groups[entry] if isinstance(entry, str) else [entry]
+    return found
 
 
 def _study(name: str, entry: Mapping[str, Any], models: Mapping[str, Model], where: str) -> Study:

@@ -14,6 +14,7 @@ Metric = Literal[
     *("ap", "ap50", "ap75", "mask_ap", "mask_ap50", "mask_ap75"),  # of detectors, of boxes and of masks
     *("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),  # of segmenters
     *("params", "gmacs", "gmacs_all"),  # counted
+    *("average", "wins"),  # of a row's other columns
     *("throughput", "throughput_scaled"),  # timed on this device, of nothing that is trained
     *("quoted", "text"),  # shown only
 ]
@@ -28,6 +29,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
 COUNTED = ("params", "gmacs", "gmacs_all")
+DERIVED = ("average", "wins")
 TIMED = ("throughput", "throughput_scaled")
 
 

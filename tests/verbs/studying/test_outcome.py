@@ -68,6 +68,46 @@ def test_lines__of_features_are_means_over_seeds_and_paired_gains(tmp_path):
     }
 
 
+def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_path):
+    """The published scores of table 10, as if they were ours: their average, and the wins that are told of them."""
+    study = studies()["esvit-table-10"]
+    wins = replace(study.columns[-1], name="wins", metric="wins")
+    rows = tuple(replace(row, values=(*row.values, None)) for row in study.rows)
+    study = replace(study, columns=(*study.columns, wins), rows=rows)
+    runs = plan(study, "full", data_sets())
+    ours = {"Sup. RN50": 0, "Sup. Swin-T": 0, "EsViT Swin-T": 0}
+    grids = []
+    for place, column in enumerate(study.trained_columns):
+        grid = grid_of(tmp_path / column.data, [run for run in runs if run.data == column.data])
+        for cell in cells_of(grid):
+            row = next(row for row in study.rows if row.name == cell.arm.name)
+            if cell.seed == 0 and row.name in ours:
+                cell.run.path.mkdir(parents=True)
+                cell.run.write_json("summary.json", {"seconds": 1.0})
+                scores = {"logistic": {"trained": float(str(row.values[place])) / 100, "random": 0.1}}
+                RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
+        grids.append(read_grid(grid.folder))
+    found = {(line.row.name, line.column.name): line for line in find_lines(study, runs, grids)[0]}
+    for name in ours:
+        line = found[name, "Average"]
+        assert line.measured is not None
+        assert line.measured.value == pytest.approx(line.published, abs=0.005)
+        assert line.measured.seeds == 1  # the other seed has not every set
+        assert line.gain == pytest.approx(line.measured.gain, abs=0.01) if line.gain else line.measured.gain is None
+    told = found["EsViT Swin-T", "wins"].measured
+    assert told is not None
+    assert told.value == 16  # a tie on MNIST and a loss on Pets
+    assert found["Sup. RN50", "wins"].why == "compared with nothing"
+    assert found["CLIP RN50", "Average"].why == "quoted"
+    fewer = {(line.row.name, line.column.name): line.why for line in find_lines(study, runs, grids[1:])[0]}
+    assert fewer["EsViT Swin-T", "Average"] == "wants all sets"
+    tiny = plan(study, "tiny", data_sets())
+    assert {line.why for line in find_lines(study, tiny, [])[0] if line.column.metric == "average"} == {
+        "quoted",
+        "not run at this scale",
+    }
+
+
 def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_measured(tmp_path):
     study = studies()["esvit-table-2"]
     whole = plan_whole(study, "tiny", data_sets())

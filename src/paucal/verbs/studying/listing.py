@@ -1,9 +1,11 @@
 """`paucal study list` and `paucal study show`: what there is, and what it needs."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
 from paucal.studies.cost import FORMULA
-from paucal.studies.plan import plan
+from paucal.studies.plan import Planned, plan
 from paucal.studies.registry import data_sets, find_study, studies
 from paucal.studies.study import Study
 from paucal.verbs.studying.words import (
@@ -50,11 +52,17 @@ def show(name: str) -> tuple[Table | None, list[str]]:
         words.append(f"cost at full scale: about {cost_words(study, sets)} GPU hours by arithmetic")
         words.append(f"smaller scales: {_scales(study) if study.scales else f'none, since {study.without}'}")
         words.append("settings at full scale:")
-        words += [
-            f"  {run_words(run)} ({run.data}): {settings_words(run.settings)}" for run in plan(study, "full", sets)
-        ]
+        words += _settings(plan(study, "full", sets))
     words += [f"by hand: {study.see}"] if study.see else []
     return _numbers(study), [*words, *caveats(study, None)]
+
+
+def _settings(runs: Sequence[Planned]) -> list[str]:
+    """Return a sentence for each run, one for those that differ by their images alone."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        found.setdefault((run_words(run), settings_words(run.settings)), []).append(run.data)
+    return [f"  {name} ({', '.join(dict.fromkeys(data))}): {words}" for (name, words), data in found.items()]
 
 
 def _numbers(study: Study) -> Table | None:

@@ -8,12 +8,13 @@ import numpy as np
 
 from paucal.evaluation.comparison import Difference
 from paucal.studies.plan import Planned
-from paucal.studies.study import COUNTED, TIMED, Column, Row, Study, Value
+from paucal.studies.study import COUNTED, DERIVED, TIMED, Column, Row, Study, Value
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.scores import scores_of
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome, find
 from paucal.verbs.studying.counting import counted_value
+from paucal.verbs.studying.derived import average, wins
 from paucal.verbs.studying.timing import Timed, timed_value
 
 PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not in percent, as published
@@ -129,6 +130,8 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
         if found is None or found.low == found.high:  # the row that sets the scale has no spread
             return None if found is None else Measured(found.median), why
         return Measured(found.median, low=found.low, high=found.high), why
+    if column.metric in DERIVED and row in study.trained_rows:
+        return _derived(study, row, column, evidence)
     if column not in study.trained_columns or row not in study.trained_rows:
         return None, "quoted"
     found = [run for run in evidence.whole if run.row == row and column in run.columns]
@@ -142,6 +145,33 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
     elif (arm := evidence.trained.get(place)) is not None and arm.outcomes:
         return _of_runs(column, arm, evidence.trained.get(against)), ""
     return None, _missing(row, column, evidence, place)
+
+
+def _derived(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
+    """Return what is made of a row's scores on all sets of images, once all of them are there."""
+    sets = [_by_seed(row, one, evidence) for one in study.trained_columns]
+    if None in sets:
+        return None, "not run at this scale"
+    base = next((one for one in study.rows if one.name == row.against), None)
+    others = [] if base is None else [_by_seed(base, one, evidence) or {} for one in study.trained_columns]
+    own = [one or {} for one in sets]
+    if column.metric == "wins" and not others:
+        return None, "compared with nothing"
+    values = average(own) if column.metric == "average" else wins(own, others)
+    if not values:
+        return None, "wants all sets"
+    known = average(others) if others and column.metric == "average" else {}
+    pairs = [values[seed] - known[seed] for seed in values if seed in known]
+    return _made(list(values.values()), float(np.mean(pairs)) if pairs else None), ""
+
+
+def _by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] | None:
+    """Return a row's scores in a column by seed; None where no run of the scale gives any."""
+    found = [run for run in evidence.whole if run.row == row and column in run.columns]
+    if not found:
+        return None
+    scored = evidence.scored.get((found[0].data, found[0].name), ())
+    return {one["seed"]: score["trained"] for one in scored if (score := _score(column, one)) is not None}
 
 
 def _missing(row: Row, column: Column, evidence: Evidence, place: tuple[str, str]) -> str:
@@ -223,9 +253,9 @@ def _scored(grid: Grid) -> dict[str, list[Mapping[str, Any]]]:
 
 def _published_gain(study: Study, row: Row, place: int) -> float | None:
     """Return how much more is published than of what a row, or else its column, is compared with."""
-    if study.columns[place] not in study.trained_columns:
-        return None
     column = study.columns[place]
+    if column not in study.trained_columns and column.metric != "average":
+        return None
     if row.against:
         other = next(one for one in study.rows if one.name == row.against).values[place]
     elif column.against:
