@@ -124,16 +124,25 @@ def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeyp
     with pytest.raises(paucal.UserError, match="no SLURM on this machine"):
         Slurm(tmp_path, 1)
 
-    def absent(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(teams.importlib, "import_module", absent)
+    monkeypatch.setattr(teams.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'pip install "paucal\[ray\]"'):
         Ray(tmp_path, 1, 1)
     with pytest.raises(UserError, match=r'pip install "paucal\[slurm\]"'):
         Slurm(tmp_path, 1)
     with pytest.raises(UserError, match="NAME=VALUE"):
         teams.slurm_options(["gpus"])
+
+
+@pytest.mark.parametrize("words", [["compare", "photos"], ["study", "drloc-table-9"]])
+def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(teams.shutil, "which", lambda name: None)
+    assert "no SLURM on this machine" in failure(capsys, *words, "--on", "slurm")
+    assert "expected NAME=VALUE" in failure(capsys, *words, "--on", "slurm", "--jobs", "0", "--slurm", "gpus")
+    assert "give it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
+    monkeypatch.setattr(teams.importlib.util, "find_spec", lambda name: None)
+    assert 'pip install "paucal[ray]"' in failure(capsys, *words, "--on", "ray")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from paucal.verbs.comparing.outcome.writing import PAGE, write_findings
 from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
 from paucal.verbs.comparing.workers.clock import announcement
-from paucal.verbs.comparing.workers.teams import Processes, Ray, Slurm, Team
+from paucal.verbs.comparing.workers.teams import Processes, Ray, Slurm, Team, require_team
 from paucal.verbs.comparing.workers.teller import Teller
 from paucal.verbs.run.voice import Quiet, Voice
 from paucal.wording import counted
@@ -182,8 +182,7 @@ def _check(asked: GridSettings) -> None:
     check_ranges(asked)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("paucal compare starts its workers itself: call it without a launcher, with --jobs N.")
-    if asked.slurm is not None and asked.on != "slurm":
-        raise UserError("--slurm says what jobs ask of SLURM: give it with --on slurm.")
+    require_team(asked.on, asked.slurm, asked.jobs)
 
 
 def _conclude(grid: Grid, asked: GridSettings, voice: Voice) -> Comparison:

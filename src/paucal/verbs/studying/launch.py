@@ -22,6 +22,7 @@ from paucal.verbs.comparing.launch import labour
 from paucal.verbs.comparing.outcome.evidence import find
 from paucal.verbs.comparing.outcome.writing import write_findings
 from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.comparing.workers.teams import require_team
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.studying.call import Call
@@ -111,6 +112,7 @@ def study(name: str, **settings: Any) -> Studied:
 def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> Studied:
     """Run a study, or go on with it; see `study`."""
     check_ranges(asked)
+    require_team(asked.on, asked.slurm, asked.jobs)
     found = find_study(name)
     if found.kind == "count":
         return _counted(found, asked, command, voice)

@@ -4,6 +4,7 @@ What a worker does is the same everywhere: it works at the grid of a folder, whi
 """
 
 import importlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from paucal.types import UserError
 from paucal.verbs.comparing.cells.train import work_quietly
 
 LOGS = "workers"
+PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by what --on names, which is the extra too
 
 
 class Team(Protocol):
@@ -110,12 +112,10 @@ class Slurm:
     lost = 0  # SLURM says itself what became of a job
 
     def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
-        submitit = _extra("submitit", "slurm")
-        if cluster == "slurm" and shutil.which("sbatch") is None:
-            raise UserError(
-                "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or use "
-                "--jobs N for workers on this machine."
-            )
+        _require_package("slurm")
+        if cluster == "slurm":
+            _require_sbatch()
+        submitit = importlib.import_module(PACKAGES["slurm"])
         self._logs = folder / LOGS
         executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
         try:
@@ -158,7 +158,8 @@ class Ray:
     def __init__(self, folder: Path, count: int, threads: int, gpus: int = 0) -> None:
         # Called by `uv run`, Ray would give its workers an environment made anew from the project, without the extras.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        self._ray = _extra("ray", "ray")
+        _require_package("ray")
+        self._ray = importlib.import_module(PACKAGES["ray"])
         self._began = not self._ray.is_initialized()
         if self._began:
             address = os.environ.get("RAY_ADDRESS")
@@ -196,6 +197,26 @@ class Ray:
         return f"{len(self._tasks)} tasks on Ray"
 
 
+def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
+    """Refuse workers that this machine cannot start, before anything is measured for them.
+
+    Args:
+        on: "here", "slurm" or "ray".
+        slurm: options of its jobs; None where none are given.
+        count: of workers; 0 where none are started now.
+
+    Raises:
+        UserError: there is no SLURM, a package is not installed, or an option does not do.
+    """
+    if slurm is not None and on != "slurm":
+        raise UserError("--slurm says what jobs ask of SLURM: give it with --on slurm.")
+    slurm_options(slurm or ())
+    if count and on in PACKAGES:
+        _require_package(on)
+    if count and on == "slurm":
+        _require_sbatch()
+
+
 def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
     """Return options given as NAME=VALUE, numbers as numbers.
 
@@ -226,10 +247,17 @@ def _told() -> Mapping[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
 
 
-def _extra(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as problem:
+def _require_package(on: str) -> None:
+    """Look for a package without importing it: Ray reads its settings when it is."""
+    if importlib.util.find_spec(PACKAGES[on]) is None:
         raise UserError(
-            f'--on {extra} needs the package {module}, which is not installed: pip install "paucal[{extra}]".'
-        ) from problem
+            f'--on {on} needs the package {PACKAGES[on]}, which is not installed: pip install "paucal[{on}]".'
+        )
+
+
+def _require_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        raise UserError(
+            "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or use "
+            "--jobs N for workers on this machine."
+        )
