@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.calls import call, make_photos
+from cli.calls import call, failure, make_photos
 from cli.studied import rows_of, settings_of, shrink
 from paucal.studies.parts import Architecture, Model
 from paucal.studies.scale import Teacher
@@ -49,6 +49,7 @@ def test_study__tunes_at_more_pixels_what_has_learned_the_same_images(tmp_path, 
     monkeypatch.setenv("COLUMNS", "200")
     out, photos = tmp_path / "study", make_photos(tmp_path / "photos", classes=2)
     words = ["study", NAME, "--data", photos, "--output", out, "--workers", "0", "--device", "cpu"]
+    assert "a teacher, which has to be trained before they can be measured" in failure(capsys, *words, "--jobs", "0")
     assert call(*words, "--rows", "CaiT") == 0  # which has no maps, and the parts of those that have
     assert "first what they begin with (cait), on the same images at 16 pixels" in capsys.readouterr().out
     before = runs_of(out, "photos")

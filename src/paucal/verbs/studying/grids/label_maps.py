@@ -14,6 +14,7 @@ from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.labeling.launch import label_set
 from paucal.verbs.labeling.settings import LabelSettings
+from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.voice import Voice
 
 LEAST = 0.3  # of the images that the teacher must get right
@@ -76,6 +77,11 @@ def _teacher(
     )
     one = Arm("teacher", None, None, {**_settings(small, teacher), **few})
     grid = settle_grid(asked, [one], shared, "the teacher of a study", voice)
+    if not asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
+        raise UserError(
+            "--jobs 0: the rows' label maps come from a teacher, which has to be trained before they can be measured "
+            f"(about {duration(grid.forecast[one.name])}): leave --jobs out."
+        )
     if not labour(grid, asked, "the same command", voice):
         raise UserError("the teacher is not trained yet: the same command goes on with it.")
     cell = cells_of(grid)[0]
