@@ -254,7 +254,7 @@ def _watch(grid: Grid, team: Team, teller: Teller) -> None:
     try:
         while team.alive():
             time.sleep(PAUSE / 2)
-            teller.look(read_grid(grid.folder))
+            teller.look(read_grid(grid.folder), busy=True)
     except BaseException:
         team.stop()
         raise

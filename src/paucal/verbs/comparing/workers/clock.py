@@ -35,10 +35,12 @@ class Progress:
     Attributes:
         states: of the cells.
         left: seconds until it is settled, with the workers there are; None where nothing is known.
+        others: workers of other calls that are at it too.
     """
 
     states: Mapping[Cell, State]
     left: float | None
+    others: int = 0
 
     def count(self, name: str) -> int:
         """Return how many cells are in a state."""
@@ -51,17 +53,20 @@ class Progress:
         return f"about {duration(self.left)} left, until {finish(self.left)}"
 
 
-def progress_of(grid: Grid, cells: Sequence[Cell], workers: int) -> Progress:
+def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
     """Look at all cells and say how long the rest will take.
 
     Args:
         grid: with the forecast of every arm.
         cells: that are known.
-        workers: that are at work together.
+        workers: of this call.
+        busy: whether runs at work may be those of its own workers; else all are of other calls.
     """
     states = {cell: state_of(cell) for cell in cells}
+    running = sum(state.name == "running" for state in states.values())
+    others = max(0, running - workers) if busy else running
     if any(arm.name not in grid.forecast for arm in grid.arms):
-        return Progress(states, None)
+        return Progress(states, None, others)
     done = [cell for cell, state in states.items() if state.name == "done"]
     took = {cell: seconds for cell in done if (seconds := _seconds(cell.run)) is not None}
     slower = 1.0
@@ -74,7 +79,8 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int) -> Progress:
             left += (1 - begun) * grid.forecast[cell.arm.name] * slower
     for arm in _to_come(grid, cells):
         left += (len(grid.seeds) - 1) * grid.forecast[arm] * slower
-    return Progress(states, left / max(1, workers))
+    todo = sum(not state.settled for state in states.values())
+    return Progress(states, left / max(1, min(workers + others, todo)), others)
 
 
 def _to_come(grid: Grid, cells: Sequence[Cell]) -> list[str]:
@@ -87,7 +93,8 @@ def announcement(progress: Progress, workers: int) -> str:
     """Return what is going to be computed, and until when."""
     todo = sum(not state.settled for state in progress.states.values())
     told = f", {progress.words()}" if progress.words() else ""
-    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{told}"
+    beside = f" beside {progress.others} of other calls" if progress.others else ""
+    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{beside}{told}"
 
 
 def _seconds(run: RunFolder) -> float | None:

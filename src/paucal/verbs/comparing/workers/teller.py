@@ -20,7 +20,7 @@ class Teller:
 
     Args:
         voice: says it.
-        workers: that are at work together.
+        workers: of this call.
     """
 
     def __init__(self, voice: Voice, workers: int) -> None:
@@ -28,9 +28,9 @@ class Teller:
         self._known: dict[Cell, State] | None = None
         self._spoke = time.monotonic()
 
-    def look(self, grid: Grid) -> Progress:
-        """Look, and say which runs have ended since the last look."""
-        progress = progress_of(grid, cells_of(grid), self._workers)
+    def look(self, grid: Grid, *, busy: bool = False) -> Progress:
+        """Look, and say which runs have ended since the last look; `busy` while this call's own workers are at it."""
+        progress = progress_of(grid, cells_of(grid), self._workers, busy=busy)
         before, self._known = self._known, dict(progress.states)
         settled = sum(state.settled for state in progress.states.values())
         place = f"{settled} of {len(progress.states)}"
