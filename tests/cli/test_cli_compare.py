@@ -18,6 +18,7 @@ import paucal
 from cli.calls import call, failure, make_photos, table
 from paucal.runs import read_weights
 from paucal.types import UserError
+from paucal.verbs.comparing import preparation
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import read_grid
 from paucal.verbs.comparing.cells.work import work
@@ -49,7 +50,7 @@ def assert_same_runs(one: Path, two: Path) -> None:
     assert (one / "differences.csv").read_text() == (two / "differences.csv").read_text()
 
 
-def test_compare__says_what_its_runs_say(photos, tmp_path, capsys):
+def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     out = tmp_path / "grid"
     assert call("compare", photos, *TINY, "--seeds", "0", "--output", out) == 0
     said = capsys.readouterr().out
@@ -74,9 +75,20 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys):
     assert "--method drloc" in listed[1]
     before = sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     assert call("compare", "--resume", out) == 0  # nothing is trained again
+    monkeypatch.setattr(teams.shutil, "which", lambda name: None)
+    for words in (["--resume", out], [photos, *TINY, "--seeds", "0", "--output", out]):
+        assert call("compare", *words, "--on", "slurm") == 0  # what is done is shown where no worker can be started
+    assert "no SLURM on this machine" in failure(
+        capsys, "compare", photos, *TINY, "--seeds", "1", "--output", out, "--on", "slurm"
+    )
+    capsys.readouterr()
+    assert call("compare", "--resume", out, "--jobs", "0") == 0
+    assert "2 runs to come" in capsys.readouterr().out  # the seed was stored, and may be computed elsewhere
     assert before == sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     (photos / "class0" / "0.png").unlink()
     assert "labels are not those" in failure(capsys, "compare", photos, *TINY, "--seeds", "0", "--output", out)
+    assert "labels are not those" in failure(capsys, "compare", "--resume", out)  # whose other runs would see fewer
+    assert call("compare", "--resume", out, "--jobs", "0") == 0
     assert "--epochs was 2, and is 3" in failure(
         capsys, "compare", make_photos(photos.parent / "b" / "photos", classes=2, greys=(90, 40, 60)), *TINY[:-1], "3",
         "--output", out,
@@ -103,6 +115,23 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys):
 def test_compare__mistakes_are_one_sentence_and_leave_nothing(photos, tmp_path, capsys, words, told):
     assert told in failure(capsys, "compare", photos, *TINY, *words, "--output", tmp_path / "grid")
     assert not (tmp_path / "grid").exists()
+
+
+def test_compare__without_a_folder_takes_the_next_one_that_no_other_call_has(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", photos, *TINY, "--seeds", "0", "--jobs", "0"]
+    assert call(*words) == 0
+    settle = preparation._forecast
+
+    def slow(*parts):
+        Path("runs/compare-2").mkdir()  # by another call, while this one is still measuring
+        return settle(*parts)
+
+    monkeypatch.setattr(preparation, "_forecast", slow)
+    assert call(*words) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["compare-1", "compare-2", "compare-3"]
+    assert not list(Path("runs/compare-2").iterdir())
+    assert "paucal compare --resume runs/compare-3" in capsys.readouterr().out
 
 
 def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):

@@ -12,8 +12,8 @@ from paucal.types import UserError
 from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
 
 DESCRIPTION = """Train every way with every seed, and say whether the difference is more than luck.
-Runs that are done are not repeated, one that was stopped goes on, and the same command with more methods, models,
-shares or seeds lets the grid grow. All other settings are those of 'paucal train' and the same for all runs."""
+With the same --output runs that are done are not repeated, one that was stopped goes on, and more methods, models,
+shares or seeds let the grid grow. All other settings are those of 'paucal train' and the same for all runs."""
 
 
 def run(argv: Sequence[str]) -> int:

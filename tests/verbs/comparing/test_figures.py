@@ -1,4 +1,4 @@
-"""The pictures of a comparison show what lies in their tables."""
+"""The pictures and sentences of a comparison show what lies in its runs."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,12 +6,22 @@ from typing import Any
 import pytest
 
 from paucal.verbs.comparing.outcome.figures import curves_figure
+from paucal.verbs.comparing.outcome.writing import CHOSEN, LAST, SOME, chosen_words
 
 
 def findings(*curves: list[float]) -> Any:
     runs = {seed: SimpleNamespace(rows=[{"epoch": place, "val_top1": y} for place, y in enumerate(curve, start=1)])
             for seed, curve in enumerate(curves)}  # fmt: skip
     return SimpleNamespace(arms=[SimpleNamespace(name="way", outcomes=runs)])
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"), [([0.5, 0.6], CHOSEN), ([None, None], LAST), ([0.5, None], SOME), ([], CHOSEN)]
+)
+def test_page__says_by_what_epochs_were_chosen(scores, said):
+    outcomes = {seed: SimpleNamespace(validation=score) for seed, score in enumerate(scores)}
+    found: Any = SimpleNamespace(arms=[SimpleNamespace(outcomes=outcomes)])
+    assert chosen_words(found) == said
 
 
 @pytest.mark.parametrize(("curves", "mark"), [(([0.2], [0.4]), "o"), (([0.2, 0.3], [0.4, 0.5]), "")])

@@ -22,11 +22,13 @@ from paucal.studies.registry import data_sets, studies
 from paucal.transfer.detection.card import build_detector
 from paucal.transfer.segmentation.network import segmentation_network
 from paucal.types import UserError, height_and_width
+from paucal.verbs.comparing.cells.cell import JUDGING
 from paucal.verbs.comparing.cells.jobs import job_of
 from paucal.verbs.detecting.assembly import detector_parts
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.studying.counting import count_model, count_network
-from paucal.verbs.studying.images import find_places
+from paucal.verbs.studying.grids import pretraining
+from paucal.verbs.studying.images import Places, find_places
 from paucal.verbs.studying.settings import StudySettings
 from paucal.verbs.studying.words import how_to_get
 
@@ -260,6 +262,16 @@ def test_starts__at_the_smaller_scales_are_what_tells_the_rows_apart():
         for run in plan(studies()[name], "tiny", data_sets()):
             start = found[name][run.row.start]
             assert (run.settings["model"], run.settings["model_args"]) == (start.model, start.model_args)
+
+
+def test_judging__of_pre_training_at_full_scale_is_the_published_probe():
+    """One linear layer on new views in every epoch; on the images of the column, where others were learned."""
+    places = Places({"imagenet-1k": "/one", "webvision": "webvision"}, {})
+    runs = {run.row.name: run for run in plan(studies()["esvit-table-5"], "full", data_sets())}
+    asked = {name: pretraining._settings(run, None, places, 100)[JUDGING] for name, run in runs.items()}
+    assert asked["ImageNet-1K"] == {"augment": True}
+    assert asked["WebVision-v1"] == {"augment": True, "on": "/one"}
+    check_ranges(EvalSettings(protocol=["knn", "linear"], augment=True))
 
 
 def test_starts__of_larger_pixels_learn_the_images_of_their_rows_at_fewer():

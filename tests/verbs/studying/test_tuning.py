@@ -43,6 +43,15 @@ def test_starts__come_by_themselves_or_are_given_by_name():
         begun(["swin-t=runs/1"], rows=["T2T-ViT-14"])
 
 
+def test_workers__of_starts_and_teachers_try_again_what_has_failed_when_asked():
+    study = studies()["lvvit-table-5"]
+    for retry in (False, True):
+        asked = StudySettings(retry=retry, jobs=2)
+        call = Call(study, [], study.scales["tiny"], asked, Places({}, {}), Path("folder"), "", Quiet())
+        who = call.workers(Path("folder/teacher"), [0])
+        assert (who.retry, who.jobs, who.seeds) == (retry, 2, [0])
+
+
 def test_images__that_are_given_are_used_whole():
     runs = plan(studies()["dhvt-table-8"], "tiny", data_sets())
     assert {run.settings["classes"] for run in called(runs, StudySettings())} == {"digits-5-to-9"}

@@ -12,20 +12,21 @@ import torch
 
 from paucal.evaluation.comparison import Difference, Repeated
 from paucal.methods.training_settings import TrainSettings
+from paucal.reading import named_path
 from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import make_arms
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.claim import forgive
-from paucal.verbs.comparing.cells.grid import Grid, read_grid
+from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid, require_images
 from paucal.verbs.comparing.cells.train import train_cell
 from paucal.verbs.comparing.cells.work import PAUSE, work
 from paucal.verbs.comparing.outcome.evidence import Findings, find
 from paucal.verbs.comparing.outcome.tables import terminal_table
 from paucal.verbs.comparing.outcome.words import failures, fairness, verdicts
 from paucal.verbs.comparing.outcome.writing import PAGE, write_findings
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import fingerprint_of, settle_grid
 from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
 from paucal.verbs.comparing.workers.clock import announcement
 from paucal.verbs.comparing.workers.teams import Processes, Ray, Slurm, Team, require_team
@@ -125,7 +126,9 @@ def compare_all(
         command: that asks for it.
         voice: prints and shows progress.
     """
-    _check(asked)
+    # What is stored is shown to everybody; workers are asked for once there is something to compute.
+    known = asked.output is not None and is_grid(named_path(asked.output))
+    _check(asked, 0 if known else asked.jobs)
     arms = make_arms(asked, named)
     threads = torch.get_num_threads()
     try:
@@ -143,7 +146,7 @@ def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
     Raises:
         UserError: there is none, or something is given that would change it.
     """
-    _check(asked)
+    _check(asked, 0)
     changed = [
         name for name in ("methods", "models", "arms", "seeds", "labels", "lrs", "output") if getattr(asked, name)
     ]
@@ -155,6 +158,8 @@ def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
     grid = read_grid(folder)
     if grid.verb != "train":
         raise UserError(f"{str(folder)!r} belongs to a study: go on with its own command, {grid.commands[-1]}.")
+    if asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
+        require_images(grid, fingerprint_of(grid.shared, grid.arms[0]))
     threads = torch.get_num_threads()
     try:
         return _conclude(grid, asked, voice)
@@ -178,11 +183,11 @@ def refuse_taken(shared: Mapping[str, Any]) -> None:
             raise UserError(f"{flag(name)} is varied by a comparison: use {advice or '--arms'}.")
 
 
-def _check(asked: GridSettings) -> None:
+def _check(asked: GridSettings, workers: int) -> None:
     check_ranges(asked)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("paucal compare starts its workers itself: call it without a launcher, with --jobs N.")
-    require_team(asked.on, asked.slurm, asked.jobs)
+    require_team(asked.on, asked.slurm, workers)
 
 
 def _conclude(grid: Grid, asked: GridSettings, voice: Voice) -> Comparison:
@@ -218,16 +223,16 @@ def labour(grid: Grid, asked: GridSettings, again: str, voice: Voice) -> bool:
     if settled or not asked.jobs:
         return settled
     try:
-        return _compute(grid, asked, voice)
+        return _compute(grid, asked, again, voice)
     except KeyboardInterrupt:
         voice.say(f"stopped; go on with: {again}")
         raise
 
 
-def _compute(grid: Grid, asked: GridSettings, voice: Voice) -> bool:
+def _compute(grid: Grid, asked: GridSettings, again: str, voice: Voice) -> bool:
     teller = Teller(voice, asked.jobs)
     voice.say(announcement(teller.look(grid), asked.jobs))
-    voice.say(f"everything goes to {grid.folder}; a second call of the same command helps, an interrupt loses nothing")
+    voice.say(f"everything goes to {grid.folder}; an interrupt loses nothing, and a second call helps: {again}")
     if asked.on == "here" and asked.jobs == 1:
         return work(grid.folder, lambda cell, threads: train_cell(cell, threads, voice), teller.look)
     while True:
@@ -242,12 +247,12 @@ def _compute(grid: Grid, asked: GridSettings, voice: Voice) -> bool:
 
 
 def _team(grid: Grid, asked: GridSettings) -> Team:
-    device = grid.shared.get("device") or ("cuda" if torch.cuda.is_available() else None)
+    device = grid.shared.get("device")
     if asked.on == "slurm":
         return Slurm(grid.folder, asked.jobs, asked.slurm or ())
     if asked.on == "ray":
-        return Ray(grid.folder, asked.jobs, grid.threads, int(device == "cuda"))
-    return Processes(grid.folder, asked.jobs, grid.threads, device)
+        return Ray(grid.folder, asked.jobs, grid.threads, device)
+    return Processes(grid.folder, asked.jobs, grid.threads, device or ("cuda" if torch.cuda.is_available() else None))
 
 
 def _watch(grid: Grid, team: Team, teller: Teller) -> None:
@@ -265,7 +270,8 @@ def _forgive_all(grid: Grid, voice: Voice) -> None:
     failed = [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]
     for cell in failed:
         forgive(cell)
-    voice.say(f"trying {counted(len(failed), 'failed run')} again")
+    if failed:
+        voice.say(f"trying {counted(len(failed), 'failed run')} again")
 
 
 def _tell(found: Findings, page: Path, voice: Voice) -> None:

@@ -1,7 +1,8 @@
 """Before a grid starts: is every way to train sound, on which images, and how long will it take?"""
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def settle_grid(
     pinned = [replace(arm, settings=_pinned(arm.settings)) for arm in arms]
     shared = _pinned(shared)
     _require_used(shared, pinned)
-    digest = fingerprint(find_images(_settings(of_verb({**shared, **pinned[0].settings}))))
+    digest = fingerprint_of(shared, pinned[0])
     threads = old.threads if old is not None else threads_of_worker(asked)
     rates = tuple(dict.fromkeys(asked.lrs or ()))
     new = Grid(folder, digest, shared, tuple(pinned), seeds, rates, threads, {}, (command,))
@@ -72,7 +73,22 @@ def settle_grid(
     if before is not None:
         before(grid)
         torch.set_num_threads(threads)
-    return store_grid(folder, replace(new, forecast=forecast))
+    if asked.output is None:
+        folder = _claimed()
+    return store_grid(folder, replace(new, folder=folder, forecast=forecast))
+
+
+def fingerprint_of(shared: Mapping[str, Any], arm: Arm) -> str:
+    """Return the digest of the images that runs of `paucal train` read.
+
+    Args:
+        shared: settings of all runs.
+        arm: any of them.
+
+    Raises:
+        UserError: the images are not there.
+    """
+    return fingerprint(find_images(_settings(of_verb({**shared, **arm.settings}))))
 
 
 def store_grid(folder: Path, new: Grid) -> Grid:
@@ -117,10 +133,7 @@ def _forecast(grid: Grid, arms: Sequence[Arm], voice: Voice, absent: Mapping[str
 
 def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
     if asked.output is None:
-        number = 1
-        while (DEFAULT / f"compare-{number}").exists():
-            number += 1
-        folder = DEFAULT / f"compare-{number}"
+        folder = next(folder for folder in _usual() if not folder.exists())
     else:
         folder = named_path(asked.output)
     refuse_among(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
@@ -128,6 +141,22 @@ def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
     if not is_grid(folder) and folder.exists() and any(folder.iterdir()):
         raise UserError(f"--output: {str(folder)!r} is not empty and holds no comparison: choose another folder.")
     return folder
+
+
+def _usual() -> Iterator[Path]:
+    """Yield the folders of comparisons that are given none, one after the other."""
+    return (DEFAULT / f"compare-{number}" for number in itertools.count(1))
+
+
+def _claimed() -> Path:
+    """Make the first of these folders that is not there; another call may have made some since this one began."""
+    for folder in _usual():
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("there is no end of them")
 
 
 def threads_of_worker(asked: GridSettings) -> int:

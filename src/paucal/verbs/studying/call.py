@@ -50,7 +50,8 @@ class Call:
     def workers(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
         """Return who computes a grid, where it lies, and its seeds."""
         asked, own = self.asked, self.seeds if seeds is None else list(seeds)
-        return GridSettings(seeds=own, output=str(output), jobs=asked.jobs, on=asked.on, slurm=asked.slurm)
+        who = {"jobs": asked.jobs, "on": asked.on, "slurm": asked.slurm, "retry": asked.retry}
+        return GridSettings(seeds=own, output=str(output), **who)
 
     def with_runs(self, runs: Sequence[Planned]) -> "Call":
         """Return the call for other runs."""

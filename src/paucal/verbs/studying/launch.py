@@ -112,7 +112,6 @@ def study(name: str, **settings: Any) -> Studied:
 def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> Studied:
     """Run a study, or go on with it; see `study`."""
     check_ranges(asked)
-    require_team(asked.on, asked.slurm, asked.jobs)
     found = find_study(name)
     if found.kind == "count":
         return _counted(found, asked, command, voice)
@@ -122,6 +121,7 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     runs = called(plan(found, asked.scale, data_sets(), asked.rows or (), asked.columns or ()), asked)
     places = find_places(asked, runs, data_sets())
     folder = study_folder(found, asked, places.by_name)
+    require_team(asked.on, asked.slurm, 0 if folder.exists() else asked.jobs)
     seeds = asked.seeds or (found.seeds if small is None else small.seeds)
     voice.say(scale_words(found, small, runs, len(seeds)))
     voice.say(found.telling if small is not None else cost_of(found, runs, len(seeds), data_sets()))

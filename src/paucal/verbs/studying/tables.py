@@ -22,6 +22,8 @@ DIGITS = {
     "correspondence": 3,
     "correspondence_distance": 2,
     "throughput": 2,
+    "average": 2,
+    "wins": 0,
 }
 RESULTS = "results.csv"
 

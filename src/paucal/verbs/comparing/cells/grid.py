@@ -97,18 +97,23 @@ def read_grid(folder: Path) -> Grid:
         raise UserError(f"{str(folder / RECORD)!r} is damaged ({problem}): restore it.") from problem
 
 
+def require_images(grid: Grid, fingerprint: str) -> None:
+    """Raise a UserError where images are not those that a stored grid was made with."""
+    if grid.fingerprint != fingerprint:
+        raise UserError(
+            f"--output: the images or labels are not those that {str(grid.folder)!r} was made with (some were added, "
+            "removed, changed or relabelled): scores on different images cannot be compared. Restore them, or choose "
+            "another folder."
+        )
+
+
 def grown(old: Grid, new: Grid) -> Grid:
     """Return a stored grid with the arms and seeds that are asked for now beside its own.
 
     Raises:
         UserError: the two are of other images or settings.
     """
-    if old.fingerprint != new.fingerprint:
-        raise UserError(
-            f"--output: the images or labels are not those that {str(old.folder)!r} was made with (some were added, "
-            "removed, changed or relabelled): scores on different images cannot be compared. Restore them, or choose "
-            "another folder."
-        )
+    require_images(old, new.fingerprint)
     if old.verb != new.verb:
         raise UserError(f"--output: {str(old.folder)!r} holds runs of 'paucal {old.verb}': choose another folder.")
     _require_same(old, old.lasting(), new.lasting())

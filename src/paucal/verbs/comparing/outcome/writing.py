@@ -23,7 +23,12 @@ NOTES = (
     "would give on these images (paired t), what these runs would give on other images (bootstrap), and both at once "
     "(their reaches in quadrature), which is what a claim needs.",
     "Bold is a difference whose interval for both at once excludes 0, and nothing else; never one of a single seed.",
-    "The epoch of each run was chosen by its validation images; the test images were read once, at its end.",
+)
+CHOSEN = "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
+LAST = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
+SOME = (
+    "The epoch of each run that had validation images was chosen by them, the others kept their last; the test images "
+    "were read once, at its end."
 )
 CAPTIONS = {
     "differences": "Is there a difference? Only where the thickest bar stays clear of 0.",
@@ -49,13 +54,19 @@ def write_findings(found: Findings) -> Path:
         rows=arm_rows(found),
         bold=frozenset(n for n, one in enumerate(found.arms) if one.gain is not None and one.gain.clear),
         fairness=fairness(found),
-        notes=NOTES,
+        notes=(*NOTES, chosen_words(found)),
         pictures=pictures,
         commands=found.grid.commands,
         runs=_run_rows(found),
     )
     write_comparison(folder / PAGE, page)
     return folder / PAGE
+
+
+def chosen_words(found: Findings) -> str:
+    """Return by what the epoch of the runs was chosen."""
+    validated = [one.validation is not None for arm in found.arms for one in arm.outcomes.values()]
+    return CHOSEN if all(validated) else SOME if any(validated) else LAST
 
 
 def commands(found: Findings) -> list[str]:

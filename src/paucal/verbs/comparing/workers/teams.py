@@ -57,13 +57,13 @@ class Processes:
         self._folder = folder
         logs = folder / LOGS
         logs.mkdir(exist_ok=True)
-        devices = torch.cuda.device_count() if device == "cuda" else 0
+        devices = _devices() if device == "cuda" else []
         self._workers = [self._start(logs / f"{number}.log", number, threads, devices) for number in range(count)]
 
-    def _start(self, log: Path, number: int, threads: int, devices: int) -> subprocess.Popen[bytes]:
+    def _start(self, log: Path, number: int, threads: int, devices: Sequence[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        if devices > 1:
-            environment["CUDA_VISIBLE_DEVICES"] = str(number % devices)
+        if len(devices) > 1:
+            environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
         command = [sys.executable, "-m", "paucal.verbs.comparing.cells", str(self._folder.resolve())]
         with log.open("ab") as out:
             # A session of its own: an interrupt at the terminal is for the call that leads, which then stops them.
@@ -112,10 +112,9 @@ class Slurm:
     lost = 0  # SLURM says itself what became of a job
 
     def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
-        _require_package("slurm")
+        submitit = _imported("slurm")
         if cluster == "slurm":
             _require_sbatch()
-        submitit = importlib.import_module(PACKAGES["slurm"])
         self._logs = folder / LOGS
         executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
         try:
@@ -147,26 +146,24 @@ class Ray:
         folder: of the grid, on a disk that the machines share.
         count: of tasks.
         threads: of each, which Ray is asked for as processors.
-        gpus: of each.
+        device: that runs are given; None has them take the best, for which each gets a GPU where the cluster has some.
 
     Raises:
-        UserError: Ray is not installed.
+        UserError: Ray is not installed, or cannot be imported.
     """
 
     lost = 0  # Ray starts a task again whose worker died
 
-    def __init__(self, folder: Path, count: int, threads: int, gpus: int = 0) -> None:
+    def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
         # Called by `uv run`, Ray would give its workers an environment made anew from the project, without the extras.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        _require_package("ray")
-        self._ray = importlib.import_module(PACKAGES["ray"])
+        self._ray = _imported("ray")
         self._began = not self._ray.is_initialized()
         if self._began:
             address = os.environ.get("RAY_ADDRESS")
             quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
             self._ray.init(address=address, logging_level="error", **({} if address else quiet))
-        have = int(self._ray.cluster_resources().get("CPU", threads))
-        task = self._ray.remote(num_cpus=min(threads, have), num_gpus=gpus)(_task)
+        task = self._ray.remote(**_resources(self._ray.cluster_resources(), threads, device))(_task)
         self._tasks = [task.remote(str(folder.resolve()), dict(_told())) for _ in range(count)]
 
     def alive(self) -> int:
@@ -197,6 +194,13 @@ class Ray:
         return f"{len(self._tasks)} tasks on Ray"
 
 
+def _devices() -> list[str]:
+    """Return the names of the GPUs that this process may use, of those that it was allotted where there is a list."""
+    allotted = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return allotted[:count] if allotted else [str(number) for number in range(count)]
+
+
 def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
     """Refuse workers that this machine cannot start, before anything is measured for them.
 
@@ -215,6 +219,17 @@ def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) ->
         _require_package(on)
     if count and on == "slurm":
         _require_sbatch()
+
+
+def _resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
+    """Return what each task asks Ray for; the machine that calls need not have what those of the cluster have.
+
+    Example:
+        >>> _resources({"CPU": 64.0, "GPU": 8.0}, 4, None), _resources({"CPU": 2.0}, 4, "cpu")
+        ({'num_cpus': 4, 'num_gpus': 1}, {'num_cpus': 2, 'num_gpus': 0})
+    """
+    gpus = int(device == "cuda" or (device is None and cluster.get("GPU", 0) >= 1))
+    return {"num_cpus": min(threads, int(cluster.get("CPU", threads))), "num_gpus": gpus}
 
 
 def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
@@ -249,10 +264,22 @@ def _told() -> Mapping[str, str]:
 
 def _require_package(on: str) -> None:
     """Look for a package without importing it: Ray reads its settings when it is."""
-    if importlib.util.find_spec(PACKAGES[on]) is None:
+    spec = importlib.util.find_spec(PACKAGES[on])
+    if spec is None or spec.origin is None:  # a folder of that name has no origin
         raise UserError(
             f'--on {on} needs the package {PACKAGES[on]}, which is not installed: pip install "paucal[{on}]".'
         )
+
+
+def _imported(on: str) -> Any:
+    _require_package(on)
+    try:
+        return importlib.import_module(PACKAGES[on])
+    except (ImportError, OSError) as problem:
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise UserError(
+            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]" anew.'
+        ) from problem
 
 
 def _require_sbatch() -> None:

@@ -87,7 +87,8 @@ def _teacher(
     cell = cells_of(grid)[0]
     state = state_of(cell)
     if state.name == "failed":
-        raise UserError(f"the teacher could not be trained: {state.error}")
+        why = state.error.rstrip(".")
+        raise UserError(f"the teacher could not be trained ({why}): once that is mended, --retry tries it again.")
     return cell.run.path.resolve()
 
 

@@ -42,8 +42,8 @@ def settle_pretraining(call: Call) -> list[Grid]:
 
 def _settings(run: Planned, small: Scale | None, places: Places, images: int) -> dict[str, Any]:
     if small is None:
-        same = run.judged == run.data
-        return {**run.settings, JUDGING: {} if same else {"on": places.by_name[run.judged]}}
+        elsewhere = {} if run.judged == run.data else {"on": places.by_name[run.judged]}
+        return {**run.settings, JUDGING: {"augment": True, **elsewhere}}  # the published linear probe sees new views
     settings = dict(run.settings)
     settings["batch_size"] = min(settings["batch_size"], images)
     # As many images are shown as the scale means to: of a larger set fewer epochs.
