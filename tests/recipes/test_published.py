@@ -59,6 +59,27 @@ def test_reference__is_the_first_third_of_a_longer_cosine():
     assert (settings.epochs, settings.schedule_epochs, settings.drloc_preset) == (100, 300, "reference")
 
 
+@pytest.mark.parametrize(
+    ("given", "schedule", "warmup"),
+    [
+        ({}, 100, 20.0),
+        ({"epochs": 100}, 100, 20.0),
+        ({"epochs": 300}, 300, 20.0),  # the cosine ends with the run, and the warm-up stays
+        ({"epochs": 10}, 10, 2.0),
+        ({"epochs": 10, "warmup_epochs": 5.0, "schedule_epochs": 40}, 40, 5.0),  # what is given is kept
+        ({"epochs": 0}, None, 0.0),
+    ],
+)
+def test_length__of_a_recipe_follows_epochs_that_are_given(given, schedule, warmup):
+    asked = TrainSettings(recipe="drloc-scratch", init=None, **given)
+    settings, origin = with_recipe(asked, dict.fromkeys(given, "flag"))
+    resolved, reasons = resolve(settings, FACTS)
+    assert (resolved.schedule_epochs, resolved.warmup_epochs) == (schedule, warmup)
+    if given == {"epochs": 10}:
+        assert origin["warmup_epochs"] == "recipe drloc-scratch: its share of 10 epochs"
+        assert reasons["schedule_epochs"] == "the cosine ends with the run"
+
+
 def test_supervised__takes_the_recipe_without_its_extra_loss():
     given = {"recipe": "flag", "method": "flag"}
     settings, origin = with_recipe(TrainSettings(recipe="drloc-scratch", method="supervised"), given)

@@ -61,6 +61,7 @@ def test_published__what_is_told_in_words():
     known = studies()
     assert [row.values for row in known["drloc-figure-3"].rows] == [(None, 53.28), (55.01, 66.23), *[(None, None)] * 4]
     assert known["esvit-figure-8"].rows[0].values == (0.95, 2.49)
+    assert [row.values for row in known["esvit-figure-5"].rows] == [(*[None] * 18, wins) for wins in (None, 17)]
     ends = [row.values[-1] for row in known["esvit-figure-4"].rows]
     table = {row.name: row.values for row in known["esvit-table-2"].rows}
     assert ends == [table[name][place] for name in ("Swin-T, W=7", "Swin-B, W=7") for place in (0, 2)]

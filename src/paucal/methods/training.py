@@ -16,7 +16,7 @@ from paucal.methods.token_labeling import entry as token_labeling
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.objectives.one_backbone import OneBackbone
-from paucal.recipes.recipe import fill_in, require_start
+from paucal.recipes.recipe import Recipe, fill_in, require_start
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
 from paucal.rules import images, length, machine, model, resolve
@@ -71,11 +71,33 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     left_out = unused_by(settings) if "method" in given else ()
     settings, origin = fill_in(settings, given, RECIPES, settings.recipe, left_out)
     recipe = RECIPES.get(settings.recipe or "")
+    if recipe is not None:
+        settings, origin = _of_other_length(settings, origin, recipe)
     if recipe is not None and recipe.imagenet_alone and settings.init == "timm" and settings.model is not None:
         tagged = imagenet_alone(settings.model, settings.recipe or "")
         if tagged != settings.model:
             origin["model"] = f"recipe {settings.recipe}: weights of ImageNet-1k alone"
             settings = replace(settings, model=tagged)
+    return settings, origin
+
+
+def _of_other_length(
+    settings: TrainSettings, origin: dict[str, str], recipe: Recipe
+) -> tuple[TrainSettings, dict[str, str]]:
+    """Let the cosine of a recipe end with a run that is given other epochs, and a shorter run warm up for its share.
+
+    Else three times the epochs would be spent at the lowest rate, and a tenth of them would never leave the warm-up.
+    """
+    whole, words = recipe.of_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
+    if whole is None or settings.epochs in (None, whole) or origin.get("epochs") == words:
+        return settings, origin
+    if origin.get("schedule_epochs") == words:
+        settings = replace(settings, schedule_epochs=None)
+        origin = {name: text for name, text in origin.items() if name != "schedule_epochs"}
+    if origin.get("warmup_epochs") == words and settings.warmup_epochs and settings.epochs < whole:
+        share = settings.warmup_epochs / whole
+        settings = replace(settings, warmup_epochs=round(share * settings.epochs, 3))
+        origin = {**origin, "warmup_epochs": f"{words}: its share of {settings.warmup_epochs / share:g} epochs"}
     return settings, origin
 
 

@@ -63,6 +63,23 @@ def test_list__has_all_runs_with_state_and_scores(runs):
     assert names(list_runs(runs / "1")) == ["1"]
 
 
+def test_list__has_the_scores_of_runs_without_labels(runs):
+    for name, judged in (("5", {}), ("grid/cells/b/run", {"knn": {"trained": 0.4, "random": 0.1}})):
+        make_run(runs / name, 0.0)
+        RunFolder(runs / name).write_json("summary.json", {"seconds": 60.0, "knn_end": 0.3, "knn_start": 0.2})
+        if judged:
+            RunFolder((runs / name).parent).write_json("judged.json", {"scores": judged})
+    found = {run.name: (run.value("val"), run.value("test")) for run in list_runs(runs)}
+    assert found["5"] == (0.3, None)
+    assert found["grid/cells/b/run"] == (0.3, 0.4)
+    linear = {"linear": {"trained": 0.6}, "knn": {"trained": 0.4}}
+    RunFolder(runs / "grid/cells/b").write_json("judged.json", {"scores": linear})
+    judged_run = {run.name: run for run in list_runs(runs)}["grid/cells/b/run"]
+    assert (judged_run.value("test"), judged_run.value("judged_knn")) == (0.6, 0.4)
+    (runs / "grid/cells/b/judged.json").write_text("{}")
+    assert "is damaged" in {run.name: run for run in list_runs(runs)}["grid/cells/b/run"].problem
+
+
 def test_list__is_filtered_and_sorted(runs):
     ask = lambda **settings: names(paucal.list_runs(runs, **settings))  # noqa: E731
     assert ask(sort="-test") == ["2", "1", "grid/cells/a/run", "3"]

@@ -91,7 +91,7 @@ def test_monitor__first_looks_when_the_run_trains_and_the_page_tells_what_it_saw
     monkeypatch.setattr(life, "fit", noted)
     result = start(pictures, tmp_path / "run", epochs=2, region_after=1)
     assert looks == [True] * 3  # at the beginning and after each epoch, not again when the region task joins
-    assert summary_of(result.run)["knn_start"] == 0.125
+    assert (summary_of(result.run)["knn_start"], summary_of(result.run)["knn_end"]) == (0.125, 0.375)
     assert [row["val_knn"] for row in RunFolder(result.run).read_rows()] == [0.25, 0.375]
 
 

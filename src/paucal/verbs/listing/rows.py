@@ -10,7 +10,12 @@ from paucal.runs import RunFolder
 from paucal.runs.folder import ASIDE, MARKER, SUMMARY
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
+from paucal.verbs.comparing.cells.cell import JUDGED
+from paucal.verbs.comparing.cells.scores import read_judged
 
+# Where the scores of a run stand, by what it has made; one without a classifier has those of its monitor and its judge.
+VALIDATED = ("kept_val_top1", "best_val_top1", "best_val_mean_iou", "best_val_ap", "knn_end")
+TESTED = ("test_top1", "test_mean_iou", "test_ap", "judged_linear", "judged_knn")
 DEPTH = 5  # folders between the place that is given and a run: those of a comparison lie three down
 
 
@@ -24,7 +29,7 @@ class ListedRun:
         state: "finished", "running", "stopped" with a saved state, or "begun" without one.
         verb: that made it.
         settings: as they are stored.
-        summary: of a finished run; empty before.
+        summary: of a finished run, with the scores of its judge ("judged_linear"); empty before.
         size: bytes on the disk.
         changed: when something in it last changed, in seconds since 1970.
         deletable: why it can be deleted; "" where nothing says so.
@@ -49,8 +54,8 @@ class ListedRun:
             "state": self.state,
             "verb": self.verb,
             "method": self.settings.get("method"),
-            "val": _first(self.summary, "kept_val_top1", "best_val_top1", "best_val_mean_iou", "best_val_ap"),
-            "test": _first(self.summary, "test_top1", "test_mean_iou", "test_ap"),
+            "val": _first(self.summary, *VALIDATED),
+            "test": _first(self.summary, *TESTED),
             "time": self.summary.get("seconds"),
             "size": self.size,
             "changed": self.changed,
@@ -99,12 +104,20 @@ def _listed(path: Path, root: Path) -> ListedRun:
     verb = "train"
     try:
         settings, verb = run.settings, run.verb
-        summary = run.read_json(SUMMARY) if run.finished else {}
+        summary = {**run.read_json(SUMMARY), **_judged(path)} if run.finished else {}
     except (UserError, OSError) as error:
         problem = str(error)
     size, changed = _disk(path)
     name = path.name if path == root else path.relative_to(root).as_posix()
     return ListedRun(path, name, _state(run), verb, settings, summary, size, changed, "", problem)
+
+
+def _judged(path: Path) -> dict[str, float]:
+    """Return what the frozen features of a run of a study are worth, as a judge beside it has stored."""
+    if not (path.parent / JUDGED).is_file():
+        return {}
+    scores = read_judged(path.parent)
+    return {f"judged_{name}": by["trained"] for name, by in scores.items() if "trained" in by}
 
 
 def _state(run: RunFolder) -> str:

@@ -1,5 +1,6 @@
 """The end of a pre-training run: curves, facts and the page."""
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from paucal.runs import RunFolder
 from paucal.training import Outcome
 from paucal.verbs.pretraining.assembly import AssembledPretraining
 from paucal.verbs.pretraining.crops import describe_crops
+from paucal.verbs.pretraining.monitor import NAME
 from paucal.verbs.pretraining.stage_watch import StageWatch
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
@@ -92,6 +94,7 @@ def summary(
         "peak_memory": peak_memory(settings.device or "cpu"),
         "monitor": settings.monitor,
         "knn_start": stage_watch.knn_start(),
+        "knn_end": _knn_end(outcome),
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),
         "rollbacks": len(stage_watch.rollbacks),
@@ -99,6 +102,12 @@ def summary(
         "remarks": list(assembled.remarks),
         "next_steps": next_steps(run),
     }
+
+
+def _knn_end(outcome: Outcome) -> float | None:
+    """Return what the monitor found after the last epoch; None where there was none, or features were not finite."""
+    found = outcome.rows[-1].get(NAME)
+    return found if found is not None and math.isfinite(found) else None
 
 
 def closing_lines(

@@ -1,6 +1,7 @@
 """The scores of a finished cell whose run is not one of `paucal train`, read from its files."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from paucal.runs import RunFolder
@@ -21,7 +22,7 @@ def scores_of(cell: Cell) -> Scores:
         UserError: a file is missing or damaged.
     """
     own = _own(cell) if cell.verb in FILES else {}
-    return {**own, **(_judged(cell) if cell.judged else {})}
+    return {**own, **(read_judged(cell.folder) if cell.judged else {})}
 
 
 def _own(cell: Cell) -> Scores:
@@ -45,12 +46,17 @@ def _numbers(one: Mapping[str, Any]) -> dict[str, float]:
     return found if {"low", "high"} <= set(found) else {key: v for key, v in found.items() if key == "trained"}
 
 
-def _judged(cell: Cell) -> Scores:
-    stored = RunFolder(cell.folder).read_json(JUDGED)
+def read_judged(folder: Path) -> Scores:
+    """Return what a judge has found of a cell's run, by protocol.
+
+    Raises:
+        UserError: its file in the cell's folder is missing or damaged.
+    """
+    stored = RunFolder(folder).read_json(JUDGED)
     try:
         return {
             str(protocol): {str(name): float(value) for name, value in by_name.items()}
             for protocol, by_name in stored["scores"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise UserError(f"{str(cell.folder / JUDGED)!r} is damaged ({problem}): remove it and go on.") from problem
+        raise UserError(f"{str(folder / JUDGED)!r} is damaged ({problem}): remove it and go on.") from problem
