@@ -13,9 +13,10 @@ from paucal.data.named.table import NAMED
 from paucal.data.sources.digits import open_digits
 from paucal.data.splits.classes import read_class_list
 from paucal.methods.pretraining import resolve_pretraining
+from paucal.methods.training import resolve_training
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.backbone import backbone_spec, model_arguments
-from paucal.rules.circumstances import Facts
+from paucal.rules.circumstances import Facts, StartFacts
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan, start_settings
 from paucal.studies.registry import data_sets, studies
@@ -69,6 +70,25 @@ def test_settings__are_sound(name, scale):
     for run, settings in checked(name, scale):
         assert settings.model is not None, run
         assert settings.epochs, run
+
+
+RESOLVE = {"train": resolve_training, "pretrain": resolve_pretraining}
+
+
+@pytest.mark.parametrize(("name", "scale"), [(name, scale) for name, scale in CASES if studies()[name].kind in RESOLVE])
+def test_settings__leave_nothing_to_be_chosen_that_a_rule_cannot(name, scale):
+    """What a run is begun with has a length, a rate and a size, whichever come from the study and which from rules."""
+    for run, settings in checked(name, scale):
+        begun = StartFacts("a start", settings.model, (224, 224)) if getattr(settings, "init", None) else None
+        facts = Facts(n_train=9000, n_classes=10, median_side=64, device="cuda", bf16=True, start=begun)
+        whole, reasons = RESOLVE[studies()[name].kind](settings, facts)
+        for setting in ("epochs", "batch_size", "lr", "warmup_epochs", "img_size", "precision"):
+            if hasattr(whole, setting):
+                assert getattr(whole, setting) is not None, (run, setting)
+        assert whole.warmup_epochs < whole.epochs or whole.epochs <= 1, run
+        if scale == "full":
+            # A rate that a rule chose is in proportion to the images of a step; a recipe's comes with its name.
+            assert "lr" not in reasons or "recipe" in reasons["lr"] or studies()[name].kind == "pretrain", run
 
 
 def test_settings__at_full_scale_are_the_paper_s():
