@@ -23,8 +23,8 @@ from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import read_grid
 from paucal.verbs.comparing.cells.work import work
 from paucal.verbs.comparing.outcome.evidence import find
-from paucal.verbs.comparing.workers import teams
-from paucal.verbs.comparing.workers.teams import Ray, Slurm
+from paucal.verbs.comparing.workers import clusters
+from paucal.verbs.comparing.workers.clusters import Ray, Slurm
 
 TINY = ["--img-size", "16", "-j", "0", "--models", "vit_mini", "--model-args", "depth=1", "--epochs", "2"]
 
@@ -75,7 +75,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert "--method drloc" in listed[1]
     before = sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     assert call("compare", "--resume", out) == 0  # nothing is trained again
-    monkeypatch.setattr(teams.shutil, "which", lambda name: None)
+    monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
     for words in (["--resume", out], [photos, *TINY, "--seeds", "0", "--output", out]):
         assert call("compare", *words, "--on", "slurm") == 0  # what is done is shown where no worker can be started
     assert "no SLURM on this machine" in failure(
@@ -149,27 +149,27 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
 
 
 def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeypatch):
-    monkeypatch.setattr(teams.shutil, "which", lambda name: None)
+    monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
     with pytest.raises(paucal.UserError, match="no SLURM on this machine"):
         Slurm(tmp_path, 1)
 
-    monkeypatch.setattr(teams.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'pip install "paucal\[ray\]"'):
         Ray(tmp_path, 1, 1)
     with pytest.raises(UserError, match=r'pip install "paucal\[slurm\]"'):
         Slurm(tmp_path, 1)
     with pytest.raises(UserError, match="NAME=VALUE"):
-        teams.slurm_options(["gpus"])
+        clusters.slurm_options(["gpus"])
 
 
 @pytest.mark.parametrize("words", [["compare", "photos"], ["study", "drloc-table-9"]])
 def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(teams.shutil, "which", lambda name: None)
+    monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
     assert "no SLURM on this machine" in failure(capsys, *words, "--on", "slurm")
     assert "expected NAME=VALUE" in failure(capsys, *words, "--on", "slurm", "--jobs", "0", "--slurm", "gpus")
     assert "give it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
-    monkeypatch.setattr(teams.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: None)
     assert 'pip install "paucal[ray]"' in failure(capsys, *words, "--on", "ray")
     assert not list(tmp_path.iterdir())
 

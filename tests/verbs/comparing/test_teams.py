@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paucal.types import UserError
-from paucal.verbs.comparing.workers import teams
+from paucal.verbs.comparing.workers import clusters
 from paucal.verbs.comparing.workers.teams import Processes
 
 
@@ -40,19 +40,19 @@ def test_processes__share_out_the_devices_that_the_call_was_allotted(tmp_path, m
     ],
 )
 def test_ray__is_asked_for_what_its_cluster_has(cluster, device, asked):
-    assert tuple(teams._resources(cluster, 4, device).values()) == asked
+    assert tuple(clusters._resources(cluster, 4, device).values()) == asked
 
 
 def test_packages__that_are_there_and_broken_are_told_of(monkeypatch):
-    monkeypatch.setattr(teams.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
+    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
     with pytest.raises(UserError, match="which is not installed"):  # a folder called ray
-        teams.require_team("ray")
+        clusters.require_team("ray")
 
     def broken(name: str) -> None:
         raise ImportError("libx.so is missing")
 
-    monkeypatch.setattr(teams.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
-    monkeypatch.setattr(teams.importlib, "import_module", broken)
-    teams.require_team("ray")
+    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
+    monkeypatch.setattr(clusters.importlib, "import_module", broken)
+    clusters.require_team("ray")
     with pytest.raises(UserError, match=r"--on ray: the package ray cannot be imported \(libx.so is missing\)"):
-        teams._imported("ray")
+        clusters._imported("ray")

@@ -21,7 +21,7 @@ from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
 from paucal.verbs.comparing.fingerprint import fingerprint
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.comparing.workers.clock import seconds_of_run
-from paucal.verbs.comparing.workers.teams import slurm_options
+from paucal.verbs.comparing.workers.clusters import slurm_options
 from paucal.verbs.run.images import find_images
 from paucal.verbs.run.outputs import DEFAULT, refuse_among
 from paucal.verbs.run.start_weights import NONE, plain_init

@@ -18,11 +18,11 @@ from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import Cell, State, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
-from paucal.verbs.comparing.launch import labour
+from paucal.verbs.comparing.labour import labour
 from paucal.verbs.comparing.outcome.evidence import find
 from paucal.verbs.comparing.outcome.writing import write_findings
 from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.comparing.workers.teams import require_team
+from paucal.verbs.comparing.workers.clusters import require_team
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.studying.call import Call

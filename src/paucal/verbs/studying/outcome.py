@@ -6,44 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from paucal.evaluation.comparison import Difference
 from paucal.studies.plan import Planned
 from paucal.studies.study import COUNTED, DERIVED, TIMED, Column, Row, Study, Value
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.scores import scores_of
-from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome, find
+from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, find
 from paucal.verbs.studying.counting import counted_value
 from paucal.verbs.studying.derived import average, wins
+from paucal.verbs.studying.numbers import Measured, measured_of, of_runs, of_scores, score_of
 from paucal.verbs.studying.timing import Timed, timed_value
-
-PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not in percent, as published
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A number of ours.
-
-    Attributes:
-        value: mean over seeds, in the unit of the column.
-        deviation: standard deviation over seeds; None for one seed.
-        seeds: how many runs it is of; 0 for a count.
-        gain: over what the row is compared with, in the unit of the column; None where there is nothing.
-        difference: the same with its intervals, where test images tell.
-        random: what the same backbone with random weights reaches, for frozen features.
-        low: lower end of the interval over test images of a single run, where it has stored one; of times the lower
-            quartile.
-        high: upper end of it.
-    """
-
-    value: float
-    deviation: float | None = None
-    seeds: int = 0
-    gain: float | None = None
-    difference: Difference | None = None
-    random: float | None = None
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,9 +113,9 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
     against = (run.data, run.against)
     if study.kind != "train":
         if own := evidence.scored.get(place, ()):
-            return _of_scores(column, own, evidence.scored.get(against, ()))
+            return of_scores(column, own, evidence.scored.get(against, ()))
     elif (arm := evidence.trained.get(place)) is not None and arm.outcomes:
-        return _of_runs(column, arm, evidence.trained.get(against)), ""
+        return of_runs(column, arm, evidence.trained.get(against)), ""
     return None, _missing(row, column, evidence, place)
 
 
@@ -162,7 +134,7 @@ def _derived(study: Study, row: Row, column: Column, evidence: Evidence) -> tupl
         return None, "wants all sets"
     known = average(others) if others and column.metric == "average" else {}
     pairs = [values[seed] - known[seed] for seed in values if seed in known]
-    return _made(list(values.values()), float(np.mean(pairs)) if pairs else None), ""
+    return measured_of(list(values.values()), float(np.mean(pairs)) if pairs else None), ""
 
 
 def _by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] | None:
@@ -171,7 +143,7 @@ def _by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] |
     if not found:
         return None
     scored = evidence.scored.get((found[0].data, found[0].name), ())
-    return {one["seed"]: score["trained"] for one in scored if (score := _score(column, one)) is not None}
+    return {one["seed"]: score["trained"] for one in scored if (score := score_of(column, one)) is not None}
 
 
 def _missing(row: Row, column: Column, evidence: Evidence, place: tuple[str, str]) -> str:
@@ -182,62 +154,6 @@ def _missing(row: Row, column: Column, evidence: Evidence, place: tuple[str, str
     if any(column in run.columns for run in mine):
         return "not done"
     return "left out by --columns" if mine else "left out by --rows"
-
-
-def _of_runs(column: Column, arm: ArmOutcome, other: ArmOutcome | None) -> Measured:
-    if column.metric == "top1":
-        values = [100 * one.scores["top1"] for one in arm.outcomes.values()]
-        gain = None if arm.gain is None else 100 * arm.gain.value
-        return _made(values, gain, arm.gain)
-    read = _seconds_per_step if column.metric == "seconds_per_step" else _curve_reader(column.at)
-    values = {seed: read(one) for seed, one in arm.outcomes.items()}
-    base = {} if other is None else {seed: read(one) for seed, one in other.outcomes.items()}
-    pairs = [values[seed] - base[seed] for seed in values if seed in base]
-    return _made(list(values.values()), float(np.mean(pairs)) if pairs else None)
-
-
-def _curve_reader(share: float) -> Any:
-    def read(one: Outcome) -> float:
-        place = max(1, round(share * len(one.rows)))
-        return 100 * one.rows[place - 1]["val_top1"]
-
-    return read
-
-
-def _seconds_per_step(one: Outcome) -> float:
-    return one.rows[-1]["seconds"] / one.rows[-1]["step"]
-
-
-def _of_scores(
-    column: Column, own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
-) -> tuple[Measured | None, str]:
-    found = {one["seed"]: score for one in own if (score := _score(column, one)) is not None}
-    if not found:
-        return None, "no outlines" if column.metric.startswith("mask_") else "not measured"
-    base = {one["seed"]: score["trained"] for one in other if (score := _score(column, one)) is not None}
-    pairs = [score["trained"] - base[seed] for seed, score in found.items() if seed in base]
-    floor = [score["random"] for score in found.values() if "random" in score]
-    made = _made([score["trained"] for score in found.values()], float(np.mean(pairs)) if pairs else None)
-    random = float(np.mean(floor)) if floor else None
-    first = next(iter(found.values()))
-    ends = (first["low"], first["high"]) if len(found) == 1 and "low" in first else (None, None)
-    return Measured(made.value, made.deviation, made.seeds, made.gain, None, random, *ends), ""
-
-
-def _score(column: Column, one: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score, and what stands beside it, in the unit of a column; None where it has none."""
-    if column.metric == "knn_curve":
-        curve = [row["val_knn"] for row in one["rows"] if np.isfinite(row.get("val_knn", np.nan))]
-        return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
-    if column.metric not in one:
-        return None
-    unit = 1.0 if column.metric in PLAIN else 100.0
-    return {name: unit * value for name, value in one[column.metric].items()}
-
-
-def _made(values: Sequence[float], gain: float | None, difference: Difference | None = None) -> Measured:
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Measured(float(np.mean(values)), deviation, len(values), gain, difference)
 
 
 def _scored(grid: Grid) -> dict[str, list[Mapping[str, Any]]]:

@@ -11,7 +11,8 @@ from rich.table import Table
 from paucal.runs import write_text
 from paucal.studies.study import Column, Study
 from paucal.verbs.comparing.outcome.words import span
-from paucal.verbs.studying.outcome import Line, Measured
+from paucal.verbs.studying.numbers import Measured
+from paucal.verbs.studying.outcome import Line
 from paucal.verbs.studying.words import published
 
 DIGITS = {

@@ -1,25 +1,18 @@
-"""Who starts workers: processes of this machine, SLURM, or Ray. They start them, and nothing else.
+"""Who starts workers, as processes of this machine; SLURM and Ray are in `clusters`. They start them, and nothing else.
 
 What a worker does is the same everywhere: it works at the grid of a folder, which all machines must see.
 """
 
-import importlib
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from paucal.types import UserError
-from paucal.verbs.comparing.cells.train import work_quietly
-
 LOGS = "workers"
-PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by what --on names, which is the extra too
 
 
 class Team(Protocol):
@@ -96,195 +89,8 @@ class Processes:
         return f"{len(self._workers)} worker processes; what they complain of is in {self._folder / LOGS}"
 
 
-class Slurm:
-    """Workers that are jobs of SLURM, through submitit.
-
-    Args:
-        folder: of the grid, on a disk that the machines share.
-        count: of jobs.
-        options: of a job, in submitit's words.
-        cluster: "slurm", or submitit's "local", which starts processes here in the same way.
-
-    Raises:
-        UserError: submitit is not installed, there is no SLURM, or it refuses the jobs.
-    """
-
-    lost = 0  # SLURM says itself what became of a job
-
-    def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
-        submitit = _imported("slurm")
-        if cluster == "slurm":
-            _require_sbatch()
-        self._logs = folder / LOGS
-        executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
-        try:
-            executor.update_parameters(**{"name": "paucal-compare", "timeout_min": 24 * 60, **slurm_options(options)})
-            where = str(folder.resolve())
-            with executor.batch():
-                self._jobs = [executor.submit(work_quietly, where) for _ in range(count)]
-        except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
-            reason = " ".join(str(problem).split()) or type(problem).__name__
-            raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
-
-    def alive(self) -> int:
-        """Return how many are at work or wait for a machine."""
-        return sum(not job.done() for job in self._jobs)
-
-    def stop(self) -> None:
-        """Leave them: they need nobody here."""
-
-    def describe(self) -> str:
-        """Say what was submitted."""
-        numbers = ", ".join(str(job.job_id) for job in self._jobs)
-        return f"{len(self._jobs)} jobs submitted ({numbers}); their logs are in {self._logs}"
-
-
-class Ray:
-    """Workers that are tasks of a Ray cluster: the one of RAY_ADDRESS, or one of this machine.
-
-    Args:
-        folder: of the grid, on a disk that the machines share.
-        count: of tasks.
-        threads: of each, which Ray is asked for as processors.
-        device: that runs are given; None has them take the best, for which each gets a GPU where the cluster has some.
-
-    Raises:
-        UserError: Ray is not installed, or cannot be imported.
-    """
-
-    lost = 0  # Ray starts a task again whose worker died
-
-    def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
-        # Called by `uv run`, Ray would give its workers an environment made anew from the project, without the extras.
-        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        self._ray = _imported("ray")
-        self._began = not self._ray.is_initialized()
-        if self._began:
-            address = os.environ.get("RAY_ADDRESS")
-            quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
-            self._ray.init(address=address, logging_level="error", **({} if address else quiet))
-        task = self._ray.remote(**_resources(self._ray.cluster_resources(), threads, device))(_task)
-        self._tasks = [task.remote(str(folder.resolve()), dict(_told())) for _ in range(count)]
-
-    def alive(self) -> int:
-        """Return how many are at work or wait for a machine."""
-        _, left = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
-        if not left and self._began:
-            self._began = False
-            try:
-                self._ray.get(self._tasks)
-            except self._ray.exceptions.RayError as problem:
-                reason = " ".join(str(problem).split())[-300:]
-                raise UserError(f"--on ray: a worker could not work ({reason}).") from problem
-            finally:
-                self._ray.shutdown()
-            self._tasks = []
-        return len(left)
-
-    def stop(self) -> None:
-        """End the tasks, whose cells are gone on with by the next call from their newest saved states."""
-        for task in self._tasks:
-            self._ray.cancel(task, force=True)
-        if self._began:
-            self._began = False
-            self._ray.shutdown()
-
-    def describe(self) -> str:
-        """Say what was started."""
-        return f"{len(self._tasks)} tasks on Ray"
-
-
 def _devices() -> list[str]:
     """Return the names of the GPUs that this process may use, of those that it was allotted where there is a list."""
     allotted = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return allotted[:count] if allotted else [str(number) for number in range(count)]
-
-
-def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
-    """Refuse workers that this machine cannot start, before anything is measured for them.
-
-    Args:
-        on: "here", "slurm" or "ray".
-        slurm: options of its jobs; None where none are given.
-        count: of workers; 0 where none are started now.
-
-    Raises:
-        UserError: there is no SLURM, a package is not installed, or an option does not do.
-    """
-    if slurm is not None and on != "slurm":
-        raise UserError("--slurm says what jobs ask of SLURM: give it with --on slurm.")
-    slurm_options(slurm or ())
-    if count and on in PACKAGES:
-        _require_package(on)
-    if count and on == "slurm":
-        _require_sbatch()
-
-
-def _resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return what each task asks Ray for; the machine that calls need not have what those of the cluster have.
-
-    Example:
-        >>> _resources({"CPU": 64.0, "GPU": 8.0}, 4, None), _resources({"CPU": 2.0}, 4, "cpu")
-        ({'num_cpus': 4, 'num_gpus': 1}, {'num_cpus': 2, 'num_gpus': 0})
-    """
-    gpus = int(device == "cuda" or (device is None and cluster.get("GPU", 0) >= 1))
-    return {"num_cpus": min(threads, int(cluster.get("CPU", threads))), "num_gpus": gpus}
-
-
-def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
-    """Return options given as NAME=VALUE, numbers as numbers.
-
-    Raises:
-        UserError: a word is none.
-
-    Example:
-        >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
-        {'slurm_partition': 'gpu', 'gpus_per_node': 1}
-    """
-    found: dict[str, str | int] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier() or not value:
-            raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
-        found[name] = int(value) if value.isdecimal() else value
-    return found
-
-
-def _task(folder: str, environment: Mapping[str, str]) -> bool:
-    """Work at a grid in a process that Ray has started."""
-    os.environ.update(environment)
-    return work_quietly(folder)
-
-
-def _told() -> Mapping[str, str]:
-    """Return what this process was told of caches, which those of a cluster that runs already were not."""
-    return {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
-
-
-def _require_package(on: str) -> None:
-    """Look for a package without importing it: Ray reads its settings when it is."""
-    spec = importlib.util.find_spec(PACKAGES[on])
-    if spec is None or spec.origin is None:  # a folder of that name has no origin
-        raise UserError(
-            f'--on {on} needs the package {PACKAGES[on]}, which is not installed: pip install "paucal[{on}]".'
-        )
-
-
-def _imported(on: str) -> Any:
-    _require_package(on)
-    try:
-        return importlib.import_module(PACKAGES[on])
-    except (ImportError, OSError) as problem:
-        reason = " ".join(str(problem).split()) or type(problem).__name__
-        raise UserError(
-            f'--on {on}: the package {PACKAGES[on]} cannot be imported ({reason}): pip install "paucal[{on}]" anew.'
-        ) from problem
-
-
-def _require_sbatch() -> None:
-    if shutil.which("sbatch") is None:
-        raise UserError(
-            "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or use "
-            "--jobs N for workers on this machine."
-        )

@@ -9,7 +9,7 @@ from paucal.studies.scale import Scale, Teacher
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
-from paucal.verbs.comparing.launch import labour
+from paucal.verbs.comparing.labour import labour
 from paucal.verbs.comparing.preparation import settle_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.labeling.launch import label_set
