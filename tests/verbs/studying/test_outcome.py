@@ -101,11 +101,11 @@ def test_lines__of_an_average_are_of_all_sets_and_wins_of_what_is_printed(tmp_pa
     assert found["CLIP RN50", "Average"].why == "quoted"
     fewer = {(line.row.name, line.column.name): line.why for line in find_lines(study, runs, grids[1:])[0]}
     assert fewer["EsViT Swin-T", "Average"] == "wants all sets"
-    tiny = plan(study, "tiny", data_sets())
-    assert {line.why for line in find_lines(study, tiny, [])[0] if line.column.metric == "average"} == {
-        "quoted",
-        "not run at this scale",
-    }
+    tiny, _ = find_lines(study, plan(study, "tiny", data_sets()), [])
+    assert {line.why for line in tiny if line.column.metric == "average"} == {"quoted", "not run at this scale"}
+    shown = {(row["row"], row["column"]) for row in shown_rows(study, tiny)}
+    assert ("EsViT Swin-T", "Average") in shown
+    assert ("EsViT Swin-T", "wins") not in shown  # neither published there nor run
 
 
 def test_lines__say_what_was_left_out_by_whom_and_keep_what_earlier_calls_have_measured(tmp_path):

@@ -17,6 +17,8 @@ from paucal.verbs.studying.derived import average, wins
 from paucal.verbs.studying.numbers import Measured, measured_of, of_runs, of_scores, score_of
 from paucal.verbs.studying.timing import Timed, timed_value
 
+ELSEWHERE = "not run at this scale"  # why a number of ours is missing
+
 
 @dataclass(frozen=True)
 class Line:
@@ -108,7 +110,7 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
         return None, "quoted"
     found = [run for run in evidence.whole if run.row == row and column in run.columns]
     if not found:
-        return None, "not run at this scale"
+        return None, ELSEWHERE
     run, place = found[0], (found[0].data, found[0].name)
     against = (run.data, run.against)
     if study.kind != "train":
@@ -123,7 +125,7 @@ def _derived(study: Study, row: Row, column: Column, evidence: Evidence) -> tupl
     """Return what is made of a row's scores on all sets of images, once all of them are there."""
     sets = [_by_seed(row, one, evidence) for one in study.trained_columns]
     if None in sets:
-        return None, "not run at this scale"
+        return None, ELSEWHERE
     base = next((one for one in study.rows if one.name == row.against), None)
     others = [] if base is None else [_by_seed(base, one, evidence) or {} for one in study.trained_columns]
     own = [one or {} for one in sets]

@@ -12,7 +12,7 @@ from paucal.runs import write_text
 from paucal.studies.study import Column, Study
 from paucal.verbs.comparing.outcome.words import span
 from paucal.verbs.studying.numbers import Measured
-from paucal.verbs.studying.outcome import Line
+from paucal.verbs.studying.outcome import ELSEWHERE, Line
 from paucal.verbs.studying.words import published
 
 DIGITS = {
@@ -32,13 +32,15 @@ RESULTS = "results.csv"
 def shown_rows(study: Study, lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
     """Return a row for each number: published, measured, and what both say of the difference to another row.
 
+    What was neither published nor can be run at the scale is left out.
+
     Args:
         study: that the numbers are of.
         lines: the numbers.
         heading: over those that are ours.
     """
     rows = []
-    for line in lines:
+    for line in [line for line in lines if line.published is not None or line.why != ELSEWHERE]:
         row = {"row": line.row.name, "column": line.column.name}
         row["published"] = published(line.published, line.deviation)
         row[heading] = f"({line.why})" if line.measured is None else _measured(line.measured, line.column)
