@@ -11,6 +11,7 @@ from typing import Any
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.train import work_quietly
 from paucal.verbs.comparing.workers.teams import LOGS
+from paucal.wording import counted
 
 PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by what --on names, which is the extra too
 
@@ -55,7 +56,7 @@ class Slurm:
     def describe(self) -> str:
         """Say what was submitted."""
         numbers = ", ".join(str(job.job_id) for job in self._jobs)
-        return f"{len(self._jobs)} jobs submitted ({numbers}); their logs are in {self._logs}"
+        return f"{counted(len(self._jobs), 'job')} of SLURM ({numbers}), with logs in {self._logs}"
 
 
 class Ray:
@@ -110,7 +111,7 @@ class Ray:
 
     def describe(self) -> str:
         """Say what was started."""
-        return f"{len(self._tasks)} tasks on Ray"
+        return f"{counted(len(self._tasks), 'task')} on Ray"
 
 
 def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from paucal.wording import counted
+
 LOGS = "workers"
 
 
@@ -86,7 +88,8 @@ class Processes:
 
     def describe(self) -> str:
         """Say what was started."""
-        return f"{len(self._workers)} worker processes; what they complain of is in {self._folder / LOGS}"
+        count = counted(len(self._workers), "worker process", "worker processes")
+        return f"{count}; what they complain of is in {self._folder / LOGS}"
 
 
 def _devices() -> list[str]:
