@@ -108,10 +108,10 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
         return _derived(study, row, column, evidence)
     if column not in study.trained_columns or row not in study.trained_rows:
         return None, "quoted"
-    found = [run for run in evidence.whole if run.row == row and column in run.columns]
-    if not found:
+    run = _run_of(row, column, evidence)
+    if run is None:
         return None, ELSEWHERE
-    run, place = found[0], (found[0].data, found[0].name)
+    place = (run.data, run.name)
     against = (run.data, run.against)
     if study.kind != "train":
         if own := evidence.scored.get(place, ()):
@@ -119,6 +119,11 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
     elif (arm := evidence.trained.get(place)) is not None and arm.outcomes:
         return of_runs(column, arm, evidence.trained.get(against)), ""
     return None, _missing(row, column, evidence, place)
+
+
+def _run_of(row: Row, column: Column, evidence: Evidence) -> Planned | None:
+    """Return the run that gives a row's number in a column; None where the scale has none."""
+    return next((run for run in evidence.whole if run.row == row and column in run.columns), None)
 
 
 def _derived(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
@@ -141,10 +146,10 @@ def _derived(study: Study, row: Row, column: Column, evidence: Evidence) -> tupl
 
 def _by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] | None:
     """Return a row's scores in a column by seed; None where no run of the scale gives any."""
-    found = [run for run in evidence.whole if run.row == row and column in run.columns]
-    if not found:
+    run = _run_of(row, column, evidence)
+    if run is None:
         return None
-    scored = evidence.scored.get((found[0].data, found[0].name), ())
+    scored = evidence.scored.get((run.data, run.name), ())
     return {one["seed"]: score["trained"] for one in scored if (score := score_of(column, one)) is not None}
 
 

@@ -18,6 +18,7 @@ from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.voice import Voice
 
 LEAST = 0.3  # of the images that the teacher must get right
+CHOOSING = ("fraction", "classes")  # which images of a set are used; the same for all rows
 CUT = ("fraction", "val_fraction", "test_fraction")  # what the split of the teacher says already
 
 
@@ -46,8 +47,8 @@ def with_maps(
     Raises:
         UserError: the teacher could not be trained, or gets too few images right.
     """
-    few = {name: arms[0].settings[name] for name in ("fraction",) if name in arms[0].settings}
-    run = _teacher(few, small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), voice)
+    chosen = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
+    run = _teacher(chosen, small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), voice)
     maps = folder / "maps"
     label_set(
         LabelSettings(
@@ -67,7 +68,7 @@ def with_maps(
 
 
 def _teacher(
-    few: Mapping[str, Any], small: Scale, shared: Mapping[str, Any], asked: GridSettings, voice: Voice
+    chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any], asked: GridSettings, voice: Voice
 ) -> Path:
     teacher = small.teacher
     if teacher is None:
@@ -75,7 +76,7 @@ def _teacher(
     voice.say(
         f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
     )
-    one = Arm("teacher", None, None, {**_settings(small, teacher), **few})
+    one = Arm("teacher", None, None, {**_settings(small, teacher), **chosen})
     grid = settle_grid(asked, [one], shared, "the teacher of a study", voice)
     if not asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
         raise UserError(
@@ -97,4 +98,5 @@ def _settings(small: Scale, teacher: Teacher) -> dict[str, Any]:
     side = small.side if small.lesson is None else small.lesson.side
     model = {"model": teacher.name, "model_args": list(teacher.args)}
     own = {"img_size": [side], "epochs": teacher.epochs, "lr": teacher.lr, "method": "supervised"}
-    return {"init": "none", **small.set, **model, **own}
+    shared = {name: value for name, value in small.set.items() if name not in CHOOSING}
+    return {"init": "none", **shared, **model, **own}
