@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-import torch
 from matplotlib.figure import Figure
 
 from paucal.evaluation.deployed import Deployed
@@ -19,18 +18,27 @@ from paucal.verbs.explaining.images import Viewed, stacked, stem
 from paucal.verbs.explaining.settings import ExplainSettings
 from paucal.verbs.explaining.unused import CELL
 
-SHOWN_LAYERS = 4  # of DHVT's figures: spread over the depth, the last among them
+SHOWN_LAYERS = 4  # one from the middle of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
+EVERY = "all"  # as --layer
 MOST_TOKENS = 900  # of a matrix that can be drawn
 
 
 def heads_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
-    """Draw the heads of a layer for some queries: by default the class token, or else the middle of the image."""
-    layer = _layer(read_attention(model.module, stacked([image], model)), settings.layer)
-    tokens = _tokens(settings.token, layer)
+    """Draw the heads of layers for some queries: by default the class token, or else the middle of the image."""
+    maps = read_attention(model.module, stacked([image], model))
+    places = _places(maps, settings.layer) or [len(maps) - 1]
+    labels = [f"attention_layer_{place + 1}" for place in places] if len(places) > 1 else ["attention"]
+    return {
+        label: _heads_of(image, maps[place], settings.token) for label, place in zip(labels, places, strict=True)
+    }
+
+
+def _heads_of(image: Viewed, layer: AttentionMap, asked: list[str] | None) -> Figure:
+    tokens = _tokens(asked, layer)
     views, name = [view_heads(layer, token) for token in tokens], f"layer {layer.layer}"
     if len(tokens) == 1:
-        return {"attention": heads_figure(image.picture, views[0], tokens[0], name, MASS)}
-    return {"attention": queries_figure(image.picture, views, tokens, name, MASS)}
+        return heads_figure(image.picture, views[0], tokens[0], name, MASS)
+    return queries_figure(image.picture, views, tokens, name, MASS)
 
 
 def rollout_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
@@ -49,17 +57,17 @@ def features_figures(model: Deployed, batch: Sequence[Viewed]) -> Iterator[tuple
 def head_tokens_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
     maps = read_attention(model.module, stacked([image], model))
-    spread = torch.linspace(len(maps) - 1, 0, min(SHOWN_LAYERS, len(maps))).round().long().unique().tolist()
-    chosen = [maps[place] for place in spread]
+    places = _places(maps, settings.layer) or _spread(len(maps))
+    chosen = [maps[place] for place in places]
     panels = [
         (f"layer {place + 1}, head {head + 1}", values)
-        for place, one in zip(spread, chosen, strict=True)
+        for place, one in zip(places, chosen, strict=True)
         for head, values in enumerate(head_token_maps(one)[0].cpu())
     ]
     label = "attention of each head token to the cells in its own head"
     figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
     if len(chosen[-1].tokens) <= MOST_TOKENS:
-        titles = [f"layer {place + 1}" for place in spread]
+        titles = [f"layer {place + 1}" for place in places]
         matrices = [averaged(one)[0].cpu() for one in chosen]
         figures["averaged_attention"] = matrices_figure(matrices, chosen[-1].tokens, titles)
     return figures
@@ -73,16 +81,35 @@ SINGLE: dict[str, Callable[[Deployed, Viewed, ExplainSettings], dict[str, Figure
 }
 
 
-def _layer(maps: list[AttentionMap], asked: str | None) -> AttentionMap:
+def _spread(depth: int) -> list[int]:
+    """Return the layer in the middle of each of `SHOWN_LAYERS` parts of a depth, counted from 0.
+
+    Example:
+        >>> _spread(12), _spread(4), _spread(1)
+        ([1, 4, 7, 10], [0, 1, 2, 3], [0])
+    """
+    return sorted({(2 * part + 1) * depth // (2 * SHOWN_LAYERS) for part in range(SHOWN_LAYERS)})
+
+
+def _places(maps: Sequence[AttentionMap], asked: Sequence[int | str] | None) -> list[int]:
+    """Return the layers that are asked for, counted from 0 and in the order of the network; [] where none are named.
+
+    Raises:
+        UserError: there is no such layer.
+    """
     if asked is None:
-        return maps[-1]
-    if asked.isdigit() and 1 <= int(asked) <= len(maps):
-        return maps[int(asked) - 1]
-    found = [one for one in maps if one.layer == asked]
-    if not found:
-        names = ", ".join(one.layer for one in maps)
-        raise UserError(f"--layer is {asked!r}; expected a number from 1 to {len(maps)}, or one of {names}.")
-    return found[0]
+        return []
+    if EVERY in asked:
+        return list(range(len(maps)))
+    names = [one.layer for one in maps]
+    known = {str(place + 1): place for place in range(len(maps))} | {name: place for place, name in enumerate(names)}
+    for word in asked:
+        if str(word) not in known:
+            raise UserError(
+                f"--layer is {str(word)!r}; expected {EVERY}, a number from 1 to {len(maps)}, or one of "
+                f"{', '.join(names)}."
+            )
+    return sorted({known[str(word)] for word in asked})
 
 
 def _tokens(asked: list[str] | None, layer: AttentionMap) -> list[Token]:

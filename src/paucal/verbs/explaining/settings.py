@@ -24,7 +24,11 @@ class ExplainSettings:
     method: str = option("method of attribution; auto is the one that scored best for the family", "auto", group=_GROUP)
     explain_class: list[str] | None = option("classes to explain, by name (default: the likeliest)", group=_GROUP)
     top: int = option("likeliest classes side by side", 2, group=_GROUP, low=1, high=8)
-    layer: str | None = option("attention layer, by its name or number from 1 (default: the last)", group=_GROUP)
+    layer: list[int | str] | None = option(
+        "attention layers, by their names or numbers from 1, or 'all' (default: the last; for --show head-tokens four "
+        "spread over the depth)",
+        group=_GROUP,
+    )
     token: list[str] | None = option(
         "queries of the attention, a row for each: a token's name, or ROW,COLUMN from 0", group=_GROUP
     )

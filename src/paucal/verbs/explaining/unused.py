@@ -10,7 +10,7 @@ CELL = re.compile(r"\s*(\d{1,6})\s*,\s*(\d{1,6})\s*")  # --token as ROW,COLUMN
 
 _USED_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "explain_class": ("chooses the classes of the attribution", ("attribution",)),
-    "layer": ("chooses the layer of the attention", ("attention",)),
+    "layer": ("chooses the layers of the attention", ("attention", "head-tokens")),
     "token": ("chooses queries of the attention, or a cell of the localization", ("attention", "localization")),
     "teacher": ("draws a teacher's token labels", ("tokens",)),
     "against": ("compares the entropy of heads", ("entropy",)),
