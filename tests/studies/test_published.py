@@ -9,6 +9,7 @@ import pytest
 
 from paucal.backbones.families.dhvt.ablations import ABLATIONS, SMALL, TINY
 from paucal.backbones.families.dhvt.parts import DhvtParts
+from paucal.evaluation.protocols.datasets import metric_of
 from paucal.studies.parts import Architecture
 from paucal.studies.registry import data_sets, studies
 from paucal.studies.study import Row
@@ -101,6 +102,15 @@ def test_registry__has_every_table_and_figure():
     counted = {"network-detectors", "network-segmenters"}
     lvvit = {"lvvit-table-5-settings", "lvvit-models", "lvvit-starts", "lvvit-high-resolution"}
     assert numbered == wanted | {"lvvit-segmentation", "dhvt-affine"} | lvvit | counted | APART
+
+
+def test_table9_of_esvit__has_the_metrics_that_its_sets_are_judged_by():
+    known = studies()
+    names = {"mean_per_class": "mean per class", "map11": "11-point mAP", "roc_auc": "ROC-AUC"}
+    sets = [column.data for column in known["esvit-table-10"].columns if column.data]
+    assert [row.values[3] for row in known["esvit-table-9"].rows] == [
+        names.get(metric_of(name), metric_of(name)) for name in sets
+    ]
 
 
 def test_data_sets__have_the_sizes_of_the_tables():
