@@ -4,9 +4,9 @@ The supplement gives rates for its own batches, the program one for 512 images t
 CIFAR and DomainNet in both, 5e-4 on ImageNet in both but at other batches, and for fine-tuning 5e-4 at 256 images in
 the supplement, 2.5e-4 in the program. The augmentation is DeiT's: the supplement says so and names most of it, the
 program has all of it, with RandAugment and with repeated augmentation (every image three times in a row; not in
-fine-tuning). Both readings here have all of it. Only the `-reference` recipes change the rate once an epoch and an epoch
-late, as the program does. Paper and program report the best epoch on the test images; we report the last, trained like
-theirs on all training images.
+fine-tuning). Both readings here have all of it. Only the `-reference` recipes change the rate once an epoch and an
+epoch late, as the program does. Paper and program report the best epoch on the test images; we report the last, trained
+like theirs on all training images.
 
 Other than the program we do not decay affine scales and positions of heads, and join no statistics of batch norms over
 devices unless `--sync-bn` asks for it (the program does in the patch embedding).

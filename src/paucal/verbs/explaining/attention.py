@@ -28,9 +28,7 @@ def heads_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dic
     maps = read_attention(model.module, stacked([image], model))
     places = _places(maps, settings.layer) or [len(maps) - 1]
     labels = [f"attention_layer_{place + 1}" for place in places] if len(places) > 1 else ["attention"]
-    return {
-        label: _heads_of(image, maps[place], settings.token) for label, place in zip(labels, places, strict=True)
-    }
+    return {label: _heads_of(image, maps[place], settings.token) for label, place in zip(labels, places, strict=True)}
 
 
 def _heads_of(image: Viewed, layer: AttentionMap, asked: list[str] | None) -> Figure:
