@@ -33,7 +33,7 @@ from paucal.runs import RunFolder
 ARMS: dict[str, dict[str, Any]] = {
     "view": {"tasks": "view"},
     "view+region": {"tasks": "view+region"},
-    "lejepa": {"method": "lejepa"},
+    "lejepa": {"method": "lejepa", "pipeline": "dino"},  # the crops of the other arms, not the authors'
 }
 RANDOM = "random weights"
 

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from paucal.distributed import all_reduce_mean, world_size
 
-LIMIT, KNOTS = 3.0, 17  # of the authors' minimal example; their package integrates over [-5, 5]
+# Of the authors' package and of their minimal example: 17 points from 0 to 3 that count twice, since the integrand is
+# even. Algorithm 1 of the paper has 17 from -5 to 5, which are a limit of 5 and 9 knots here.
+LIMIT, KNOTS = 3.0, 17
 WEIGHT = 0.05
 
 
@@ -53,8 +55,8 @@ def lejepa_loss(
         global_views: the first so many views make the centre that all views predict, as with the paper's multi-crop;
             None for all of them, as in the authors' minimal example.
         weight: lambda, the share of SIGReg.
-        knots: points of the trapezoid rule.
-        limit: the integral goes from minus this to this.
+        knots: Points of the trapezoid rule from 0 to the limit, both included.
+        limit: End of the integral, which goes from minus this to this.
 
     Raises:
         ValueError: there are fewer than two views, or the weight is no share.
@@ -102,8 +104,8 @@ def sigreg(embeddings: Tensor, directions: Tensor, knots: int = KNOTS, limit: fl
     Args:
         embeddings: (N, D), float32.
         directions: (D, M) of unit length.
-        knots: points of the trapezoid rule.
-        limit: end of the integral.
+        knots: Points of the trapezoid rule from 0 to the limit, both included.
+        limit: End of the integral, which goes from minus this to this.
 
     Returns:
         A scalar of at least 0; time and memory grow with N, D and M alone.

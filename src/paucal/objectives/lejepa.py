@@ -33,8 +33,8 @@ class LeJepaOptions:
         projection_dim: width of the projected embeddings.
         hidden_dim: width of the projector's two hidden layers.
         norm: of the projector; "batch" as published, "layer" where statistics of a batch do not serve.
-        knots: points of the integral of SIGReg.
-        limit: its end.
+        knots: Points of SIGReg's integral from 0 to its limit.
+        limit: End of SIGReg's integral, which goes from minus this to this.
         seed: of the directions.
     """
 

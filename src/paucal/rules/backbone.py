@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from torch import nn
+
+from paucal.backbones.attention_maps import attention_layers
 from paucal.backbones.empty_models import build_empty
-from paucal.backbones.sizing import fit_to_image_size
+from paucal.backbones.sizing import fit_to_image_size, fit_to_image_sizes
 from paucal.backbones.spec import BackboneSpec
 from paucal.reading import parse_yaml
 from paucal.settings.groups import ModelSettings
@@ -37,14 +40,21 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
 
 @dataclass(frozen=True)
 class Shape:
-    """The last grid of a backbone: (rows, columns) and channels."""
+    """What rules know of a backbone.
+
+    Attributes:
+        grid: (rows, columns) of the last grid.
+        dim: channels of the last grid.
+        convolutional: whether overlapping convolutions, and no attention, carry information between cells.
+    """
 
     grid: tuple[int, int]
     dim: int
+    convolutional: bool
 
 
 def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Shape:
-    """Return the shape of the last grid, found without computing anything.
+    """Return the shape of the last grid, and what kind of network has it, found without computing anything.
 
     Raises:
         UserError: as `backbone_spec` does.
@@ -57,7 +67,24 @@ def _shape(name: str, size: tuple[int, int], words: tuple[str, ...]) -> Shape:
     given = model_arguments(list(words))
     sizing = fit_to_image_size(name, size, given)
     model = build_empty(name, {**sizing.arguments, **given})
-    return Shape(sizing.grid, int(model.num_features))  # type: ignore[arg-type]
+    return Shape(sizing.grid, int(model.num_features), _is_convolutional(model))  # type: ignore[arg-type]
+
+
+def takes_sides(model: str | None, model_args: Sequence[str] | None, sides: Sequence[int]) -> bool:
+    """Return whether one backbone, built for the first side in pixels, runs at all of some sides."""
+    name, sizes = model or "", [(side, side) for side in sides]
+    given = model_arguments(list(model_args or ()))
+    try:
+        fit_to_image_sizes(name, sizes, {**fit_to_image_size(name, sizes[0], given).arguments, **given})
+    except UserError:
+        return False
+    return True
+
+
+def _is_convolutional(model: nn.Module) -> bool:
+    layers = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    overlapping = any(max(layer.kernel_size) > max(layer.stride) for layer in layers)
+    return overlapping and not attention_layers(model)
 
 
 def model_arguments(words: list[str]) -> dict[str, Any]:

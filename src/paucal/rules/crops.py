@@ -7,7 +7,14 @@ data or the machine is smaller, a value is scaled by a rule that is named.
 import math
 from collections.abc import Sequence
 
-from paucal.data.views.multi_crop import BLUR, DEIT_SCALE, GLOBAL_SCALE, LOCAL_SCALE
+from paucal.data.views.multi_crop import (
+    BLUR,
+    DEIT_SCALE,
+    GLOBAL_SCALE,
+    LEJEPA_GLOBAL_SCALE,
+    LEJEPA_LOCAL_SCALE,
+    LOCAL_SCALE,
+)
 from paucal.rules.circumstances import Facts
 from paucal.rules.length import processes
 from paucal.rules.model import SMALL, expected_side, model_args, small_img_size
@@ -15,6 +22,7 @@ from paucal.rules.resolve import Choice
 
 PAPER = "EsViT's value"
 DEIT_AREAS = "timm's areas for all crops, as in EsViT's program"
+LEJEPA_AREAS = "the areas of LeJEPA's README"
 PAPER_SIDE, PAPER_LOCAL = 224, 96
 PAPER_IMAGES, PAPER_EPOCHS = 1_281_167, 300
 QUICK_MODEL, QUICK_EPOCHS = ("embed_dim=64", "depth=3", "num_heads=2"), 12
@@ -47,6 +55,11 @@ def img_size(facts: Facts) -> Choice:
     return small_img_size(facts) or ([PAPER_SIDE], PAPER)
 
 
+def pipeline() -> Choice:
+    """The paper's."""
+    return "dino", PAPER
+
+
 def local_crops(local_size: Sides, device: str | None) -> Choice:
     """The paper's eight; four where a processor trains."""
     if local_size:
@@ -66,22 +79,26 @@ def local_size(img_size: Sides, local_crops: Sides) -> Choice:
     return [chosen] * groups, f"about half of the global crops' {side} pixels"
 
 
-def global_scale(local_crops: Sides, pipeline: str) -> Choice:
-    """The paper's areas; wider without local crops, as its program advises; timm's in the pipeline that is timm's."""
+def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
+    """The areas that were published with the pipeline; wider without local crops, as the programs have it."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS
+    if pipeline == "lejepa":
+        if sum(local_crops or []):
+            return list(LEJEPA_GLOBAL_SCALE), LEJEPA_AREAS
+        return [0.08, 1.0], "the areas of LeJEPA's minimal example, which has no local crops"
     if not sum(local_crops or []):
         return [0.14, 1.0], "what EsViT's program advises without local crops"
     return list(GLOBAL_SCALE), PAPER
 
 
-def local_scale(img_size: Sides, pipeline: str) -> Choice:
-    """The paper's areas; larger in small images, of which a twentieth shows nothing; timm's in timm's pipeline."""
+def local_scale(img_size: Sides, pipeline: str | None) -> Choice:
+    """The areas that were published with the pipeline; larger in small images, of which a twentieth shows nothing."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS
     if min(img_size or [PAPER_SIDE]) <= SMALL:
         return [0.2, 0.5], "a twentieth of a small image shows nothing"
-    return list(LOCAL_SCALE), PAPER
+    return (list(LEJEPA_LOCAL_SCALE), LEJEPA_AREAS) if pipeline == "lejepa" else (list(LOCAL_SCALE), PAPER)
 
 
 def blur(img_size: Sides) -> Choice:
@@ -122,5 +139,8 @@ def epochs(facts: Facts, device: str | None) -> Choice:
     return PAPER_EPOCHS, PAPER
 
 
-CROPS = (model, _model_args, img_size, local_crops, local_size, global_scale, local_scale, blur, hflip, normalise)
+CROPS = (
+    *(model, _model_args, img_size, pipeline, local_crops, local_size, global_scale, local_scale, blur, hflip),
+    normalise,
+)
 RULES = (*CROPS, batch_size, epochs)

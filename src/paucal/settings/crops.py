@@ -24,7 +24,11 @@ class CropSettings(ViewSettings):
         "crop",
         group="crops",
     )
-    pipeline: Literal["dino", "deit"] = option("how crops are changed", "dino", group="crops")
+    pipeline: Literal["dino", "lejepa", "deit"] | None = option(
+        "how crops are changed: each kind of crop in its own way (dino), all alike (lejepa), or as in timm's training "
+        "(deit)",
+        group="crops",
+    )
     blur: list[float] | None = option("range of the blur's radius in pixels", group="crops")
 
 

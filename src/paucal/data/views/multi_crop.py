@@ -1,8 +1,9 @@
-"""Crops of one image in groups of several sizes, changed as DINO and EsViT do, or as DeiT does.
+"""Crops of one image in groups of several sizes, changed as DINO and EsViT do, as LeJEPA does, or as DeiT does.
 
 EsViT (arXiv:2106.09785) takes its first pipeline from DINO (arXiv:2104.14294, implementation details) and its second
-from timm's training transform. Unlike in the published program, any number of groups of any size works with both
-pipelines, and the second takes the number and the area of its crops as given.
+from timm's training transform. Unlike in the published program, any number of groups of any size works with all
+pipelines, and timm's takes the number and the area of its crops as given. LeJEPA (arXiv:2511.08544, the program's
+read-me) changes all its crops alike, with DINO's changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +22,17 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fitted
 from paucal.types import Crops, UserError
 
-Pipeline = Literal["dino", "deit"]
+Pipeline = Literal["dino", "lejepa", "deit"]
 
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
+LEJEPA_GLOBAL_SCALE, LEJEPA_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
 DEIT_SCALE = (0.08, 1.0)  # timm's; the published program uses it for globals and locals alike
 BLUR = (0.1, 2.0)  # pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
 JITTER_PROB, GREY_PROB = 0.8, 0.2
 # Probabilities of (blur, solarisation): of the first global crop, of the other global ones, of the local ones.
 FIRST, FURTHER, LOCAL = (1.0, 0.0), (0.1, 0.2), (0.5, 0.0)
+ALIKE = (0.5, 0.2)  # of every crop of LeJEPA
 SOLARISED = [value if value < 128 else 255 - value for value in range(256)] * 3
 
 
@@ -153,10 +156,12 @@ def crop_views(
 
     Args:
         pipeline: "dino" crops, flips, jitters, greys, blurs and solarises (`DinoCrop`); the first global crop is
-            always blurred, the others rarely, but sometimes solarised. "deit" is timm's training transform for
-            every crop: crop, flip, RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
+            always blurred, the others rarely, but sometimes solarised. "lejepa" makes the same changes to all crops
+            alike: half are blurred, a fifth are solarised. "deit" is timm's training transform for every crop: crop,
+            flip, RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
         groups: the global crops, then any number of groups of local ones. A size left out is `image_size`, a scale
-            left out is the published one: (0.4, 1) global and (0.05, 0.4) local, (0.08, 1) for "deit".
+            left out is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3)
+            for "lejepa", (0.08, 1) for "deit".
         normalisation: of every view.
         image_size: (height, width) in pixels.
         blur: range of the blur's radius in pixels of the view, as published for crops of 224 and 96 pixels alike.
@@ -184,8 +189,12 @@ def crop_views(
             change = Augmentation(scale=crops.scale or DEIT_SCALE, hflip=hflip)
             views.append((TrainTransform(size, change, normalisation), crops.count))
             continue
-        scale = crops.scale or (GLOBAL_SCALE if number == 0 else LOCAL_SCALE)
-        kinds = [(FIRST, 1), (FURTHER, crops.count - 1)] if number == 0 else [(LOCAL, crops.count)]
+        near, far = (LEJEPA_LOCAL_SCALE, LEJEPA_GLOBAL_SCALE) if pipeline == "lejepa" else (LOCAL_SCALE, GLOBAL_SCALE)
+        scale = crops.scale or (far if number == 0 else near)
+        if pipeline == "lejepa":
+            kinds = [(ALIKE, crops.count)]
+        else:
+            kinds = [(FIRST, 1), (FURTHER, crops.count - 1)] if number == 0 else [(LOCAL, crops.count)]
         for probs, count in kinds:
             views.append((DinoCrop(size, scale, normalisation, *probs, blur, hflip, jitter_prob), count))
     kept = [(transform, count) for transform, count in views if count]
@@ -204,7 +213,7 @@ def _uniform(low: float, high: float) -> float:
 
 def _check(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:
     if pipeline not in get_args(Pipeline):
-        raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino or deit.")
+        raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, lejepa or deit.")
     if not groups or groups[0].count < 1:
         raise UserError("there is no global crop, and the teacher sees only those: ask for at least one, better two.")
     for crops in groups:

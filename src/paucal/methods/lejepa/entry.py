@@ -13,7 +13,9 @@ from paucal.methods.contract import HealthScale, PretrainingMethod, Row
 from paucal.methods.lejepa.settings import LeJepaSettings
 from paucal.objectives.base import Objective
 from paucal.objectives.lejepa import LeJepa, LeJepaOptions
-from paucal.rules.backbone import backbone_shape
+from paucal.rules import crops
+from paucal.rules.backbone import backbone_shape, takes_sides
+from paucal.rules.crops import PAPER_SIDE
 from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.types import Crops
@@ -23,6 +25,7 @@ BATCH, RATE = 256, 2e-3  # of the minimal example, a ViT-S of 8-pixel patches
 CAREFUL = 5e-4  # the README's for other backbones
 NARROW = 256  # channels below which a backbone counts as small
 HIDDEN = 2048
+LOCAL_SIDE = 98  # pixels of the authors' local crops, seven patches of 14
 
 
 def lr(
@@ -48,14 +51,34 @@ def warmup_epochs(epochs: int | None) -> Choice:
     return min(1.0, 0.1 * (epochs or 1)), "one epoch, and at most a tenth of the run"
 
 
-def weight_decay() -> Choice:
-    """The authors' for transformers."""
-    return 0.05, AUTHORS
+def weight_decay(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Choice:
+    """The authors', which differs between transformers and convolutional networks."""
+    if backbone_shape(model, model_args, img_size).convolutional:
+        return 5e-4, f"{AUTHORS} for a ResNet, here for a network of convolutions"
+    return 0.05, f"{AUTHORS} for a ViT"
 
 
 def clip() -> Choice:
     """No clipping."""
     return 0.0, AUTHORS
+
+
+def pipeline() -> Choice:
+    """All crops alike, as in the authors' README."""
+    return "lejepa", AUTHORS
+
+
+def local_size(
+    local_crops: Sequence[int] | None, model: str | None, model_args: Sequence[str] | None,
+    img_size: Sequence[int] | None,
+) -> Choice:  # fmt: skip
+    """The authors' 98 for 224 where the backbone takes both, as one of 14-pixel patches does."""
+    if (img_size or [PAPER_SIDE]) == [PAPER_SIDE]:
+        if takes_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
+            return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
+        chosen, _ = crops.local_size(img_size, local_crops)
+        return chosen, f"{model} does not take the authors' {LOCAL_SIDE} pixels beside {PAPER_SIDE}"
+    return crops.local_size(img_size, local_crops)
 
 
 def local_crops(local_size: Sequence[int] | None, device: str | None) -> Choice:
@@ -79,7 +102,7 @@ def projection_hidden(model: str | None, model_args: Sequence[str] | None, img_s
     return 4 * dim, f"four times the {dim} channels of the backbone"
 
 
-def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objective:
+def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Objective:
     options = LeJepaOptions(
         weight=settings.sigreg_weight,
         directions=settings.sigreg_directions,
@@ -87,7 +110,7 @@ def _build(settings: Any, spec: BackboneSpec, crops: Sequence[Crops]) -> Objecti
         hidden_dim=settings.projection_hidden or HIDDEN,
         seed=settings.seed,
     )
-    objective = LeJepa(spec, crops, options, settings.drop_path)
+    objective = LeJepa(spec, groups, options, settings.drop_path)
     if settings.processes > 1 and settings.device == "cuda":  # torch has no such norm for processors
         objective.projector = nn.SyncBatchNorm.convert_sync_batchnorm(objective.projector)
     return objective
@@ -102,7 +125,12 @@ METHOD = PretrainingMethod(
     name="lejepa",
     summary="views predict their common centre, embeddings stay normally distributed: LeJEPA, without a teacher",
     settings=LeJepaSettings,
-    rules=rules_by_name((local_crops, lr, min_lr, warmup_epochs, weight_decay, clip, drop_path, projection_hidden)),
+    rules=rules_by_name(
+        (
+            *(pipeline, local_crops, local_size, lr, min_lr, warmup_epochs, weight_decay, clip, drop_path),
+            projection_hidden,
+        )
+    ),
     advice="with --method {method}: leave it out, or give --method lejepa",
     title=lambda settings: "LeJEPA: views predict their centre",
     build=_build,

@@ -43,7 +43,7 @@ def views(settings: PretrainSettings, statistics: Normalisation):
     size = height_and_width(settings.img_size or USUAL_SIDE)
     groups, radii = crop_groups(settings, size), _radii(settings.blur)
     hflip = settings.hflip or 0.0
-    return crop_views(settings.pipeline, groups, statistics, size, radii, hflip, resize=settings.resize)
+    return crop_views(settings.pipeline or "dino", groups, statistics, size, radii, hflip, resize=settings.resize)
 
 
 def describe_crops(settings: PretrainSettings) -> str:
