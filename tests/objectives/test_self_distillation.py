@@ -15,7 +15,8 @@ from paucal.objectives.crop_mixing import mixed_crops, mixed_targets
 from paucal.objectives.distilled_network import same_size
 from paucal.objectives.projection_head import ProjectionHead
 from paucal.objectives.self_distillation import clip_each, mean_score
-from paucal.training import WarmupThenCosine
+from paucal.training import Optimization, Plan, WarmupThenCosine
+from paucal.training.module import TrainingModule
 from paucal.types import Batch, Crops, Progress, UserError
 from vectors import fill
 
@@ -212,6 +213,26 @@ def test_weight_decay__rises_from_its_beginning_to_its_end():
     objective = make()
     factors = [objective.group_scales(Progress(step, 100, 10))["main"].weight_decay for step in (0, 50, 100)]
     assert [factor * 0.4 for factor in factors] == pytest.approx([0.04, 0.22, 0.4])
+
+
+SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
+
+
+# EsViT's sheet, 1.7: relative-position tables are decayed by its program, on the half cosine from 0.04 to 0.4.
+@pytest.mark.parametrize("decays_tables", [False, True])
+def test_weight_decay__reaches_tables_of_relative_positions_in_the_programs_reading(decays_tables):
+    objective = make(name="esvit_swin_tiny_patch4_window7_224", arguments=SWIN, decays_tables=decays_tables)
+    plan = Plan(total_steps=100, steps_per_epoch=10)
+    module = TrainingModule(objective, Optimization(lambda step: 1e-3, objective.options.highest_decay), plan, list)
+    optimizer = module.configure_optimizers()
+    tables = {name for name, _ in objective.student.named_parameters() if "relative_position_bias_table" in name}
+    assert len(tables) == 2
+    for step, decay in ((0, 0.04), (50, 0.22), (100, 0.4)):
+        module._set_rates(optimizer, Progress(step, 100, 10))
+        found = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["names"]}
+        assert [found[f"student.{name}"] for name in tables] == pytest.approx([decay if decays_tables else 0.0] * 2)
+        assert found["student.heads.view.mlp.0.weight"] == pytest.approx(decay)
+        assert {value for name, value in found.items() if name.endswith(".bias")} == {0.0}
 
 
 @pytest.mark.parametrize("kind", ["batch", "running"])

@@ -83,6 +83,18 @@ def test_groups__hold_every_trainable_parameter_once(name):
                 assert "pos_embed" not in n
 
 
+def test_groups__with_tables_spare_biases_and_one_dimension_only():
+    """EsViT's sheet, 1.7: "Not decayed: 1-D parameters and biases. Everything of 2 dimensions or more is decayed"."""
+    model = nn.ModuleDict({"a": Odd(), "b": timm.create_model("test_vit", num_classes=3)})
+    decayed = next(group["names"] for group in parameter_groups(model, decays_tables=True) if group["decayed"])
+    by_hand = [name for name, p in model.named_parameters() if p.ndim > 1 and not name.endswith(".bias")]
+    assert decayed == by_hand
+    assert {"b.cls_token", "b.pos_embed"} <= set(decayed)
+    assert not {"b.cls_token", "b.pos_embed"} & {
+        name for group in parameter_groups(model) if group["decayed"] for name in group["names"]
+    }
+
+
 def test_groups__weights_of_the_localization_head_are_decayed():
     backbone = BackboneSpec("vit_mini", 3, image_size=(16, 16)).build()
     objective = Supervised(backbone, {"drloc": DrLoc([backbone.dim], [backbone.grid])})

@@ -22,6 +22,7 @@ class Objective(nn.Module, ABC):
     """
 
     data_request: DataRequest = DataRequest()
+    decays_tables: bool = False  # whether weight decay reaches tokens and tables, as `training.groups` explains
 
     @abstractmethod
     def forward(self, batch: Batch, progress: Progress) -> LossTerms:

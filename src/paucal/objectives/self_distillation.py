@@ -62,6 +62,7 @@ class SelfDistillation(Objective):
     ) -> None:
         super().__init__()
         self.options = options or SelfDistillationOptions()
+        self.decays_tables = self.options.decays_tables
         self.global_views, self.all_views = crops[0].count, sum(group.count for group in crops)
         if not view_pairs(self.global_views, self.all_views):
             raise ValueError(f"{self.all_views} crops of an image make no pair; ask for at least 2")

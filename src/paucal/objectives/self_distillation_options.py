@@ -35,6 +35,8 @@ class SelfDistillationOptions:
         centre_momentum: share of the old centre in the new one.
         weight_decay: at the beginning.
         weight_decay_end: at the end of a half cosine.
+        decays_tables: Whether tables of relative positions, tokens and position embeddings are decayed too, as in the
+            program, whose weight decay leaves out only biases and parameters of one dimension.
         clip: L2 norm to which the gradient of each tensor is clipped by itself; 0 for no clipping.
         teacher_norm: whether the teacher's BatchNorms use the "batch", as published, or "running" statistics that
             follow the student's as its weights do.
@@ -64,6 +66,7 @@ class SelfDistillationOptions:
     centre_momentum: float = 0.9
     weight_decay: float = 0.04
     weight_decay_end: float = 0.4
+    decays_tables: bool = False
     clip: float = 3.0
     teacher_norm: Literal["batch", "running"] = "batch"
     mixup: float = 0.0

@@ -15,21 +15,24 @@ UNDECAYED = re.compile(
 )
 
 
-def parameter_groups(module: nn.Module, label: Callable[[str], str] = lambda name: "main") -> list[dict[str, Any]]:
+def parameter_groups(
+    module: nn.Module, label: Callable[[str], str] = lambda name: "main", decays_tables: bool = False
+) -> list[dict[str, Any]]:
     """Sort trainable parameters into optimizer groups by label and by whether they are decayed.
 
     Not decayed: norms of any shape, biases and every other parameter of at most one dimension, class and position
     tokens, relative-bias tables, and whatever a submodule's `no_weight_decay()` names. (The published DrLoc program
-    decays the 4-D norms of its CvT and the tokens of its ViT and T2T.)
+    decays the 4-D norms of its CvT and the tokens of its ViT and T2T, EsViT's all tokens and tables.)
 
     Args:
         module: owner of the parameters.
         label: gives the objective's group of a parameter name.
+        decays_tables: Whether all but biases and parameters of at most one dimension are decayed.
 
     Returns:
         Dictionaries with `params`, `names`, `label` and `decayed`, in a stable order.
     """
-    undecayed = set(undecayed_parameters(module))
+    undecayed = set(_small_parameters(module) if decays_tables else undecayed_parameters(module))
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -51,6 +54,10 @@ def undecayed_parameters(module: nn.Module) -> Iterator[str]:
             listed = any(fnmatch(name, pattern) for pattern in patterns)
             if is_norm or parameter.ndim <= 1 or short.endswith("bias") or UNDECAYED.search(name) or listed:
                 yield name
+
+
+def _small_parameters(module: nn.Module) -> Iterator[str]:
+    return (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
 
 
 def _listed_patterns(module: nn.Module) -> Iterator[str]:

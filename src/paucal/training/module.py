@@ -84,7 +84,8 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer over the objective's parameter groups."""
-        groups = parameter_groups(self.objective, self.objective.parameter_group)
+        objective = self.objective
+        groups = parameter_groups(objective, objective.parameter_group, objective.decays_tables)
         return build_optimizer(groups, self.optimization)
 
     def on_train_start(self) -> None:

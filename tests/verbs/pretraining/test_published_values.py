@@ -8,6 +8,7 @@ from lightning.pytorch import Callback
 from paucal.methods.pretraining import resolve_pretraining as resolve
 from paucal.methods.pretraining import with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.methods.self_distillation.entry import _options
 from paucal.recipes.esvit import RECIPES
 from paucal.rules.circumstances import Facts
 from paucal.types import height_and_width
@@ -164,3 +165,10 @@ def test_model__is_one_for_all_images_that_are_brought_to_one_size(sides, size):
     for side in sides:
         settings, _ = resolve(PretrainSettings(), Facts(9000, 0, side, device="cpu"))
         assert (settings.model, settings.img_size) == ("vit_mini", [size])
+
+
+def test_preset__of_the_program_decays_tables_beside_any_recipe():
+    """1.7: "Everything >= 2-D is decayed: relative-position tables, ..."."""
+    for given in ({}, {"recipe": "esvit-swin-tiny"}):
+        assert not _options(chosen(**given)).decays_tables
+        assert _options(chosen(**given, esvit_preset="reference")).decays_tables

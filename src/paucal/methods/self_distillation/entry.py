@@ -46,6 +46,7 @@ def _options(settings: Any) -> SelfDistillationOptions:
         centre_momentum=settings.centre_momentum,
         weight_decay=0.04 if settings.weight_decay is None else settings.weight_decay,
         weight_decay_end=settings.weight_decay_end,
+        decays_tables=settings.esvit_preset == "reference",
         clip=3.0 if settings.clip is None else settings.clip,
         teacher_norm=settings.teacher_norm,
         mixup=settings.mixup,

@@ -11,6 +11,12 @@ from paucal.settings.parts import HIGHEST_ALPHA, LOWEST_ALPHA
 class SelfDistillationSettings:
     """What may be told about EsViT's self-distillation (Li et al., ICLR 2022)."""
 
+    esvit_preset: Literal["paper", "reference"] = option(
+        "reading of EsViT: the paper's, or the published program's, whose weight decay also reaches tables of relative "
+        "positions and tokens",
+        "paper",
+        group="method",
+    )
     tasks: Literal["view", "view+region"] | None = option(
         "compare crops (view), or crops and their cells (view+region)", group="method"
     )

@@ -52,7 +52,7 @@ def _renumbered(stored: dict[str, Any], objective: Objective) -> dict[str, Any]:
     }
     kept = {(group["label"], group["decayed"]): group for group in stored["param_groups"]}
     state, groups = {}, []
-    for group in parameter_groups(objective, objective.parameter_group):
+    for group in parameter_groups(objective, objective.parameter_group, objective.decays_tables):
         first = sum(len(done["params"]) for done in groups)
         places = list(range(first, first + len(group["names"])))
         state |= {place: moments[name] for place, name in zip(places, group["names"], strict=True) if name in moments}
