@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 
 from paucal.data.views.multi_crop import (
+    ALIKE_GLOBAL_SCALE,
+    ALIKE_LOCAL_SCALE,
     BLUR,
     DEIT_SCALE,
     GLOBAL_SCALE,
-    LEJEPA_GLOBAL_SCALE,
-    LEJEPA_LOCAL_SCALE,
     LOCAL_SCALE,
 )
 from paucal.rules.circumstances import Facts
@@ -22,7 +22,7 @@ from paucal.rules.resolve import Choice
 
 PAPER = "EsViT's value"
 DEIT_AREAS = "timm's areas for all crops, as in EsViT's program"
-LEJEPA_AREAS = "the areas of LeJEPA's README"
+ALIKE_AREAS = "the areas of LeJEPA's README"
 PAPER_SIDE, PAPER_LOCAL = 224, 96
 PAPER_IMAGES, PAPER_EPOCHS = 1_281_167, 300
 QUICK_MODEL, QUICK_EPOCHS = ("embed_dim=64", "depth=3", "num_heads=2"), 12
@@ -83,9 +83,9 @@ def global_scale(local_crops: Sides, pipeline: str | None) -> Choice:
     """The areas that were published with the pipeline; wider without local crops, as the programs have it."""
     if pipeline == "deit":
         return list(DEIT_SCALE), DEIT_AREAS
-    if pipeline == "lejepa":
+    if pipeline == "alike":
         if sum(local_crops or []):
-            return list(LEJEPA_GLOBAL_SCALE), LEJEPA_AREAS
+            return list(ALIKE_GLOBAL_SCALE), ALIKE_AREAS
         return [0.08, 1.0], "the areas of LeJEPA's minimal example, which has no local crops"
     if not sum(local_crops or []):
         return [0.14, 1.0], "what EsViT's program advises without local crops"
@@ -98,7 +98,7 @@ def local_scale(img_size: Sides, pipeline: str | None) -> Choice:
         return list(DEIT_SCALE), DEIT_AREAS
     if min(img_size or [PAPER_SIDE]) <= SMALL:
         return [0.2, 0.5], "a twentieth of a small image shows nothing"
-    return (list(LEJEPA_LOCAL_SCALE), LEJEPA_AREAS) if pipeline == "lejepa" else (list(LOCAL_SCALE), PAPER)
+    return (list(ALIKE_LOCAL_SCALE), ALIKE_AREAS) if pipeline == "alike" else (list(LOCAL_SCALE), PAPER)
 
 
 def blur(img_size: Sides) -> Choice:

@@ -24,8 +24,8 @@ class CropSettings(ViewSettings):
         "crop",
         group="crops",
     )
-    pipeline: Literal["dino", "lejepa", "deit"] | None = option(
-        "how crops are changed: each kind of crop in its own way (dino), all alike (lejepa), or as in timm's training "
+    pipeline: Literal["dino", "alike", "deit"] | None = option(
+        "how crops are changed: each kind in a way of its own (dino), all in one way (alike), or as in timm's training "
         "(deit)",
         group="crops",
     )

@@ -138,7 +138,7 @@ def test_jittered__draws_orders_and_factors_anew():
     assert len(results) == 20
 
 
-@pytest.mark.parametrize("pipeline", ["dino", "lejepa", "deit"])
+@pytest.mark.parametrize("pipeline", ["dino", "alike", "deit"])
 @pytest.mark.parametrize(
     "groups",
     [
@@ -160,7 +160,7 @@ def test_crop_views__any_groups_in_their_order(pipeline, groups, make_set):
     assert len(sample.geometry) == len(sizes)
 
 
-@pytest.mark.parametrize("pipeline", ["dino", "lejepa", "deit"])
+@pytest.mark.parametrize("pipeline", ["dino", "alike", "deit"])
 def test_crop_views__the_same_key_gives_the_same_crops(pipeline):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 30, 30, 3), dtype=np.uint8)
     images = ImageSet("made", "made", (), list("abc"), np.full(3, -1), [""] * 3, ArrayStore(pixels))
@@ -187,7 +187,7 @@ def areas(pipeline: str, groups: list[Crops]) -> list[tuple[float, float]]:
 
 def test_crop_views__areas_are_those_given_or_published():
     slack = 0.04  # crops have whole pixels
-    published = areas("dino", [Crops(2, 8), Crops(1, 8)]) + areas("lejepa", [Crops(2, 8), Crops(1, 8)])
+    published = areas("dino", [Crops(2, 8), Crops(1, 8)]) + areas("alike", [Crops(2, 8), Crops(1, 8)])
     ranges = [(0.4, 1.0), (0.4, 1.0), (0.05, 0.4), (0.3, 1.0), (0.05, 0.3)]
     for found, (low, high) in zip(published, ranges, strict=True):
         assert low - slack <= found[0] < low + 0.1
@@ -216,7 +216,7 @@ def test_crop_views__only_the_first_global_crop_is_always_blurred(no_grey, monke
 
 def test_crop_views__of_lejepa_change_all_crops_alike():
     """LeJEPA's sheet, the README's setting: flip 0.5, colours 0.8, grey 0.2, blur 0.5, solarise 0.2, for every view."""
-    views = crop_views("lejepa", [Crops(2, 16), Crops(6, 8)], PLAIN)
+    views = crop_views("alike", [Crops(2, 16), Crops(6, 8)], PLAIN)
     assert [count for _, count in views] == [2, 6]
     assert [transform._probs for transform, _ in views] == [(0.5, 0.8, 0.2, 0.5, 0.2)] * 2
     assert multi_crop.JITTER == (0.4, 0.4, 0.2, 0.1)
@@ -229,7 +229,7 @@ def test_crop_views__of_lejepa_change_all_crops_alike():
         ({"groups": [Crops(0, 8), Crops(4, 8)]}, "no global crop"),
         ({"groups": [Crops(2, 0)]}, "at least 1 pixel"),
         ({"groups": [Crops(2, 8, (0.5, 0.2))]}, r"\(0.5, 0.2\); expected two rising shares"),
-        ({"pipeline": "moco"}, "'moco'; expected dino, lejepa or deit"),
+        ({"pipeline": "moco"}, "'moco'; expected dino, alike or deit"),
         ({"blur": (2.0, 0.1)}, r"blur is \(2.0, 0.1\)"),
         ({"hflip": 1.5}, "hflip is 1.5"),
         ({"jitter_prob": -0.1}, "jitter_prob is -0.1"),

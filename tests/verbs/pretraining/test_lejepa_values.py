@@ -33,7 +33,7 @@ def test_settings__are_those_of_the_authors_readme(model, side, decay):
     settings = chosen(model=model, img_size=[224])
     # "2 global 224 (0.3 to 1) and 6 local 98 (0.05 to 0.3)"
     assert crop_groups(settings, (224, 224)) == [Crops(2, (224, 224), (0.3, 1.0)), Crops(6, side, (0.05, 0.3))]
-    assert (settings.pipeline, settings.weight_decay, settings.clip) == ("lejepa", decay, 0.0)
+    assert (settings.pipeline, settings.weight_decay, settings.clip) == ("alike", decay, 0.0)
     assert settings.min_lr == pytest.approx((settings.lr or 0) / 1000)  # "cosine to lr/1000"
 
 
@@ -44,7 +44,7 @@ def test_settings__without_local_crops_are_those_of_the_minimal_example():
 
 def test_settings__of_small_images_keep_crops_that_show_something():
     settings = chosen(Facts(9000, 0, 32, device="cpu"))
-    assert (settings.pipeline, settings.global_scale, settings.local_scale) == ("lejepa", [0.3, 1.0], [0.2, 0.5])
+    assert (settings.pipeline, settings.global_scale, settings.local_scale) == ("alike", [0.3, 1.0], [0.2, 0.5])
     assert settings.local_size == [16]
 
 

@@ -22,10 +22,10 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import Size, TrainTransform, ViewTransform, box_geometry, fitted
 from paucal.types import Crops, UserError
 
-Pipeline = Literal["dino", "lejepa", "deit"]
+Pipeline = Literal["dino", "alike", "deit"]
 
 GLOBAL_SCALE, LOCAL_SCALE = (0.4, 1.0), (0.05, 0.4)
-LEJEPA_GLOBAL_SCALE, LEJEPA_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
+ALIKE_GLOBAL_SCALE, ALIKE_LOCAL_SCALE = (0.3, 1.0), (0.05, 0.3)
 DEIT_SCALE = (0.08, 1.0)  # timm's; the published program uses it for globals and locals alike
 BLUR = (0.1, 2.0)  # pixels
 JITTER = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation, hue
@@ -156,12 +156,12 @@ def crop_views(
 
     Args:
         pipeline: "dino" crops, flips, jitters, greys, blurs and solarises (`DinoCrop`); the first global crop is
-            always blurred, the others rarely, but sometimes solarised. "lejepa" makes the same changes to all crops
+            always blurred, the others rarely, but sometimes solarised. "alike" makes the same changes to all crops
             alike: half are blurred, a fifth are solarised. "deit" is timm's training transform for every crop: crop,
             flip, RandAugment rand-m9-mstd0.5-inc1 and, on a quarter, random erasing.
         groups: the global crops, then any number of groups of local ones. A size left out is `image_size`, a scale
             left out is the published one: (0.4, 1) global and (0.05, 0.4) local for "dino", (0.3, 1) and (0.05, 0.3)
-            for "lejepa", (0.08, 1) for "deit".
+            for "alike", (0.08, 1) for "deit".
         normalisation: of every view.
         image_size: (height, width) in pixels.
         blur: range of the blur's radius in pixels of the view, as published for crops of 224 and 96 pixels alike.
@@ -189,9 +189,9 @@ def crop_views(
             change = Augmentation(scale=crops.scale or DEIT_SCALE, hflip=hflip)
             views.append((TrainTransform(size, change, normalisation), crops.count))
             continue
-        near, far = (LEJEPA_LOCAL_SCALE, LEJEPA_GLOBAL_SCALE) if pipeline == "lejepa" else (LOCAL_SCALE, GLOBAL_SCALE)
+        near, far = (ALIKE_LOCAL_SCALE, ALIKE_GLOBAL_SCALE) if pipeline == "alike" else (LOCAL_SCALE, GLOBAL_SCALE)
         scale = crops.scale or (far if number == 0 else near)
-        if pipeline == "lejepa":
+        if pipeline == "alike":
             kinds = [(ALIKE, crops.count)]
         else:
             kinds = [(FIRST, 1), (FURTHER, crops.count - 1)] if number == 0 else [(LOCAL, crops.count)]
@@ -213,7 +213,7 @@ def _uniform(low: float, high: float) -> float:
 
 def _check(pipeline: str, groups: Sequence[Crops], image_size: Size, blur: tuple[float, float]) -> None:
     if pipeline not in get_args(Pipeline):
-        raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, lejepa or deit.")
+        raise UserError(f"the pipeline of crops is {pipeline!r}; expected dino, alike or deit.")
     if not groups or groups[0].count < 1:
         raise UserError("there is no global crop, and the teacher sees only those: ask for at least one, better two.")
     for crops in groups:

@@ -65,7 +65,7 @@ def clip() -> Choice:
 
 def pipeline() -> Choice:
     """All crops alike, as in the authors' README."""
-    return "lejepa", AUTHORS
+    return "alike", AUTHORS
 
 
 def local_size(

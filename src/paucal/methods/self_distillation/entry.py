@@ -106,7 +106,7 @@ def _superseded(settings: Any, given: Mapping[str, str]) -> Collection[str]:
     """Return a recipe's settings that belong to another one which something else was given for."""
     found = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
     found += ["tasks"] if settings.region_after is not None and "region_after" in given else []
-    found += ["global_scale", "local_scale"] if settings.pipeline in ("lejepa", "deit") and "pipeline" in given else []
+    found += ["global_scale", "local_scale"] if settings.pipeline in ("alike", "deit") and "pipeline" in given else []
     return [*found, "drop_path"] if "model" in given else found
 
 
