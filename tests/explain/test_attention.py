@@ -278,7 +278,8 @@ def test_half_and_compiled_models__are_read_like_plain_ones() -> None:
     half = build(name, **FULL[name]).half()
     found = read_attention(half, images())[-1].weights
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, plain, rtol=0.05, atol=5e-3)
+    rounded = build(name, **FULL[name]).half().float()
+    torch.testing.assert_close(found, read_attention(rounded, images())[-1].weights)
     assert next(half.parameters()).dtype == torch.float16
 
 
