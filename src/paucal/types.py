@@ -131,12 +131,15 @@ class Features:
         logits: (B, K), or None where the backbone has no classifier.
         token_logits: (B, H * W, K) of a backbone with a classifier of tokens, where they were asked for; `logits` are
             then those of the class alone.
+        distilled_logits: (B, K) of the distillation token, where a backbone in training answers apart with it;
+            `logits` are then those of the class token.
     """
 
     grids: list[Tensor]
     pooled: Tensor
     logits: Tensor | None
     token_logits: Tensor | None = None
+    distilled_logits: Tensor | None = None
 
 
 @dataclass

@@ -5,6 +5,7 @@ import torch
 from contracts import toys
 from paucal.backbones import BackboneSpec
 from paucal.objectives import DrLoc, Objective, SelfDistillation, SelfDistillationOptions, Supervised, TokenLabeling
+from paucal.objectives.distillation import Distillation
 from paucal.objectives.locality_guidance import LocalityGuidance
 from paucal.types import Batch, Crops, Progress
 
@@ -22,7 +23,9 @@ def supervised() -> Objective:
     dims = [shape[0] for shape in seen.shapes(LocalityGuidance.request)] * 2
     drloc = DrLoc.from_preset("paper", [seen.dim], [seen.grid], n_pairs=4)
     seen = backbone(patch_size=8, depth=4)
-    return Supervised(seen, {"drloc": drloc, "locality": LocalityGuidance(guide, dims)}, 0.1)
+    teacher = Distillation(BackboneSpec("resnet10t", CLASSES, image_size=(SIZE, SIZE)).build().model, CLASSES)
+    terms = {"drloc": drloc, "locality": LocalityGuidance(guide, dims), "distillation": teacher}
+    return Supervised(seen, terms, 0.1)
 
 
 def self_distillation() -> Objective:

@@ -34,6 +34,11 @@ METHODS: dict[str, tuple[str, list[str], set[str]]] = {
         [*VIT, "--method", "supervised", "--add", "locality", "--guide", "{cnn}"],
         {"class", "locality"},
     ),
+    "add-distillation": (
+        "train",
+        [*VIT, "--method", "supervised", "--add", "distillation", "--teacher", "{cnn}"],
+        {"class", "distillation"},
+    ),
     "pretrain": ("pretrain", PRETRAIN, {"view", "region"}),
 }
 

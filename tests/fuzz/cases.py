@@ -154,6 +154,7 @@ def _readers(run: str) -> list[tuple[str, list[str]]]:
         ("serve", [run, "--port", PORT]),
         ("train", [f"{M}/nested", *SHORT, "--init", run, ONLY_LOOK]),
         ("train", [f"{M}/nested", *SHORT, "--add", "locality", "--guide", run, ONLY_LOOK]),
+        ("train", [f"{M}/nested", *SHORT, "--add", "distillation", "--teacher", run, ONLY_LOOK]),
         ("train", [f"{M}/nested", "--config", f"{run}/config.yaml", ONLY_LOOK]),
         ("label", [f"{M}/photos", "--teacher", run, "--min-accuracy", "0", "--img-size", "32", "--output", "out"]),
     ]

@@ -20,7 +20,7 @@ FITTING: dict[str, list[str]] = {
     "--model-args": ["depth=1", "depth=2", "num_heads=2", "embed_dim=32", "qkv_bias=False"],
     "--recipe": ["small-images", "drloc-scratch", "dhvt", "esvit-small-batch", "lvvit-standard", "drloc-finetune"],
     "--method": ["supervised", "drloc", "token-labeling", "relabel"],
-    "--add": ["drloc", "locality"],
+    "--add": ["drloc", "locality", "distillation"],
     "--init": [
         "../material/run",
         "../material/pre",

@@ -105,6 +105,7 @@ WORDS = [
         "token-labeling",
         "relabel",
         "locality",
+        "distillation",
         "rand-m9-n2",
         "rand-m99-n9",
         "rand-x",

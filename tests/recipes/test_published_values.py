@@ -157,7 +157,9 @@ LVVIT_TUNED: Table = {
 }
 CAIT: Table = {
     "model": ("cait_s36_384", "L 7.6: 36 blocks, width 384"),
-    "method": ("supervised", "L 7.6: distillation is not had here"),
+    "method": ("supervised", "L 7.6: labels, beside distillation"),
+    "add": (["distillation"], "L 7.6: distillation, yes"),
+    "teacher": ("regnety_160.deit_in1k", "DeiT, section 5: RegNetY-16GF; no sheet has it"),
     "drop_path": (0.2, "L 7.6: 0.2, fixed"),
     "mixup": (0.8, "L 7.6: yes; L, supplement table 1: 0.8"),
     "cutmix": (1.0, "L 7.6: yes; L 4.1, issue 6: 1.0"),

@@ -118,9 +118,11 @@ class FeatureBackbone(nn.Module):
         size = (images.shape[-2], images.shape[-1])
         last = self._last_grid(final, maps, size)
         pooled = last_tensor(final)[:, 0] if self._plan.class_token else last.mean((2, 3))
-        logits, token_logits = self._classify(final, dense)
+        logits, token_logits, distilled = self._classify(final, dense)
         grid_of = partial(self._hooked_grid, tensors, size, (last.shape[2], last.shape[3]))
-        answers = [Features(self._grids(ask, last, maps, grid_of), pooled, logits, token_logits) for ask in requests]
+        answers = [
+            Features(self._grids(ask, last, maps, grid_of), pooled, logits, token_logits, distilled) for ask in requests
+        ]
         return answers[0] if isinstance(request, FeatureRequest) else answers
 
     def extract(
@@ -146,10 +148,13 @@ class FeatureBackbone(nn.Module):
             features = self.forward(probe_images(self.model, image_size or self.image_size), request)
         return [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in features.grids]
 
-    def _classify(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None]:
+    def _classify(self, final: Any, dense: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the logits of the class, of the tokens and of the distillation token."""
         if dense:
-            return self.model.dense_logits(final)  # type: ignore[operator]
-        return (self.model.forward_head(final) if self.num_classes > 0 else None), None  # type: ignore[operator]
+            return *self.model.dense_logits(final), None  # type: ignore[operator]
+        logits = self.model.forward_head(final) if self.num_classes > 0 else None  # type: ignore[operator]
+        # timm's models with a distillation token give a pair where `set_distilled_training` asks for it.
+        return (logits[0], None, logits[1]) if isinstance(logits, tuple) else (logits, None, None)
 
     def _run(
         self, images: Tensor, requests: Sequence[FeatureRequest], mix_box: Tensor | None

@@ -1,4 +1,5 @@
 from paucal.distributed import all_reduce_mean, rank, world_size
+from paucal.losses.distillation import hard_distillation_loss
 from paucal.losses.drloc import (
     DrLocReading,
     PairHead,
@@ -63,6 +64,7 @@ __all__ = [
     "gather_pairs",
     "guidance_loss",
     "guide_energy",
+    "hard_distillation_loss",
     "lejepa_loss",
     "match_regions",
     "moved_centre",

@@ -8,6 +8,7 @@ import torch
 from paucal.backbones.mimetic import init_mimetic
 from paucal.backbones.spec import BackboneSpec
 from paucal.methods.contract import Circumstances, Entry, ExtraLoss, TrainingMethod
+from paucal.methods.distillation import entry as distillation
 from paucal.methods.drloc import entry as drloc
 from paucal.methods.locality import entry as locality
 from paucal.methods.lookup import known_name, refuse_unused, unused_settings
@@ -26,7 +27,7 @@ from paucal.types import UserError
 METHODS: dict[str, TrainingMethod] = {
     entry.name: entry for entry in (supervised.METHOD, drloc.METHOD, *token_labeling.METHODS)
 }
-TERMS: dict[str, ExtraLoss] = {entry.name: entry for entry in (drloc.TERM, locality.TERM)}
+TERMS: dict[str, ExtraLoss] = {entry.name: entry for entry in (drloc.TERM, locality.TERM, distillation.TERM)}
 ENTRIES: tuple[Entry, ...] = (*METHODS.values(), *TERMS.values())
 SHARED_RULES = resolve.rules_by_name(
     (*machine.PROCESSES, *model.RULES, *length.RULES, *images.RULES, model.drop_path, *machine.ARITHMETIC)
@@ -68,9 +69,10 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
     Raises:
         UserError: there is no such recipe, or timm has no weights of the model that the recipe may start from.
     """
-    left_out = unused_by(settings) if "method" in given else ()
-    settings, origin = fill_in(settings, given, RECIPES, settings.recipe, left_out)
     recipe = RECIPES.get(settings.recipe or "")
+    said = {} if recipe is None else recipe.settings
+    losses = {name: said[name] for name in ("method", "add") if name in said and name not in given}
+    settings, origin = fill_in(settings, given, RECIPES, settings.recipe, unused_by(replace(settings, **losses)))
     if recipe is not None:
         settings, origin = _of_other_length(settings, origin, recipe)
     if recipe is not None and recipe.imagenet_alone and settings.init == "timm" and settings.model is not None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.methods.token_labeling.settings import TokenLabelingSettings
@@ -17,7 +18,7 @@ from paucal.settings.parts import (
 
 
 @dataclass(frozen=True)
-class MethodSettings(DrLocSettings, LocalitySettings, TokenLabelingSettings):
+class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, TokenLabelingSettings):
     """Which method trains, with what beside it, and what each of them may be told."""
 
     method: str = option("training method", "drloc", group="method")

@@ -1,6 +1,7 @@
 """Training methods: one per file, all under the contract of `base.py`."""
 
 from paucal.objectives.base import Objective, Term
+from paucal.objectives.distillation import Distillation
 from paucal.objectives.drloc import DrLoc
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.drloc_options import DrLocOptions, default_weight
@@ -11,6 +12,7 @@ from paucal.objectives.supervised import Supervised
 from paucal.objectives.token_labeling import TokenLabeling, TokenLabelingOptions
 
 __all__ = [
+    "Distillation",
     "DrLoc",
     "DrLocOptions",
     "LocalityGuidance",

@@ -1,20 +1,20 @@
 """Locality guidance as an extra loss on any supervised run (Li et al., ECCV 2022, arXiv 2207.10026)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.losses.locality_guidance import guidance_loss, guide_energy
-from paucal.objectives.base import Term
+from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, FeatureRequest, Features, Progress
 
 WEIGHT = 2.5  # the program's
 LEVELS = 3  # the stages of the paper's ResNet-56
 
 
-class LocalityGuidance(Term):
+class LocalityGuidance(GuidedTerm):
     """Blocks of a transformer imitate the stages of a small CNN that was trained on the same images.
 
     The CNN's local cells are easy to learn from few images; the transformer is led to them and keeps its own loss on
@@ -35,37 +35,19 @@ class LocalityGuidance(Term):
     request = FeatureRequest("blocks")
 
     def __init__(self, guide: FeatureBackbone, dims: Sequence[int], weight: float = WEIGHT) -> None:
-        super().__init__()
+        super().__init__(guide)
         shapes = guide.shapes(FeatureRequest("stages"))[-LEVELS:]
         if len(dims) < len(shapes):
             raise ValueError(f"{len(dims)} blocks cannot be led by {len(shapes)} stages")
-        self.guide = guide.requires_grad_(False).eval()
         self.blocks = [(number + 1) * len(dims) // len(shapes) - 1 for number in range(len(shapes))]
         self.projections = nn.ModuleList(
             nn.Conv2d(dims[block], shape[0], 1) for block, shape in zip(self.blocks, shapes, strict=True)
         )
         self._weight = weight
-        self.register_buffer("scale", torch.ones(1, 3, 1, 1))
-        self.register_buffer("shift", torch.zeros(1, 3, 1, 1))
-
-    def see_as(self, scale: Sequence[float], shift: Sequence[float]) -> None:
-        """Set the factor and summand per channel that turn this run's normalised images into the guide's."""
-        for name, values in (("scale", scale), ("shift", shift)):
-            self.get_buffer(name).copy_(torch.tensor(values).reshape(1, 3, 1, 1))
-
-    def compilable(self) -> Iterable[nn.Module]:
-        """Return the guide."""
-        return [self.guide]
-
-    def train(self, mode: bool = True) -> "LocalityGuidance":
-        """Set the mode of all but the guide."""
-        super().train(mode)
-        self.guide.eval()
-        return self
 
     def forward(self, features: Features, batch: Batch, progress: Progress) -> Tensor:
         """Return the unweighted loss, summed over the levels."""
-        images = batch.views[0] * self.get_buffer("scale") + self.get_buffer("shift")
+        images = self.shown(batch.views[0])
         with torch.no_grad():
             stages = self.guide(images, FeatureRequest("stages")).grids[-len(self.blocks) :]
         levels = zip(self.blocks, self.projections, stages, strict=True)

@@ -79,6 +79,7 @@ def test_settings__at_full_scale_are_the_paper_s():
     settings = dict(checked("lvvit-starts", "full"))["CaiT"]
     assert (settings.batch_size * settings.accumulate, settings.epochs, settings.schedule_epochs) == (1024, 400, 400)
     assert (settings.method, settings.drop_path, settings.mixup, settings.cutmix) == ("supervised", 0.2, 0.8, 1.0)
+    assert (settings.add, settings.teacher) == (["distillation"], "regnety_160.deit_in1k")
 
 
 def test_settings__at_more_pixels_are_those_that_tune():

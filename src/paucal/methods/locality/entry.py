@@ -5,8 +5,8 @@ from typing import Any
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
 from paucal.evaluation.deployed import load_deployed
-from paucal.evaluation.seen_images import keys_told
 from paucal.methods.contract import Circumstances, ExtraLoss
+from paucal.methods.guides import refuse_leaks, show_as_trained
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.locality_guidance import WEIGHT
@@ -35,17 +35,8 @@ def _settle(settings: Any, term: LocalityGuidance, circumstances: Circumstances)
         UserError: the guide was trained on images that this run validates or tests with, whose labels would leak.
     """
     run = open_run(settings.guide)
-    known = keys_told(run, circumstances.images).intersection(circumstances.held_out)
-    if known:
-        raise UserError(
-            f"--guide {settings.guide} was trained on {len(known)} of the images that this run keeps for "
-            "validation and test, whose labels it knows: train it with this run's --seed and split."
-        )
-    own, statistics = load_deployed(run).card.preprocessing, circumstances.statistics
-    channels = list(zip(statistics.mean, statistics.std, own.mean, own.std, strict=True))
-    scale = [std / guides_std for _, std, _, guides_std in channels]
-    shift = [(mean - guides_mean) / guides_std for mean, _, guides_mean, guides_std in channels]
-    term.see_as(scale, shift)
+    refuse_leaks("guide", run, circumstances)
+    show_as_trained("guide", term, load_deployed(run).card.preprocessing, circumstances)
 
 
 TERM = ExtraLoss(

@@ -1,0 +1,21 @@
+"""Hard distillation: a network learns which class a teacher names (DeiT, Touvron et al., arXiv 2012.12877)."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from paucal.losses.precision import precise
+
+
+def hard_distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return the cross-entropy on the teacher's likeliest class, a scalar in float32.
+
+    Args:
+        logits: (B, K) of the network that learns.
+        teacher: (B, K) of the teacher, for the same images and the same classes; they get no gradient.
+
+    Example:
+        >>> import torch
+        >>> hard_distillation_loss(torch.zeros(2, 4), torch.eye(4)[:2]).item() == torch.tensor(4.0).log().item()
+        True
+    """
+    return F.cross_entropy(precise(logits), teacher.argmax(1))

@@ -1,0 +1,17 @@
+"""The flags of distillation."""
+
+from dataclasses import dataclass
+
+from paucal.settings.options import option
+
+
+@dataclass(frozen=True)
+class DistillationSettings:
+    """What may be told about hard distillation (Touvron et al., ICML 2021)."""
+
+    teacher: str | None = option(
+        "run or timm model with published weights whose classes are learnt with --add distillation", group="method"
+    )
+    distillation_weight: float | None = option(
+        "weight of the loss of --add distillation, beside 1 for that of the labels", group="method", low=0
+    )
