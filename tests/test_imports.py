@@ -10,7 +10,7 @@ import pytest
 from paucal.methods import pretraining, training
 
 PACKAGE = Path(__file__).parents[1] / "src" / "paucal"
-BASE = {"wording", "memory", "reading"}
+BASE = {"wording", "memory", "reading", "signals"}
 LOWER = {
     *BASE,
     *("types", "distributed", "losses", "backbones", "data", "objectives", "labeling", "runs", "training"),
@@ -22,15 +22,16 @@ ALLOWED = {
     "wording": set(),
     "memory": set(),
     "reading": {"types"},
+    "signals": set(),
     "types": {"wording"},
     "distributed": {"types"},
     "losses": {"types", "distributed"},
     "backbones": {"types", "wording", "memory"},
-    "data": {"types", "wording", "memory", "reading"},
+    "data": {"types", "wording", "memory", "reading", "signals"},
     "objectives": {"types", "distributed", "losses", "backbones"},
     "labeling": {"types", "reading", "backbones", "data", "runs"},
     "runs": {"types", "reading"},
-    "training": {"types", "wording", "distributed", "data", "runs", "evaluation", "objectives.base"},
+    "training": {"types", "wording", "signals", "distributed", "data", "runs", "evaluation", "objectives.base"},
     "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
     "explain": {"types", "backbones", "data", "runs"},
     "export": {"types", "wording", "backbones", "data", "evaluation", "runs"},

@@ -5,17 +5,14 @@ import errno
 import importlib
 import io
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
-from types import FrameType
 
 from rich.markup import escape
 
 from paucal.memory import kept_memory
+from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.verbs.run.console import PlainConsole
 from paucal.wording import sentence
@@ -84,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="surrogateescape")
     console = PlainConsole(stderr=True)
     try:
-        with _ending_as_interrupt():
+        with stop_signals_as_interrupt():
             return _dispatch(arguments)
     except UserError as problem:
         console.print(f"[bold red]error:[/] {escape(str(problem))}", soft_wrap=True)
@@ -97,34 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         console.print(f"[bold red]error:[/] {escape(_os_sentence(problem))}", soft_wrap=True)
         return 2
-
-
-@contextmanager
-def _ending_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a call as Ctrl-C does: files that are half-written are removed, and locks given back.
-
-    While a run trains it takes these signals itself, to save its state. Where they have been given another meaning
-    (`nohup`, SLURM's requeueing), or in processes that another one leads, they are left alone.
-    """
-    led = int(os.environ.get("LOCAL_RANK") or 0) > 0
-    if led or os.environ.get("SLURM_JOB_ID") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    own, previous = os.getpid(), {}
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:  # a process that loads images ends with its parent
-            raise KeyboardInterrupt
-
-    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            previous[number] = signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -1,7 +1,6 @@
 """Data loaders: a resumable one for training, an exact one for evaluation."""
 
 import errno
-import signal
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from paucal.data.images import ImageSet
 from paucal.data.processes import start_method
 from paucal.data.sampler import StepSampler
 from paucal.data.views.transforms import ViewTransform
+from paucal.signals import ignore_stop_signals
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -177,6 +177,6 @@ def _settings(workers: int, pin_memory: bool, into_batch: Callable[[list[Any]], 
 
 
 def _prepare_worker(_: int) -> None:
-    """Keep workers from competing for cores, and leave Ctrl-C to the process that trains."""
+    """Keep workers from competing for cores, and leave signals to the process that trains."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_stop_signals()

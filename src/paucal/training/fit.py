@@ -7,6 +7,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Callback as LightningCallback
 from torch.utils.data import DataLoader
@@ -99,7 +101,7 @@ def fit(
         stop,
     ]
     with _without_advice(), interruptible(), memory_advice(plan), compile_advice(plan), fitting_state(records.run.last):
-        trainer = build_trainer(plan, [*kept, *callbacks])
+        trainer = build_trainer(plan, records.run.path, [*kept, *callbacks])
         trainer.fit(
             TrainingModule(objective, optimization, plan, make_loader),
             ckpt_path=records.run.last if records.run.last.exists() else None,
@@ -107,8 +109,15 @@ def fit(
     return Outcome(keeper.step >= plan.total_steps, keeper.step, keeper.rows, keeper.best, keeper.seconds)
 
 
-def build_trainer(plan: Plan, callbacks: Sequence[Callback]) -> Trainer:
-    """Return a Lightning Trainer that only trains: records, states and display are callbacks of ours."""
+def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:
+    """Return a Lightning Trainer that only trains: records, states and display are callbacks of ours.
+
+    Args:
+        plan: Length, randomness and hardware.
+        folder: Run folder. In a job of SLURM Lightning starts from any hpc_ckpt_*.ckpt that lies there.
+        callbacks: All callbacks.
+    """
+    in_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     hardware: Hardware = plan.hardware
     return Trainer(
         accelerator=hardware.accelerator,
@@ -120,8 +129,9 @@ def build_trainer(plan: Plan, callbacks: Sequence[Callback]) -> Trainer:
         max_steps=plan.total_steps,
         accumulate_grad_batches=plan.accumulate,
         callbacks=list(callbacks),
-        plugins=[AtomicCheckpoints()],
-        default_root_dir=Path.cwd(),
+        # Lightning itself would save beside the run at SIGUSR1, and requeue the job.
+        plugins=[AtomicCheckpoints(), *([SLURMEnvironment(auto_requeue=False)] if in_slurm else [])],
+        default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

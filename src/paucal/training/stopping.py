@@ -1,6 +1,5 @@
 """Stopping a run from outside or after a time: the step ends, the state is saved, nothing is lost."""
 
-import os
 import signal
 import threading
 import time
@@ -11,11 +10,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
+from paucal.signals import stop_signals
+
 POLL_EVERY = 10  # steps between two questions to the other processes whether one of them was told to stop
 
 
 class StopSignal(Callback):
-    """Turns SIGINT, SIGTERM, SIGHUP and the end of the allowed time into a request; a second SIGINT interrupts at once.
+    """Turns a signal and the end of the allowed time into a request to stop; a second SIGINT interrupts at once.
 
     Args:
         deadline: value of `time.monotonic()` after which to stop; None for no limit.
@@ -27,6 +28,10 @@ class StopSignal(Callback):
         self.received = False
         self.deadline = deadline
         self.slow_start = slow_start
+        self._signals = (signal.SIGINT, *stop_signals())
+        # Lightning adds its own handler to a SIGTERM that another program handles or ignores.
+        others = signal.getsignal(signal.SIGTERM)
+        self._kept = {} if signal.SIGTERM in self._signals or others is None else {signal.SIGTERM: others}
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer) -> bool:
@@ -41,12 +46,18 @@ class StopSignal(Callback):
         return self.received or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take the signals over from Lightning, which would raise in the middle of a step."""
+        """Take the signals over from Lightning, which would raise in the middle of a step.
+
+        Raises:
+            KeyboardInterrupt: Lightning has caught a SIGTERM before the first step.
+        """
+        if trainer.received_sigterm:
+            raise KeyboardInterrupt
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may take signals
         self.slow_start = self.slow_start and trainer.world_size == 1
-        for number in (signal.SIGINT, *ending_signals()):
-            self._previous[number] = signal.signal(number, self._receive)
+        for number, handler in {**self._kept, **dict.fromkeys(self._signals, self._receive)}.items():
+            self._previous[number] = signal.signal(number, handler)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
         """Let steps end from now on: forward and backward passes are compiled."""
@@ -69,16 +80,6 @@ class StopSignal(Callback):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
-
-
-def ending_signals() -> tuple[int, ...]:
-    """Return the signals, besides SIGINT, that ask a program to end: SIGTERM, and SIGHUP when its terminal closes.
-
-    Under SLURM, SIGTERM stays with Lightning, whose handler requeues the job; `nohup` has SIGHUP ignored, and means it.
-    """
-    names = ("SIGHUP",) if os.environ.get("SLURM_JOB_ID") else ("SIGTERM", "SIGHUP")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows has no SIGHUP
-    return tuple(number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 @contextmanager

@@ -1,0 +1,83 @@
+"""Signals that ask a program to end, and what the processes that load images do about them."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_ENDING = ("SIGTERM", "SIGHUP")  # SIGHUP: the terminal closes; Windows has none
+# SLURM sends these before its time limit where `--signal` asks for it.
+_WARNING = ("SIGUSR1", "SIGUSR2")
+
+
+def stop_signals() -> tuple[int, ...]:
+    """Return the signals, besides SIGINT, at which a run is to save its state and end.
+
+    In a job of SLURM, SIGUSR1 and SIGUSR2 belong to them. A signal is left out where another program has decided about
+    it: `nohup` ignores SIGHUP, submitit ignores SIGTERM and requeues its job at SIGUSR2.
+    """
+    in_slurm = any(name.startswith("SLURM_") for name in os.environ)
+    numbers = [*_numbers(_ENDING), *(_numbers(_WARNING) if in_slurm else ())]
+    return tuple(number for number in numbers if _is_free(number))
+
+
+@contextmanager
+def stop_signals_as_interrupt() -> Iterator[None]:
+    """Let these signals end a call as Ctrl-C does: half-written files are removed, and locks given back.
+
+    While a run trains it takes the signals itself, to save its state. Signals that another program handles, and
+    processes that another one leads, are left alone.
+    """
+    led = int(os.environ.get("LOCAL_RANK") or 0) > 0
+    if led or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    own, previous = os.getpid(), {}
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:  # a process that loads images ends with its parent
+            raise KeyboardInterrupt
+
+    for number in stop_signals():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            previous[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def ignore_stop_signals() -> None:
+    """Let a loader process live on when a signal reaches the whole group of processes; its parent decides.
+
+    SLURM, systemd and a closing terminal send signals to all processes of a job at once. A loader process that ended
+    then would break the training in the middle of a step. A SIGTERM of the parent itself still ends it, where the
+    system tells who has sent a signal.
+    """
+    for number in (signal.SIGINT, *_numbers((*_ENDING[1:], *_WARNING))):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_parent, name="SIGTERM", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+def _numbers(names: tuple[str, ...]) -> list[int]:
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
+def _is_free(number: int) -> bool:
+    handler = signal.getsignal(number)
+    owner = getattr(handler, "__module__", None) or ""
+    if number in _numbers(_WARNING):
+        return handler == signal.SIG_DFL or owner == __name__
+    return handler not in (signal.SIG_IGN, None) and not owner.startswith("submitit.")
