@@ -143,7 +143,12 @@ def parse_run(
     parser, known = new_parser(verb, description), {item.name: item for item in fields(settings)}
     add_data(parser, known["data"].metadata["help"])
     parser.add_argument(
-        "--resume", nargs="?", const="runs", type=str | None, metavar="RUN", help="go on with a stopped run"
+        "--resume",
+        nargs="?",
+        const="runs",
+        type=str | None,
+        metavar="RUN",
+        help="go on with a stopped run; DATA where its images have moved",
     )
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
     add_settings(parser, settings, skip=["data"])

@@ -2,11 +2,13 @@
 
 import csv
 import io
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
 from paucal.data.splits.split import PARTS, Split
 from paucal.reading import is_regular, read_text
@@ -16,6 +18,7 @@ MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
 MOST_NAME = 20  # characters shown of a column's name
 _SEPARATORS = ";|,"
 _COLUMNS = ["key", "label", "class", "split"]
+_DIGEST = "digest"  # a further column: digest of the image in hexadecimal digits
 
 
 def write_split(path: Path, image_set: ImageSet, split: Split) -> None:
@@ -69,6 +72,27 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     return Split(parts, f"the split stored in {path.name}")
 
 
+def require_same_images(path: Path, image_set: ImageSet) -> None:
+    """Refuse a set whose images, labels or order are not those that a run has written down.
+
+    Raises:
+        UserError: An image differs (the first is named), or the file is missing or not as `write_split` writes it.
+    """
+    rows, labels = read_rows(path), _numbers(image_set)
+    for index, (row, key) in enumerate(zip_longest(rows, image_set.keys)):
+        if row is None or row["key"] != key:
+            own = "none" if row is None else repr(row["key"])
+            raise UserError(
+                f"image {index + 1} of {image_set.location} is {key or 'none'!r}, and the run's is {own}: give the "
+                "images of the run, under the same names and in the same order"
+            )
+        digest = row.get(_DIGEST)
+        same = not digest or digest == digest_of(image_set.store, index).hex()
+        if row["label"] != str(labels[index]) or not same:
+            what = "another label" if same else "other content"
+            raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run")
+
+
 def class_cells(image_set: ImageSet) -> list[str]:
     """Return the class of each image as a split file names it: several names in a cell where it has several."""
     separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
@@ -92,7 +116,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         columns, rows = list(reader.fieldnames or []), list(reader)
     except (OSError, csv.Error) as error:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run") from None
-    if columns != _COLUMNS:
+    if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
         told, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
         others = f" and {more} more" if more > 0 else ""
         raise UserError(f"{path} has the columns {told}{others}; expected {_COLUMNS}, as a run writes them")
@@ -114,11 +138,11 @@ def _in_order(path: Path, image_set: ImageSet) -> NDArray[np.str_] | None:
     try:
         with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
             rows = csv.reader(file)
-            if next(rows, None) != _COLUMNS:
+            if (next(rows, None) or [])[: len(_COLUMNS)] != _COLUMNS:
                 return None
             wanted = zip(image_set.keys, image_set.labels.tolist(), strict=True)
             for position, (row, (key, label)) in enumerate(zip(rows, wanted, strict=True)):
-                if len(row) != len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
+                if len(row) < len(_COLUMNS) or row[0] != key or row[2] != names[label] or row[3] not in PARTS:
                     return None
                 parts[position] = row[3]
     except (OSError, csv.Error, ValueError):  # the last where there are more or fewer rows than images

@@ -18,7 +18,8 @@ def detect(
 
     Args:
         data: a folder of images with COCO's JSON or Pascal VOC's XML, or the JSON file.
-        resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken.
+        resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken;
+            `data` then names images that have moved.
         **settings: any field of `paucal.verbs.detecting.settings.DetectSettings`, such as `time`, `model` or `output`;
             what is left out is chosen from the data and the machine.
 

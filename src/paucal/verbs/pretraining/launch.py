@@ -26,7 +26,8 @@ def pretrain(
         data: "digits" (the built-in images, which are the default), a folder of images of any depth, Parquet, or the
             name of a published set.
         resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken. It
-            has its own data and settings; of these only what does not change the result may be given anew.
+            has its own data and settings; of these only what does not change the result may be given anew,
+            and `data` where the images have moved.
         **settings: any field of `paucal.methods.pretraining_settings.PretrainSettings`; what is left out is chosen
             from the images.
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from lightning.pytorch import Callback
 
-from paucal.data.splits.file import write_split
+from paucal.data.splits.file import require_same_images, write_split
 from paucal.evaluation.deployed import saver
 from paucal.memory import kept_memory
 from paucal.runs import RunFolder, describe_environment
@@ -34,7 +34,7 @@ from paucal.verbs.run.processes import (
     lead_children_to,
     meet,
 )
-from paucal.verbs.run.resuming import reopen, store_changes, stored_settings
+from paucal.verbs.run.resuming import places_of, reopen, store_changes, stored_settings
 from paucal.verbs.run.start_weights import RECORD
 from paucal.verbs.run.voice import Mute, Quiet, Voice
 from paucal.verbs.run.writing import Writing
@@ -112,7 +112,8 @@ def resume(
         job: what kind of run.
         path: a run folder, or a folder of runs of which the newest is taken.
         voice: prints and shows progress.
-        changes: settings to change; only those in `CHANGEABLE`, which do not change the result.
+        changes: Settings to change: those in `CHANGEABLE`, which do not change the result, and the paths of images
+            and other inputs that have moved.
         callbacks: more Lightning callbacks.
 
     Raises:
@@ -124,9 +125,11 @@ def resume(
     made: list[Assembled[S]] = []
 
     def make() -> Path:
-        run, settings, origin = reopen(path, changes or {}, job.kind, job.verb)
+        run, settings, origin = reopen(path, changes or {}, job)
         writing.go_on(run)
         made.append(_again(job, run, settings, origin, voice))
+        if set(changes or {}) & set(places_of(job)):
+            require_same_images(run.split, made[0].prepared.images)
         job.announce(made[0], voice)
         if changes:  # only now: a change that does not do must not spoil the run
             store_changes(run, settings, origin)

@@ -1,5 +1,7 @@
 """Going on with a run: what is stored of it, and what may change."""
 
+import os
+import shlex
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jsonargparse import ArgumentParser
 
 from paucal.data.images import ImageSet
+from paucal.data.sources.several import roots_of
 from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split
 from paucal.runs import RunFolder, open_run
@@ -19,33 +22,56 @@ from paucal.wording import shortened
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from paucal.verbs.run.job import Job
+
 MOST_SHOWN = 80  # characters of a value
 # Settings that may change when a run goes on: on the CPU none of them changes the result.
 CHANGEABLE = ("workers", "device", "time_limit", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 
 
-def reopen(
-    path: str | Path, changes: Mapping[str, Any], kind: type[S], verb: str
-) -> tuple[RunFolder, S, dict[str, str]]:
+def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -> tuple[RunFolder, Any, dict[str, str]]:
     """Open a run that is to go on; return it with its settings as changed and their origins, and write nothing.
 
     Raises:
-        UserError: there is no such run, it is finished, or a setting may not change.
+        UserError: There is no such run, it is finished, a setting may not change, or files it needs are missing.
     """
-    refused = [name for name in changes if name not in CHANGEABLE]
+    allowed = (*CHANGEABLE, *places_of(job))
+    refused = [name for name in changes if name not in allowed]
     if refused:
         raise UserError(
             f"--resume goes on with the settings stored in the run; leave out {', '.join(map(flag, refused))} "
-            f"(only {', '.join(map(flag, CHANGEABLE))} may change)."
+            f"(only {', '.join(map(flag, CHANGEABLE))} may change, and where files have moved "
+            f"{', '.join(map(flag, places_of(job)))})."
         )
     run = open_run(path)
     if run.finished:
-        raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {verb}'.")
-    settings, origin = stored_settings(run, kind, verb)
-    settings = replace(settings, **changes)
+        raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {job.verb}'.")
+    settings, origin = stored_settings(run, job.kind, job.verb)
+    if set(changes) & set(places_of(job)):
+        pinned = job.pin(replace(settings, init=None, **changes))
+        settings = replace(pinned, init=settings.init)
+    settings = replace(settings, **{name: value for name, value in changes.items() if name in CHANGEABLE})
     check_ranges(settings)
+    _require_places(run, settings, job)
     return run, settings, {**origin, **dict.fromkeys(changes, "flag of --resume")}
+
+
+def places_of(job: "Job[Any, Any]") -> tuple[str, ...]:
+    """Return the settings that name files or folders a run reads until its end, which may move."""
+    return tuple(name for name in job.reads if name not in ("init", "split"))
+
+
+def _require_places(run: RunFolder, settings: Any, job: "Job[Any, Any]") -> None:
+    """Refuse to go on where a stored path leads nowhere, and say how to name the new place."""
+    for name in places_of(job):
+        for place in roots_of(getattr(settings, name) or ""):
+            if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
+                new = "DATA" if name == "data" else f"{flag(name)} PLACE"
+                raise UserError(
+                    f"{place!r} of the run {str(run.path)!r} does not exist: name its new place, as in 'paucal "
+                    f"{job.verb} --resume {shlex.quote(str(run.path))} {new}'."
+                )
 
 
 def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> None:

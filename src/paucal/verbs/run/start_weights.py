@@ -77,11 +77,11 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     Raises:
         UserError: the start is gone, is no run, or does not say which model it holds and `--model` does not either.
     """
+    if settings.init is not None and run is not None and run.last.exists():
+        return _recorded(run)
     _require_sense(settings)
     if settings.init is None:
         return Start()
-    if run is not None and run.last.exists():
-        return _recorded(run)
     if settings.init in PUBLISHED:
         return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_timm)
     path = _existing(settings.init)

@@ -19,7 +19,8 @@ def segment(
     Args:
         data: a folder with a folder of images and one of masks in it; `images` and `masks` may name them instead.
         resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken. It
-            has its own data and settings; of these only what does not change the result may be given anew.
+            has its own data and settings; of these only what does not change the result may be given anew,
+            and `data` where the images have moved.
         **settings: any field of `paucal.verbs.segmenting.settings.SegmentSettings`, such as `model`, `time` or
             `output`; what is left out is chosen from the data.
 

@@ -29,7 +29,8 @@ def train(
         data: "digits" (the built-in images, which are the default), a folder of images, Parquet in the Hugging Face
             layout, a list file, or the name of a published set such as "cifar10".
         resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken. It
-            has its own data and settings; of these only what does not change the result may be given anew.
+            has its own data and settings; of these only what does not change the result may be given anew,
+            and `data` where the images have moved.
         **settings: any field of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or
             `output`; what is left out is chosen from the data.
 
