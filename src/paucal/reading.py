@@ -83,14 +83,19 @@ def require_regular(path: Path) -> Path:
     return path
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, as_text: bool = False) -> Any:
     """Return what YAML says, in plain types.
+
+    Args:
+        text: YAML.
+        as_text: Whether all values but empty ones stay text: what `10`, `010`, `1:30` and `off` mean is known by who
+            expects a text, a number or true and false. A key that occurs twice is then refused.
 
     Raises:
         ValueError: it is not valid, or holds aliases or objects; the message says what and where, without jargon.
     """
     try:
-        return yaml.load(text, Loader=_PlainLoader)
+        return yaml.load(text, Loader=_TextLoader if as_text else _PlainLoader)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -123,6 +128,10 @@ class _AliasError(yaml.MarkedYAMLError):
     """An alias, which could stand for gigabytes."""
 
 
+class _RepeatedKeyError(yaml.MarkedYAMLError):
+    """A key that occurs twice, of which YAML takes the last."""
+
+
 class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -133,7 +142,24 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+class _TextLoader(_PlainLoader):
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
+        first: [(tag, pattern) for tag, pattern in pairs if tag.endswith(":null")]
+        for first, pairs in _PlainLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        known = set()
+        for key, _ in node.value:
+            if key.value in known:
+                raise _RepeatedKeyError(problem=f"it has {key.value!r} twice", problem_mark=key.start_mark)
+            known.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _what(problem: yaml.MarkedYAMLError) -> str:
+    if isinstance(problem, _RepeatedKeyError):
+        return str(problem.problem)
     if isinstance(problem, _AliasError):
         return f"{problem.problem}, which is not followed: write the value out,"
     if isinstance(problem, yaml.constructor.ConstructorError):

@@ -22,7 +22,7 @@ from paucal.verbs.training.launch import train
         (["pretrain", "--epochs", "0"], "--epochs is 0, expected a number between 1 and 1,000,000"),
         (["train", "--epochs", "-1"], "--epochs is -1, expected a number between 0 and 1,000,000"),
         (["train", "--epochs", "0"], "--epochs 0 keeps the linear probe of trained weights as the model, and this run"),
-        (["train", "--time", "soon"], "--time is 'soon', expected a time such as 45m"),
+        (["train", "--time", "soon"], "--time is 'soon', expected a time such as 10m"),
         (["train", "--time", "1m", "--epochs", "2"], "--time 1m and --epochs 2 both say how long the run is"),
         (["train", "--lr", "-1"], "--lr is -1.0, expected a number above 0"),
         (["train", "--lr", "nan"], "--lr: expected a number, got 'nan'"),

@@ -25,7 +25,7 @@ def test_time_limit__stops_saves_and_says_how_to_go_on(tmp_path, capsys):
     assert main(["train", "--resume", str(run), "--time-limit", "1h"]) == 0
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["settings"]["time_limit"], config["origin"]["time_limit"]) == ("1h", "flag of --resume")
-    assert "--time-limit is 'soon', expected a time such as 45m" in failure(capsys, "train", "--time-limit", "soon")
+    assert "--time-limit is 'soon', expected a time such as 10m" in failure(capsys, "train", "--time-limit", "soon")
 
 
 def test_resume__refuses_what_would_change_the_result(tmp_path, capsys):

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from paucal.methods.training_settings import TrainSettings
+from paucal.rules.backbone import model_arguments
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.types import UserError
+from paucal.verbs.comparing.settings import GridSettings
 
 
 def made(**values) -> TrainSettings:
@@ -32,6 +34,18 @@ def test_none__is_as_where_it_is_left_out():
     assert given_names(values) == ["lr"]
 
 
+def test_mapping__stands_for_words_of_names_and_values():
+    words = made(model_args={"depth": 2, "depths": [2, 2], "bias": False, "act": "gelu", "name": "on", "rate": None})
+    assert words.model_args == ["depth=2", "depths=[2, 2]", "bias=false", "act=gelu", 'name="on"', "rate=null"]
+    arguments = {"depth": 2, "depths": [2, 2], "bias": False, "act": "gelu", "name": "on", "rate": None}
+    assert model_arguments(words.model_args or []) == arguments
+    assert made(model_args=[{"depth": 2}, "bias=true"]).model_args == ["depth=2", "bias=true"]
+    asked = from_python(
+        GridSettings, {"slurm": {"slurm_partition": "10", "timeout_min": 5}}, "paucal.compare", "compare"
+    )
+    assert asked.slurm == ["slurm_partition=10", "timeout_min=5"]
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -45,7 +59,9 @@ def test_none__is_as_where_it_is_left_out():
         ({"img_size": [32, "x"]}, "--img-size: expected a whole number, got"),
         ({"img_size": []}, "--img-size: expected a whole number, got '[]'"),
         ({"download": "yes"}, "--download: expected true or false, got 'yes'"),
-        ({"output": 3}, "--output: the value does not fit, got '3'"),
+        ({"output": 3}, "--output: expected text, got '3'; see 'paucal train --help'."),
+        ({"time": 10}, "--time: expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00, got '10'"),
+        ({"img_size": {"height": 32}}, "--img-size: expected a whole number, got \"{'height': 32}\""),
     ],
 )
 def test_value__of_another_kind_is_one_sentence(values, sentence):

@@ -1,6 +1,5 @@
 """Flags made from a settings dataclass, and mistakes on the command line turned into one sentence."""
 
-import json
 import re
 import typing
 from argparse import SUPPRESS, Action
@@ -8,11 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import Field, fields
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_text
+from paucal.cli.config import read_config
+from paucal.reading import named_path
 from paucal.settings.chosen import CHOSEN
 from paucal.settings.options import flag, refuse_empty, setting_fields
 from paucal.settings.values import KINDS, expectation, got, without_none
@@ -97,9 +98,21 @@ def _usage_of(action: Action) -> str:
     return forms.get(str(action.nargs), name)
 
 
-def new_parser(verb: str, description: str) -> ArgumentParser:
+class VerbParser(ArgumentParser):
+    """A parser that knows the types of the settings that it has flags for.
+
+    Attributes:
+        hints: Type of each setting by its name.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.hints: dict[str, Any] = {}
+
+
+def new_parser(verb: str, description: str) -> VerbParser:
     """Return a parser that raises instead of exiting."""
-    return ArgumentParser(
+    return VerbParser(
         allow_abbrev=False,
         prog=f"paucal {verb}",
         description=description,
@@ -110,13 +123,14 @@ def new_parser(verb: str, description: str) -> ArgumentParser:
     )
 
 
-def add_settings(parser: ArgumentParser, settings: type, skip: Sequence[str] = ()) -> None:
+def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -> None:
     """Add one flag per field of a settings dataclass, under the fields' headings."""
     hints = typing.get_type_hints(settings)
     groups: dict[str, Any] = {}
     for item in fields(settings):
         if item.name in skip:
             continue
+        parser.hints[item.name] = hints[item.name]
         heading = item.metadata["group"]
         group = (
             groups.setdefault(heading, parser.add_argument_group(heading)) if heading not in groups else groups[heading]
@@ -150,6 +164,7 @@ def parse_run(
         metavar="RUN",
         help="go on with a stopped run; DATA where its images have moved",
     )
+    parser.hints["print_config"] = bool
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")
     add_settings(parser, settings, skip=["data"])
     values, given = parse(parser, argv)
@@ -160,13 +175,14 @@ def parse_run(
     return values, given, {name: getattr(values, name) for name in given if name in known}
 
 
-def add_data(parser: ArgumentParser, help_of_data: str) -> None:
+def add_data(parser: VerbParser, help_of_data: str) -> None:
     """Add DATA under both of its names, and `--config`."""
+    parser.hints |= {"data": str, "resume": str, "config": str}
     # Two names for one thing: a positional argument that is left out would hide the value of a config.
     parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
     parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
     parser.add_argument(
-        "--config", action="config", metavar=TEXTS["config"], help="YAML file of settings; flags win over it"
+        "--config", type=str | None, metavar=TEXTS["config"], help="YAML file of settings; flags win over it"
     )
 
 
@@ -195,7 +211,7 @@ def _choices(hint: Any) -> str | None:
     return "{" + ",".join(map(str, words)) + "}" if words else None
 
 
-def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
+def parse(parser: VerbParser, argv: Sequence[str]) -> tuple[Namespace, dict[str, str]]:
     """Parse arguments and an optional `--config` file.
 
     Returns:
@@ -206,17 +222,17 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, dict[
     """
     if _showing.get():
         raise ParserShown(parser)
-    arguments = [_canonical(word) for word in _with_configs(argv)]
+    arguments = [_canonical(word) for word in argv]
+    config = _config_of(parser, arguments)
     try:
-        values = parser.parse_args(arguments)
-        given = parser.parse_args(arguments, defaults=False)
-        flags = parser.parse_args(_without_config(arguments), defaults=False)
+        values, flags = parser.parse_args(arguments), parser.parse_args(arguments, defaults=False)
     except Exception as problem:  # argparse and jsonargparse raise several types
         raise UserError(_sentence(parser, str(problem))) from problem
+    flagged = [name for name, value in vars(flags).items() if name != "config" and value is not None]
+    for name in config.keys() - set(flagged):
+        setattr(values, name, config[name])
     _refuse_odd_words(parser, values)
-    names = [name for name, value in vars(given).items() if name != "config" and value is not None]
-    flagged = {name for name, value in vars(flags).items() if value is not None}
-    return values, {name: "flag" if name in flagged else "config" for name in names}
+    return values, {**dict.fromkeys(config, "config"), **dict.fromkeys(flagged, "flag")}
 
 
 def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
@@ -229,40 +245,14 @@ def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
                 named_path(word, flag(name))
 
 
-def _with_configs(argv: Sequence[str]) -> list[str]:
-    """Read the files of `--config` here, bounded and without aliases, and hand the parser what they hold as JSON."""
-    words = list(argv)
-    for number, word in enumerate(words):
+def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return what the files of `--config` set, of several the last."""
+    config: dict[str, Any] = {}
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
-        if name == "--config" and (equals or number + 1 < len(words)):
-            content = json.dumps(_config(value if equals else words[number + 1]), default=str)
-            words[number + (0 if equals else 1)] = ("--config=" if equals else "") + content
-    return words
-
-
-def _config(name: str) -> dict[str, Any]:
-    """Return the settings in a config; of a run's they are one level down, and where it wrote is left out."""
-    path = named_path(name, "--config")
-    try:
-        content = parse_yaml(read_text(path, MOST_CONFIG_BYTES, encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"--config: there is no such file: {name!r}; check the path.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"--config: {name!r} is no text; give a YAML file of settings.") from None
-    except ValueError as problem:
-        raise UserError(f"--config: {name!r} cannot be read ({problem}); correct it.") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(f"--config: {name!r} holds no settings; expected lines such as 'epochs: 30'.")
-    if not isinstance(content.get("settings"), dict) or "origin" not in content:
-        return content
-    left_out = ("output", "overwrite", "time_limit")
-    found = {k: v for k, v in content["settings"].items() if v is not None and k not in left_out}
-    # Such a run began at random, and so does one that repeats it.
-    if content.get("verb", "train") in ("train", "segment", "detect"):
-        found.setdefault("init", "none")
-    return found
+        if name == "--config" and "config" in parser.hints:
+            config |= read_config(value if equals else following, parser.hints, parser.prog.split()[-1])
+    return config
 
 
 def _canonical(word: str) -> str:
@@ -271,18 +261,6 @@ def _canonical(word: str) -> str:
         return word
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value
-
-
-def _without_config(arguments: Sequence[str]) -> list[str]:
-    kept, skip = [], False
-    for word in arguments:
-        if skip or word.startswith("--config="):
-            skip = False
-            continue
-        skip = word == "--config"
-        if not skip:
-            kept.append(word)
-    return kept
 
 
 def _sentence(parser: ArgumentParser, message: str) -> str:
@@ -309,7 +287,7 @@ def _as_given(parser: ArgumentParser, key: str) -> str:
 def _expectation(parser: ArgumentParser, key: str, message: str) -> str:
     if "File does not exist" in message:
         return "there is no such file: " + message.rpartition("File does not exist: ")[2]
-    kinds = [kind for kind in KINDS if str(kind) in message]
+    kinds = [kind for kind in KINDS if kind is not str and str(kind) in message]  # any word is text
     literal = re.search(r"typing\.Literal\[([^\]]*)\]", message)
     return expectation(kinds, literal[1] if literal else "")
 

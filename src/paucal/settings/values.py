@@ -1,6 +1,7 @@
 """Settings given in Python: names and values checked as the command line checks its flags."""
 
 import inspect
+import json
 import math
 import os
 import typing
@@ -8,13 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from paucal.reading import parse_yaml
 from paucal.settings.options import flag, setting_fields
 from paucal.types import UserError
 from paucal.wording import did_you_mean, shortened
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
-KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+TRUTH = {**dict.fromkeys(("true", "yes", "on"), True), **dict.fromkeys(("false", "no", "off"), False)}  # YAML's words
+DURATION = "expected a time such as 10m, 600s, 8h, 1d12h or 1:30:00"
+# What stands between name and value in the words of a setting, which a mapping may be given for.
+PAIRS = {"model_args": "=", "slurm": "=", "arms": ": "}
 MOST_SHOWN = 80  # characters of a value
 
 
@@ -41,16 +47,31 @@ def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) 
     for word in values:
         if word not in known:
             raise TypeError(f"{name} has no setting {word!r}{did_you_mean(word, known)}; help({name}) lists all.")
-    made = {}
-    for word, value in values.items():
-        if value is None:
-            continue
-        try:
-            made[word] = _fitted(value, hints[word])
-        except _Unfit:
-            what = expectation(*_wanted(hints[word]))
-            raise UserError(f"{flag(word)}: {what}{got(value)}; see 'paucal {verb} --help'.") from None
-    return kind(**made)
+    return kind(**{word: fitted(word, value, hints[word], verb) for word, value in values.items() if value is not None})
+
+
+def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> Any:
+    """Return the value of one setting as the kind it is meant to be.
+
+    Args:
+        name: Setting.
+        value: Value as given in Python or in a config.
+        hint: Type of the setting.
+        verb: Verb of the command line that has the setting.
+        texts: Whether texts stand for numbers and for true and false, as in a config.
+
+    Raises:
+        UserError: The value is of another kind.
+    """
+    plain = texts or name != "model_args"  # the only words whose values are read as YAML
+    words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
+    try:
+        return _fitted(words, hint, texts)
+    except _Unfit:
+        what = DURATION if name in ("time", "time_limit") else expectation(*_wanted(hint))
+        raise UserError(
+            f"{flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
+        ) from None
 
 
 def given_names(values: Mapping[str, Any]) -> list[str]:
@@ -127,29 +148,31 @@ def _wanted(hint: Any) -> tuple[list[type], str]:
     return [kind for kind in KINDS if kind in members], ", ".join(map(repr, words))
 
 
-def _fitted(value: Any, hint: Any) -> Any:
+def _fitted(value: Any, hint: Any, texts: bool) -> Any:
     """Return a value as the kind it is meant to be; raises where it is none of them."""
     for member in _members(hint):
         try:
-            return _as_list(value, member) if _is_list(member) else _as_kind(value, member)
+            return _as_list(value, member, texts) if _is_list(member) else _as_kind(value, member, texts)
         except _Unfit:
             continue
     raise _Unfit
 
 
-def _as_list(value: Any, hint: Any) -> list[Any]:
+def _as_list(value: Any, hint: Any, texts: bool) -> list[Any]:
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
         raise _Unfit
-    return [_fitted(entry, typing.get_args(hint)[0]) for entry in entries]
+    return [_fitted(entry, typing.get_args(hint)[0], texts) for entry in entries]
 
 
-def _as_kind(value: Any, kind: Any) -> Any:
+def _as_kind(value: Any, kind: Any, texts: bool) -> Any:
     if _is_literal(kind):
         return _require(value, isinstance(value, str) and value in typing.get_args(kind))
     if kind is str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         return _require(text, isinstance(text, str))
+    if texts and isinstance(value, str) and kind in (int, float, bool):
+        value = _read(value, kind)
     if kind is bool:
         return _require(value, isinstance(value, bool))
     number = not isinstance(value, bool)
@@ -158,6 +181,41 @@ def _as_kind(value: Any, kind: Any) -> Any:
     if kind is float:
         return _as_float(_require(value, number and isinstance(value, Real)))
     return value
+
+
+def _read(text: str, kind: type) -> Any:
+    """Return the number, or true or false, that a text stands for."""
+    try:
+        return TRUTH[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise _Unfit from None
+
+
+def _words_of(value: Any, between: str, plain: bool) -> list[Any]:
+    """Return a mapping, or each mapping in a list, as words of name and value."""
+    words = []
+    for entry in value if isinstance(value, list | tuple) else [value]:
+        pairs = isinstance(entry, Mapping)
+        words += [f"{k}{between}{_flow(v, plain)}" for k, v in entry.items()] if pairs else [entry]
+    return words
+
+
+def _flow(value: Any, plain: bool = True) -> str:
+    """Return a value as YAML has it in one line; text that looks like something else is quoted unless `plain`."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_flow(entry, plain)}" for name, entry in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_flow(entry, plain) for entry in value) + "]"
+    if isinstance(value, str):
+        return value if plain or _is_plain(value) else json.dumps(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        return parse_yaml(text) == text
+    except ValueError:
+        return False
 
 
 def _as_float(value: Any) -> float | int:

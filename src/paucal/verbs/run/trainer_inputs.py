@@ -11,6 +11,7 @@ from paucal.data.views.mixing import Mixing
 from paucal.evaluation.deployed import DEVICES
 from paucal.rules.circumstances import best_device
 from paucal.settings.groups import JobSettings
+from paucal.settings.values import DURATION
 from paucal.training import Hardware, Plan
 from paucal.types import UserError
 from paucal.verbs.run.processes import launched_shape
@@ -60,7 +61,7 @@ def seconds_of(duration: str, name: str = "--time-limit") -> float:
     else:
         seconds = 0.0
     if seconds <= 0:
-        raise UserError(f"{name} is {duration!r}, expected a time such as 45m, 8h, 1d12h or 1:30:00.")
+        raise UserError(f"{name} is {duration!r}, {DURATION}.")
     return seconds
 
 

@@ -15,6 +15,7 @@ from paucal.verbs.checking.quick import write_findings
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.start_weights import pin_start, plain_init
+from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining, assemble
 from paucal.verbs.training.conclusion import Result, conclude
@@ -61,8 +62,10 @@ def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSetti
     What was typed goes before a config, that before a recipe; within a config the epochs, as its time was planned.
 
     Raises:
-        UserError: both were given.
+        UserError: both were given, or the time is none.
     """
+    if settings.time is not None:
+        seconds_of(settings.time, "--time")
     if settings.time is None or settings.epochs is None:
         return settings
     if origin.get("time") == CONFIG:

@@ -1,0 +1,56 @@
+"""The file of `--config`: settings by name, each as its flag would have it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_text
+from paucal.settings.values import fitted
+from paucal.types import UserError
+from paucal.wording import did_you_mean
+
+# Where and how long a run was written is no part of what repeats it.
+_LEFT_OUT = ("output", "overwrite", "time_limit")
+
+
+def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
+    """Return the settings of a config; those without a value are left out.
+
+    Args:
+        name: File as typed.
+        hints: Type of each setting of the verb.
+        verb: Verb of the command line.
+
+    Raises:
+        UserError: The file cannot be read, a key is unknown, or a value is of another kind.
+    """
+    settings = {}
+    for key, value in _content(name).items():
+        word = str(key).replace("-", "_")
+        if word not in hints or word == "config":
+            near = did_you_mean(word, hints)
+            raise UserError(f"unknown key {str(key)!r} in the config{near}; see 'paucal {verb} --help'.")
+        if value is not None:
+            settings[word] = fitted(word, value, hints[word], verb, texts=True)
+    return settings
+
+
+def _content(name: str) -> dict[Any, Any]:
+    """Return what a config holds; a run's has its settings one level down."""
+    path = named_path(name, "--config")
+    try:
+        content = parse_yaml(read_text(path, MOST_CONFIG_BYTES, encoding="utf-8-sig"), as_text=True)
+    except FileNotFoundError:
+        raise UserError(f"--config: there is no such file: {name!r}; check the path.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--config: {name!r} is not UTF-8 text; give a YAML file of settings.") from None
+    except ValueError as problem:
+        raise UserError(f"--config: {name!r} cannot be read ({problem}); correct it.") from None
+    if not content or not isinstance(content, dict):
+        raise UserError(f"--config: {name!r} holds no settings; expected lines such as 'epochs: 30'.")
+    if not isinstance(content.get("settings"), dict) or "origin" not in content:
+        return content
+    found = {key: value for key, value in content["settings"].items() if key not in _LEFT_OUT}
+    # A run without a start began at random, and so does one that repeats it.
+    if content.get("verb", "train") in ("train", "segment", "detect") and found.get("init") is None:
+        found["init"] = "none"
+    return found
