@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paucal.data.dataset import Sample, SampleKey, ViewDataset, collate
 from paucal.data.images import ImageSet
-from paucal.data.processes import start_method
+from paucal.data.processes import require_guard, start_method
 from paucal.data.sampler import StepSampler
 from paucal.data.views.transforms import ViewTransform
 from paucal.signals import ignore_stop_signals
@@ -32,8 +32,10 @@ class WorkerLoader(DataLoader[Sample]):
         """Start the processes, unless they run already.
 
         Raises:
-            UserError: the machine allows no more processes, threads, open files or memory.
+            UserError: the machine allows no more processes, threads, open files or memory, or each process would run
+                the calling script again.
         """
+        require_guard(self.num_workers)
         try:
             return super().__iter__()
         except (OSError, RuntimeError, MemoryError) as problem:

@@ -1,7 +1,12 @@
 """How the processes that load images begin."""
 
+import ast
 import multiprocessing
 import sys
+from pathlib import Path
+from types import FrameType
+
+from paucal.types import UserError
 
 
 def start_method() -> str:
@@ -13,3 +18,39 @@ def start_method() -> str:
     if chosen := multiprocessing.get_start_method(allow_none=True):
         return chosen
     return "fork" if sys.platform == "linux" else multiprocessing.get_all_start_methods()[0]
+
+
+def require_guard(workers: int | None) -> None:
+    """Refuse to start loader processes from a script that each of them would run again from its first line.
+
+    Args:
+        workers: Number of loader processes.
+
+    Raises:
+        UserError: The call is not below `if __name__ == "__main__":` in a script, and processes begin anew.
+    """
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)  # none in a notebook, which no process runs again
+    if not workers or file is None or start_method() == "fork":
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main)):
+        frame = frame.f_back
+    if frame is not None and not _is_guarded(Path(file), frame.f_lineno):
+        raise UserError(
+            f"line {frame.f_lineno} of {file} starts processes that load images, and each of them would run the script "
+            'again: put the call below if __name__ == "__main__":, or give workers=0.'
+        )
+
+
+def _is_guarded(file: Path, line: int) -> bool:
+    """Return whether a line of a script lies below a condition on `__name__`; True for compiled scripts."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except OSError:  # as of a script from standard input, which no process can run again
+        return False
+    except (SyntaxError, ValueError):
+        return True
+    conditions = [node for node in nodes if isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or 0)]
+    names = [name for node in conditions for name in ast.walk(node.test) if isinstance(name, ast.Name)]
+    return any(name.id == "__name__" for name in names)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from lightning.pytorch import Callback
 
+from paucal.data.processes import require_guard
 from paucal.data.splits.file import require_same_images, write_split
 from paucal.evaluation.deployed import saver
 from paucal.memory import kept_memory
@@ -89,6 +90,7 @@ def begin(
 
     def make() -> Path:
         made.append(_check_and_assemble(job, settings, given, voice))
+        require_guard(made[0].settings.workers)
         job.announce(made[0], voice)
         chosen = made[0].settings
         run = writing.begin(chosen.output, chosen.overwrite)
