@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from paucal.reading import is_regular, parse_json, parse_yaml, read_bytes, read_text, require_regular
+from paucal.reading import (
+    decode_text,
+    is_regular,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+    read_decoded,
+    read_text,
+    require_regular,
+)
 from paucal.types import UserError
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -83,3 +92,59 @@ def test_parse_yaml__says_what_is_wrong_without_jargon(text, message):
 def test_parse_json__says_what_is_wrong_without_jargon(text, message):
     with pytest.raises(ValueError, match=message):
         parse_json(text)
+
+
+WESTERN = "Kätzchen,Hündchen\nÎle d’Oléron créée, 10 µm², 5°C «Élan», þýða,señor ¿qué? “é” hääyöaie, à\n"  # noqa: RUF001
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        *("utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"),
+        *("bom utf-16-be", "bom utf-32-be", "twice utf-8"),
+    ],
+)
+@pytest.mark.parametrize("text", [WESTERN, "image,label\n1.png,猫\n2.png,кошка\n", "a", "一,b"])
+def test_decode_text__reads_what_says_its_encoding(tmp_path, encoding, text):
+    marks = {"bom": "\ufeff", "twice": "\ufeff\ufeff"}.get(encoding.split()[0], "")
+    (tmp_path / "labels.csv").write_bytes((marks + text).encode(encoding.split()[-1]))
+    assert read_decoded(tmp_path / "labels.csv", 10_000)._replace(encoding="") == (text, "", "")
+
+
+def test_decode_text__takes_western_text_for_windows_1252_and_says_so():
+    found = decode_text(WESTERN.encode("cp1252"), "some/labels.csv")
+    assert (found.text, found.encoding) == (WESTERN, "cp1252")
+    assert found.note.startswith(
+        "labels.csv is not UTF-8 and was read as Windows-1252 (Kätzchen, Hündchen, Île): save it as UTF-8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        *(("żółw, Łódź", "cp1250"), ("кошка", "cp1251"), ("кот", "cp1251"), ("γάτα", "cp1253"), ("قط", "cp1256")),
+        *(
+            ("小猫和小狗", "gbk"),
+            ("ねこ", "shift_jis"),
+            ("고양이", "cp949"),
+            ("Kätzchen", "cp850"),
+            ("Kätzchen", "mac_roman"),
+        ),
+    ],
+)
+def test_decode_text__refuses_other_encodings(text, encoding):
+    with pytest.raises(UserError, match=r"labels.csv is not UTF-8 text \(see line 2\), .*: save it as UTF-8\.$"):
+        decode_text(b"image,label\n" + text.encode(encoding), "labels.csv")
+    assert decode_text(text.encode(encoding), "x.xml", declared=encoding).text == text
+
+
+def test_decode_text__refuses_a_mixture_and_broken_utf_16():
+    for content in (b"\xc3\xa4\nK\xe4tzchen", b"\xff\xfea", b"cat\xe4\0dog!", b"\x89PNG\r\n\x1a\n\0"):
+        with pytest.raises(UserError, match="is not UTF-8 text"):
+            decode_text(content, "labels.csv")
+
+
+def test_decode_text__passes_over_a_declared_encoding_that_is_unknown_or_contradicts_the_mark():
+    assert decode_text("猫".encode(), "x", declared="no-such").text == "猫"
+    assert decode_text("猫".encode(), "x", declared="ascii").text == "猫"
+    assert decode_text("猫".encode("utf-16"), "x", declared="gbk").text == "猫"

@@ -4,11 +4,13 @@ A pipe would be waited for without end, a device has no end, and a few hundred b
 where aliases of aliases are followed.
 """
 
+import codecs
 import json
 import os
+import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -16,6 +18,22 @@ from paucal.types import UserError
 
 _NOT_REGULAR = "{!r} is no regular file (a folder, a pipe or a device): give a file."
 MOST_CONFIG_BYTES = 1 << 20  # YAML takes some ten seconds for each MiB
+_BOM = "\ufeff"
+_BYTE_ORDER_MARKS = (  # those of UTF-32 first: they begin with those of UTF-16
+    *((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")),
+    *((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")),
+)
+_WORDS_SHOWN = 3
+# What no western text holds: it is the mark of another encoding that was decoded as Windows-1252.
+_ACCENTED, _SIGNS = "À-ÖØ-öø-ÿŠŽŒŸšžœƒ", "¡-©«-¬®-³µ-¶¸-¿×÷‚„†‡ˆ‰‹›“”˜¦"  # noqa: RUF001
+_NOT_WESTERN = re.compile(
+    r"[^\x00-\xa0]{4}"  # Cyrillic, Greek, Chinese
+    rf"|(?<![A-Za-z{_ACCENTED}])[{_ACCENTED}]{{2,}}(?![A-Za-z{_ACCENTED}])"
+    rf"|[{_ACCENTED}][¡-¬®-¶¸-º¼-¿]"  # UTF-8  # noqa: RUF001
+    rf"|[A-Za-z{_ACCENTED}][{_SIGNS}][A-Za-z{_ACCENTED}]"  # central Europe, DOS
+    r"|[A-Za-zß-ÿ][À-ÖØ-ÝŠŽŒŸ][a-zß-ÿ]"  # Macintosh
+    r"|[\x00-\x08\x0e-\x1f]"
+)
 
 
 def named_path(text: str, flag: str = "--output") -> Path:
@@ -70,6 +88,95 @@ def read_bytes(path: Path, most: int) -> bytes:
 def read_text(path: Path, most: int, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Read a whole text file; `UnicodeDecodeError` where it is none, else as `read_bytes`."""
     return read_bytes(path, most).decode(encoding, errors)
+
+
+class DecodedText(NamedTuple):
+    """Text of a file that a person has written, and how it was decoded.
+
+    Attributes:
+        text: Text without byte order marks.
+        encoding: Name of the encoding, as Python spells it.
+        note: Sentence on the encoding where it was assumed, for people; "" where the bytes tell it.
+    """
+
+    text: str
+    encoding: str
+    note: str
+
+
+def read_decoded(path: Path, most: int) -> DecodedText:
+    """Read a text file that a person has written, in whichever encoding; see `decode_text`.
+
+    Args:
+        path: Path of the file.
+        most: Largest number of bytes that the file may have.
+
+    Raises:
+        UserError: The file is a pipe, a device or the like, has more bytes, or is no text in a known encoding.
+        OSError: The file does not exist, or cannot be read.
+    """
+    return decode_text(read_bytes(path, most), str(path))
+
+
+def decode_text(content: bytes, name: str, declared: str | None = None) -> DecodedText:
+    r"""Decode the bytes of a text that a person has written.
+
+    UTF-8, and UTF-16 and UTF-32 with a byte order mark or without one, say themselves what they are. Other bytes are
+    read as Windows-1252, the encoding of western Europe that Excel writes, with a note; bytes that no western text
+    holds are refused.
+
+    Args:
+        content: Whole content of the file.
+        name: Name of the file in messages.
+        declared: Encoding that the file itself declares, as XML does; it counts where there is no byte order mark and
+            Python knows it.
+
+    Raises:
+        UserError: The bytes are no text in any of these encodings.
+
+    Example:
+        >>> decode_text("cat".encode("utf-16"), "labels.csv")
+        DecodedText(text='cat', encoding='utf-16-le', note='')
+        >>> decode_text(b"K\xe4tzchen", "labels.csv").text
+        'Kätzchen'
+    """
+    marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
+    for encoding in (marked, None if marked else declared, None if marked else _wide_encoding(content), "utf-8"):
+        try:
+            if encoding is not None:
+                return DecodedText(content.decode(encoding).lstrip(_BOM), encoding, "")
+        except (UnicodeError, LookupError):
+            continue
+    text = "" if marked else content.decode("cp1252", errors="replace")
+    strange = _NOT_WESTERN.search(text)
+    if not text or strange or "\ufffd" in text:
+        line = _first_line_not_utf8(content)
+        raise UserError(f"{name} is not UTF-8 text (see line {line}), and its encoding is unknown: save it as UTF-8.")
+    words = dict.fromkeys(re.findall(r"[^\W\d_]*[^\x00-\x7f][^\W\d_]*", text))
+    shown = ", ".join(list(words)[:_WORDS_SHOWN])
+    told = f"{Path(name).name} is not UTF-8 and was read as Windows-1252 ({shown}): save it as UTF-8 if that is wrong"
+    return DecodedText(text, "cp1252", told)
+
+
+def _wide_encoding(content: bytes) -> str | None:
+    """Return the encoding of text without a byte order mark that has 2 or 4 bytes a character, None for other bytes.
+
+    Such text holds zero bytes, beside each ASCII character, and no other text does.
+    """
+    zeros = [content[place::4].count(0) for place in range(4)]
+    if not any(zeros) or len(content) % 2:
+        return None
+    if len(content) % 4 == 0 and len(content) // 4 in (zeros[0], zeros[3]):
+        return "utf-32-be" if zeros[0] > zeros[3] else "utf-32-le"
+    return "utf-16-be" if zeros[0] + zeros[2] > zeros[1] + zeros[3] else "utf-16-le"
+
+
+def _first_line_not_utf8(content: bytes) -> int:
+    try:
+        content.decode()
+    except UnicodeDecodeError as problem:
+        return content.count(b"\n", 0, problem.start) + 1
+    return 1
 
 
 def require_regular(path: Path) -> Path:
