@@ -141,13 +141,15 @@ def decode_text(content: bytes, name: str, declared: str | None = None) -> Decod
         'Kätzchen'
     """
     marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
-    for encoding in (marked, None if marked else declared, None if marked else _wide_encoding(content), "utf-8"):
+    for encoding in filter(None, (marked,) if marked else (declared, _wide_encoding(content), "utf-8")):
         try:
-            if encoding is not None:
-                return DecodedText(content.decode(encoding).lstrip(_BOM), encoding, "")
+            text = content.decode(encoding).lstrip(_BOM)
         except (UnicodeError, LookupError):
             continue
-    text = "" if marked else content.decode("cp1252", errors="replace")
+        if text or encoding == "utf-8":  # of two bytes that only look like a mark nothing is left
+            return DecodedText(text, encoding, "")
+    text = content.removeprefix(codecs.BOM_UTF8).decode("cp1252", errors="replace")
+    text = text if marked in (None, "utf-8") else ""
     strange = _NOT_WESTERN.search(text)
     if not text or strange or "\ufffd" in text:
         line = _first_line_not_utf8(content)

@@ -41,9 +41,19 @@ def trained(tmp_path_factory) -> Path:
 
 
 def test_train__survives_names_that_are_no_utf8_and_paths_that_look_like_markup(trained):
-    content = (trained / "run" / "evaluation" / "test" / "predictions.csv").read_bytes()
-    assert b"caf\xe9" in content
-    assert (trained / "run" / "summary.json").exists()
+    run = trained / "run"
+    assert "caf\\udce9" in (run / "evaluation" / "test" / "predictions.csv").read_text(encoding="utf-8")
+    assert json.loads((run / "model.json").read_text(encoding="utf-8"))["classes"] == ["cét [bold]", "dog"]
+    for file in run.rglob("*"):
+        if file.suffix in (".csv", ".json", ".yaml", ".html", ".txt", ".log"):
+            file.read_text(encoding="utf-8")
+
+
+def test_check__finds_a_runs_own_images_by_names_that_are_no_utf8(trained, capsys):
+    photos = str(trained / "photos[" / "x]test")
+    assert main(["train", photos, *QUICK, "--split", str(trained / "run" / "split.csv"), "--print-config"]) == 0
+    assert main(["check", str(trained / "run" / "split.csv"), "--data-root", photos]) == 0
+    assert "16 images, 2 classes" in capsys.readouterr().out
 
 
 def test_predict__writes_names_that_are_no_utf8(trained, tmp_path):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_text
+from paucal.reading import MOST_CONFIG_BYTES, named_path, parse_yaml, read_decoded
 from paucal.settings.values import fitted
 from paucal.types import UserError
 from paucal.wording import did_you_mean
@@ -38,11 +38,9 @@ def _content(name: str) -> dict[Any, Any]:
     """Return what a config holds; a run's has its settings one level down."""
     path = named_path(name, "--config")
     try:
-        content = parse_yaml(read_text(path, MOST_CONFIG_BYTES, encoding="utf-8-sig"), as_text=True)
+        content = parse_yaml(read_decoded(path, MOST_CONFIG_BYTES).text, as_text=True)
     except FileNotFoundError:
         raise UserError(f"--config: there is no such file: {name!r}; check the path.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"--config: {name!r} is not UTF-8 text; give a YAML file of settings.") from None
     except ValueError as problem:
         raise UserError(f"--config: {name!r} cannot be read ({problem}); correct it.") from None
     if not content or not isinstance(content, dict):

@@ -100,9 +100,9 @@ def folder_in_place(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically.
 
-    File names on Linux may be any bytes, and what Python makes of them is written back as those bytes.
+    File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, which JSON reads back.
     """
-    write_atomically(path, lambda file: file.write(text.encode(errors="surrogateescape")))
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 
 from paucal.data.checking.findings import Checked, Finding
 from paucal.data.checking.names import suggested_groups
+from paucal.data.class_names import NO_LABEL, alike_names, are_measurements
 from paucal.data.images import ImageSet
 from paucal.types import UserError
 from paucal.wording import counted, percent
@@ -20,7 +21,7 @@ def label_findings(checked: Checked) -> list[Finding]:
     images = checked.images
     found = [Finding("source", "note", _sentence(note)) for note in images.notes]
     if images.classes:
-        found += [*_one_sided(checked), *_rare(checked), *_imbalance(checked)]
+        found += [*_odd_names(images), *_one_sided(checked), *_rare(checked), *_imbalance(checked)]
     return [*found, *_names(checked)]
 
 
@@ -55,6 +56,28 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
             groups,
         )
     ]
+
+
+def _odd_names(images: ImageSet) -> list[Finding]:
+    """Findings on names of classes that look the same, stand for no label, or are measurements."""
+    found, quoted = [], [" and ".join(map(repr, group)) for group in alike_names(images.classes)]
+    if quoted:
+        found.append(
+            Finding(
+                "alike-classes",
+                "warning",
+                f"{counted(len(quoted), 'group')} of classes {_have(len(quoted))} names that look the same "
+                f"({_named(quoted)})",
+                "give them one name if one class is meant",
+            )
+        )
+    if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
+        text = f"{_named(missing)} {_are(len(missing))} learnt as a class, and may stand for images without a label"
+        found.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
+    if are_measurements(images.classes, 0.0):
+        text = f"the classes look like measurements ({_named(list(images.classes))}), and classes are learnt here"
+        found.append(Finding("measurements", "warning", text, "join them to ranges, such as 'low' and 'high'"))
+    return found
 
 
 def _one_sided(checked: Checked) -> list[Finding]:

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from paucal.wording import counted, was
 PARTS = {
     "train": "train",
     "training": "train",
+    "trainval": "train",
     "val": "val",
     "valid": "val",
     "validation": "val",
@@ -26,7 +27,11 @@ PARTS = {
     "testing": "test",
 }
 _KINDS_SHOWN = 5
-_SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # left in archives by macOS, beside photos by Synology
+# Left in archives by macOS, beside photos by network storage, on disks by Windows and Linux, by Python.
+_SYSTEM_FOLDERS = {
+    *("__macosx", "@eadir", "#recycle", "@recycle", "#snapshot", "$recycle.bin", "recycler"),
+    *("system volume information", "lost+found", "__pycache__"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
             parts.
     """
     passed_over: Counter[str] = Counter()
-    keys = find_images(root, passed_over)
+    links: dict[str, str] = {}
+    keys = find_images(root, passed_over, links)
     real = root.resolve()
     place = Place(
         name=real.name,
@@ -67,7 +73,9 @@ def open_folder(root: Path, labelled: bool = True) -> ImageSet:
         store=lambda keys: FileStore(real, keys),
         subfolders=lambda below: _subfolders(root / below),
     )
-    return open_place(place, keys, passed_over, labelled, shown=root)
+    images = open_place(place, keys, passed_over, labelled, shown=root)
+    told = [f"the folder {link} is {folder} again, and was read once" for link, folder in sorted(links.items())]
+    return replace(images, notes=(*images.notes, *told))
 
 
 def open_place(
@@ -103,7 +111,7 @@ def _left_out(keys: list[str]) -> str:
     return f"{was(len(keys))} left out ({keys[0]}{', ...' if len(keys) > 1 else ''})"
 
 
-def find_images(root: Path, passed_over: Counter[str] | None = None) -> list[str]:
+def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict[str, str] | None = None) -> list[str]:
     """Return the paths of all images below `root`, relative, with forward slashes, sorted.
 
     Hidden files and folders are left out; links to folders are followed, but no folder is entered twice.
@@ -111,22 +119,34 @@ def find_images(root: Path, passed_over: Counter[str] | None = None) -> list[str
     Args:
         root: of the search.
         passed_over: counts the files that are no images, by the ends of their names in small letters.
+        links: is given the folders that were entered before, each with the one that it is.
+
+    Raises:
+        UserError: a folder cannot be read.
     """
-    found, seen = [], set()
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
+    found: list[str] = []
+    seen: dict[str, str] = {}
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_refuse_unreadable):
+        real, prefix = os.path.realpath(folder), Path(folder).relative_to(root).as_posix()
         if real in seen:
             subfolders.clear()
+            if links is not None and not f"{prefix}/".startswith(f"{seen[real]}/") and seen[real] != ".":
+                links[prefix] = seen[real]
             continue
-        seen.add(real)
+        seen[real] = prefix
         subfolders[:] = sorted(name for name in subfolders if not ignored(name))
-        prefix = Path(folder).relative_to(root).as_posix()
         shown = [name for name in files if not ignored(name)]
         images = [name for name in shown if name.lower().endswith(IMAGE_SUFFIXES)]
         if passed_over is not None:
             passed_over.update(os.path.splitext(name)[1].lower() for name in set(shown) - set(images))
         found.extend(name if prefix == "." else f"{prefix}/{name}" for name in images)
     return sorted(found)
+
+
+def _refuse_unreadable(problem: OSError) -> None:
+    if not isinstance(problem, FileNotFoundError):  # removed meanwhile
+        reason = (problem.strerror or "").lower()
+        raise UserError(f"the folder {problem.filename} cannot be read ({reason}): change its permissions or move it.")
 
 
 def _passed_over(counts: Counter[str]) -> list[str]:
@@ -149,7 +169,7 @@ def _passed_over(counts: Counter[str]) -> list[str]:
 
 def ignored(name: str) -> bool:
     """Whether a file or folder is hidden, or the system's own."""
-    return name.startswith(".") or name in _SYSTEM_FOLDERS
+    return name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
 
 
 def _subfolders(root: Path) -> list[str]:
@@ -221,8 +241,19 @@ def _open_classes(place: Place, root: Path, tops: list[str], keys: list[str], no
 
 def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> None:
     empty = sorted(set(folders) - set(names))
+    for name in empty:
+        twin = next((other for other in folders if other != name and _is_same(root / name, root / other)), None)
+        if twin is not None:
+            raise UserError(f"the class folders '{name}' and '{twin}' of {root} are one folder: remove the link.")
     if empty:
         raise UserError(f"class folder {_quoted(empty)} in {root} has no images; add some or remove the folder")
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    try:
+        return os.path.samefile(first, second)
+    except OSError:  # folders of an archive
+        return False
 
 
 def _image_set(

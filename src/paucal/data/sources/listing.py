@@ -2,25 +2,26 @@
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.locating import ListedPath, leads_out, locate, plain_path
+from paucal.data.sources.part_names import files_of_set, part_name, train_files
 from paucal.data.sources.stores import FileStore
 from paucal.data.splits.split import held_out_part
-from paucal.reading import is_regular, read_text
+from paucal.reading import is_regular, read_decoded
 from paucal.types import UserError
 
 LIST_SUFFIX = ".txt"
 MOST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\s*", re.IGNORECASE)
-_NAME = re.compile(rf"(?:(?P<set>.*)[-_.])?(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
 _SHOWN = 80  # characters of a line in a message
 
 
@@ -50,28 +51,31 @@ def open_listing(file: Path, labelled: bool = True, root: Path | None = None) ->
         UserError: a line is not as described or leads out of the root, an image is listed with two parts or labels, or
             the first image is not there.
     """
-    lists = _together(file)
-    rows, declared, notes = _merge(lists, labelled)
-    folder = _root(file, rows[0].path, root)
-    if folder is None:
-        searched = " nor in ".join(map(str, _candidates(file, root)))
-        raise UserError(
-            f"{rows[0].path!r}, the first image of {file}, is not in {searched}; "
-            "name the folder that the paths begin in with --data-root"
-        )
-    keys = [row.path for row in rows]
+    lists = files_of_set(file, lambda other: True, "lists")
+    rows: list[Row] = []
+    listed: list[ListedPath] = []
+    notes: list[str] = []
+    for part, one in lists.items():
+        text, note = _read(one)
+        notes += [note] if note else []
+        for number, row in _rows(one, text, labelled):
+            rows.append(row)
+            listed.append(ListedPath(row.path, part, number, one))
+    place = locate(listed, root)
+    kept, repeated = _distinct(place.keys, rows, listed, list(lists.values()))
+    keys, rows = [place.keys[i] for i in kept], [rows[i] for i in kept]
     labels = np.asarray([row.label for row in rows], dtype=np.int64)
     values, numbers = np.unique(labels, return_inverse=True)
-    classes = _class_names(rows, values.tolist()) if labelled else ()
+    classes = _class_names(keys, labels.tolist(), values.tolist()) if labelled else ()
     return ImageSet(
         name=_set_name(file),
-        location=str(folder),
+        location=str(place.folder),
         classes=classes,
         keys=keys,
         labels=numbers.astype(np.int64) if labelled else np.full(len(keys), -1, dtype=np.int64),
-        declared=declared,
-        store=FileStore(folder, keys),
-        notes=(f"read from {' and '.join(path.name for path in lists.values())}", *notes),
+        declared=[listed[i].part for i in kept],
+        store=FileStore(place.folder, keys),
+        notes=(f"read from {' and '.join(path.name for path in lists.values())}", *notes, *place.notes, *repeated),
     )
 
 
@@ -84,7 +88,7 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     Raises:
         UserError: there are several; one has to be named.
     """
-    found = [file for file in sorted(folder.glob(f"*{LIST_SUFFIX}")) if _part(file) == "train" and _is_list(file, root)]
+    found = train_files([file for file in sorted(folder.glob(f"*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise UserError(f"{folder} has the lists of several sets ({names}); name one of them, such as {found[0]}")
@@ -105,84 +109,25 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     Raises:
         UserError: a line of such a list is no path.
     """
-    lists = [file for file in sorted(folder.glob(f"*{LIST_SUFFIX}")) if _part(file) and _is_list(file, root, False)]
-    parts: dict[str | None, set[str]] = {}
-    for file in lists:
-        parts.setdefault(_set_of(file), {""}).add(_part(file))  # "" for what is below the folder and not listed
-    testing = [file for file in lists if _part(file) == held_out_part(parts[_set_of(file)])]
+    lists = [file for file in sorted(folder.glob(f"*{LIST_SUFFIX}")) if _is_list(file, root, False)]
+    known = {file: part_name(file) for file in lists}
+    parts: dict[tuple[str, ...], set[str]] = {}
+    for name in known.values():
+        parts.setdefault(name.others, {""}).add(name.part)  # "" for what is below the folder and not listed
+    testing = [file for file, name in known.items() if name.part == held_out_part(parts[name.others])]
     if not testing:
         return images
     here = f"{folder.resolve()}/"
     held: set[str] = set()
     for file in testing:
-        rows = read_rows(file, labelled=False)
-        base = _root(file, rows[0].path, root)
-        held.update(f"{base}/{row.path}".removeprefix(here) for row in rows)
+        rows = _rows(file, _read(file)[0], labelled=False)
+        place = locate([ListedPath(row.path, known[file].part, number, file) for number, row in rows], root)
+        held.update(f"{place.folder}/{key}".removeprefix(here) for key in place.keys)
     own = held_out_part(images.declared)
     both = zip(images.keys, images.declared, strict=True)
     declared = ["test" if key in held or (part and part == own) else part for key, part in both]
     note = f"images of {' and '.join(file.name for file in testing)} are test images"
     return replace(images, declared=declared, notes=(*images.notes, note))
-
-
-def _part(file: Path) -> str:
-    match = _NAME.fullmatch(file.stem)
-    return PARTS[match["part"].lower()] if match else ""
-
-
-def _set_of(file: Path) -> str | None:
-    match = _NAME.fullmatch(file.stem)
-    return (match["set"] or "") if match else None
-
-
-def _set_name(file: Path) -> str:
-    return (_set_of(file) or file.resolve().parent.name) if _part(file) == "train" else file.stem
-
-
-def _together(file: Path) -> dict[str, Path]:
-    """Return the lists to open by part, in the order train, val, test; "" for a list on its own."""
-    if _part(file) != "train":
-        return {"": file}
-    beside = [path for path in sorted(file.parent.glob(f"*{LIST_SUFFIX}")) if _set_of(path) == _set_of(file)]
-    lists: dict[str, Path] = {"train": file}
-    for path in beside:
-        part = _part(path)
-        if part == "train":
-            continue
-        if part in lists:
-            raise UserError(f"{path} and {lists[part].name} are both lists for {part}; keep one of them")
-        lists[part] = path
-    if len(lists) == 1:
-        return {"": file}
-    return {part: lists[part] for part in ("train", "val", "test") if part in lists}
-
-
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of the lines that are not blank."""
-    # File names on Linux may be any bytes; surrogateescape keeps them as they are.
-    text = io.StringIO(read_text(file, MOST_BYTES, encoding="utf-8-sig", errors="surrogateescape"), newline=None)
-    yield from ((number, line.strip()) for number, line in enumerate(text, start=1) if line.strip())
-
-
-def _row(line: str, labelled: bool) -> Row | None:
-    match = _LINE.fullmatch(line)
-    if match is None or (labelled and match["label"] is None):
-        return None
-    path = re.sub(r"/(\./|/)+", "/", match["path"].removeprefix("./"))  # one spelling for one image
-    return Row(path, int(match["label"]) if labelled else -1)
-
-
-def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
-    if not is_regular(file) or file.stat().st_size > MOST_BYTES:
-        return False
-    first = next(_lines(file), None)
-    row = _row(first[1], labelled) if first else None
-    return row is not None and not _leads_out(row.path) and _root(file, row.path, root) is not None
-
-
-def _leads_out(path: str) -> bool:
-    """Whether a path of a list is absolute or climbs, in the notation of any system."""
-    return path.startswith(("/", "\\")) or bool(PureWindowsPath(path).drive) or ".." in re.split(r"[/\\]", path)
 
 
 def read_rows(file: Path, labelled: bool, n_classes: int | None = None) -> list[Row]:
@@ -196,13 +141,9 @@ def read_rows(file: Path, labelled: bool, n_classes: int | None = None) -> list[
     Raises:
         UserError: a line is not as described or leads out of the folder of the images, or there is none.
     """
-    rows = []
-    for number, line in _lines(file):
-        row = _row(line, labelled)
-        if row is None:
-            expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"
-            raise UserError(f"line {number} of {file} is {line[:_SHOWN]!r}; expected {expected}")
-        if _leads_out(row.path):
+    found = _rows(file, _read(file)[0], labelled)
+    for number, row in found:
+        if leads_out(row.path):
             raise UserError(
                 f"line {number} of {file} leads out of the folder of the images ({row.path[:_SHOWN]!r}); "
                 "list paths relative to that folder"
@@ -211,43 +152,88 @@ def read_rows(file: Path, labelled: bool, n_classes: int | None = None) -> list[
             raise UserError(
                 f"line {number} of {file} has the class {row.label}; expected one from 0 to {n_classes - 1}"
             )
-        rows.append(row)
+    return [row for _, row in found]
+
+
+def _set_name(file: Path) -> str:
+    known = part_name(file)
+    return (known.title or file.resolve().parent.name) if known.part == "train" else file.stem
+
+
+def _read(file: Path) -> tuple[str, str]:
+    """Return the text of a list, and a note on its encoding."""
+    found = read_decoded(file, MOST_BYTES)
+    return found.text, found.note
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of the lines that are not blank."""
+    lines = io.StringIO(text, newline=None)
+    yield from ((number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip())
+
+
+def _rows(file: Path, text: str, labelled: bool) -> list[tuple[int, Row]]:
+    """Return the number and the content of each line.
+
+    Raises:
+        UserError: A line is not as described, or there is none.
+    """
+    rows = []
+    for number, line in _lines(text):
+        row = _row(line, labelled)
+        if row is None:
+            expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"
+            raise UserError(f"line {number} of {file} is {line[:_SHOWN]!r}; expected {expected}")
+        rows.append((number, row))
     if not rows:
         raise UserError(f"{file} lists no images; expected a path and a class number on each line")
     return rows
 
 
-def _merge(lists: dict[str, Path], labelled: bool) -> tuple[list[Row], list[str], list[str]]:
-    """Return all rows without repetitions, their parts, and what there is to say about them."""
-    seen: dict[Row, str] = {}
-    labels: dict[str, int] = {}
-    repeated = 0
-    for part, file in lists.items():
-        for row in read_rows(file, labelled):
-            if seen.setdefault(row, part) != part or labels.setdefault(row.path, row.label) != row.label:
-                raise UserError(
-                    f"{row.path!r} is listed twice in {' and '.join(path.name for path in lists.values())}, with "
-                    "different parts or classes; keep one of the lines"
-                )
-            repeated += 1
-    repeated -= len(seen)
-    notes = [f"{repeated} lines repeat an earlier one and were left out"] if repeated else []
-    return list(seen), list(seen.values()), notes
+def _row(line: str, labelled: bool) -> Row | None:
+    match = _LINE.fullmatch(line)
+    if match is None or (labelled and match["label"] is None):
+        return None
+    return Row(plain_path(match["path"]), int(match["label"]) if labelled else -1)
 
 
-def _root(file: Path, first: str, root: Path | None) -> Path | None:
-    """Return the folder that the first image is in; both candidates are absolute."""
-    return next((folder for folder in _candidates(file, root) if (folder / first).is_file()), None)
+def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
+    """Return whether a file is a list of a part whose first image is there."""
+    part = part_name(file).part
+    if not part or not is_regular(file) or file.stat().st_size > MOST_BYTES:
+        return False
+    try:
+        number, line = next(_lines(_read(file)[0]), (0, ""))
+        row = _row(line, labelled)
+        return row is not None and bool(locate([ListedPath(row.path, part, number, file)], root))
+    except UserError:
+        return False
 
 
-def _candidates(file: Path, root: Path | None) -> list[Path]:
-    return [root.resolve()] if root else [file.resolve().parent, file.resolve().parent.parent]
+def _distinct(
+    keys: Sequence[str], rows: Sequence[Row], listed: Sequence[ListedPath], lists: Sequence[Path]
+) -> tuple[list[int], list[str]]:
+    """Return the positions of the rows that repeat no other, and a note on the others.
+
+    Raises:
+        UserError: Rows of one image differ.
+    """
+    seen: dict[str, int] = {}
+    for place, key in enumerate(keys):
+        other = seen.setdefault(key, place)
+        if (rows[other].label, listed[other].part) != (rows[place].label, listed[place].part):
+            raise UserError(
+                f"{key!r} is listed twice in {' and '.join(path.name for path in lists)}, with different parts or "
+                "classes; keep one of the lines"
+            )
+    repeated = len(keys) - len(seen)
+    return list(seen.values()), [f"{repeated} lines repeat an earlier one and were left out"] if repeated else []
 
 
-def _class_names(rows: list[Row], values: list[int]) -> tuple[str, ...]:
+def _class_names(keys: Sequence[str], labels: Sequence[int], values: list[int]) -> tuple[str, ...]:
     folders: dict[int, set[str]] = {}
-    for row in rows:
-        folders.setdefault(row.label, set()).add(row.path.rpartition("/")[0].rpartition("/")[2])
+    for key, label in zip(keys, labels, strict=True):
+        folders.setdefault(label, set()).add(key.rpartition("/")[0].rpartition("/")[2])
     names = ["/".join(folders[value]) for value in values]
     one_each = all(len(folders[value]) == 1 for value in values)
     if one_each and "" not in names and len(set(names)) == len(names):

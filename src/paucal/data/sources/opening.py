@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paucal.data.class_names import with_plain_classes
 from paucal.data.images import ImageSet
 from paucal.data.masks.pairs import IMAGE_FOLDERS, MASK_FOLDERS
 from paucal.data.named.locations import is_named
@@ -27,7 +28,9 @@ from paucal.data.sources.parquet import (
 from paucal.data.sources.row_files import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore
-from paucal.data.sources.table import TABLE_SUFFIXES, find_table, open_table
+from paucal.data.sources.table import open_table, open_tables
+from paucal.data.sources.table_files import find_tables, together
+from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.sources.voc_lists import is_voc, open_voc, refuse_boxes, refuse_coco
 from paucal.data.verify import ReportProgress
 from paucal.types import UserError
@@ -101,6 +104,7 @@ def open_images(
     found = [_open_one(piece, wanted, download) for piece in roots_of(location)]
     images = found[0] if len(found) == 1 else joined_sets(found, str(location))
     if labelled:
+        images = with_plain_classes(images)
         _require_classes(images, location)
     return images
 
@@ -141,7 +145,7 @@ def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet
     if not path.exists():
         raise UserError(f"{path} does not exist{_near_names(path)}")
     if wanted.image_column is not None and path.is_dir() and not find_parquet(path):
-        return open_table(_require_table(path), *_of(wanted))
+        return open_tables(_require_tables(path), *_of(wanted))
     return (_open_file if path.is_file() else _open_directory)(path, wanted)
 
 
@@ -173,32 +177,32 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
     if train_list := find_train_list(path, wanted.root):
         return open_listing(train_list, root=wanted.root)
     if wanted.label_column is not None or wanted.separator is not None:
-        return open_table(_require_table(path), *_of(wanted))
+        return open_tables(_require_tables(path), *_of(wanted))
     try:
         images = open_folder(path)
     except UserError:  # no class folders: a table may tell the classes
-        table = find_table(path)
-        if table is None:
+        tables = find_tables(path)
+        if not tables:
             refuse_coco(path)
             raise
-        return open_table(table, *_of(wanted))
-    table = find_table(path) if len(images.classes) < 2 else None
-    return images if table is None else open_table(table, *_of(wanted))
+        return open_tables(tables, *_of(wanted))
+    tables = find_tables(path) if len(images.classes) < 2 else {}
+    return open_tables(tables, *_of(wanted)) if tables else images
 
 
 def _of(wanted: _Wanted) -> tuple[bool, Path | None, str | None, str | None, str | None]:
     return wanted.labelled, wanted.root, wanted.image_column, wanted.label_column, wanted.separator
 
 
-def _require_table(path: Path) -> Path:
+def _require_tables(path: Path) -> dict[str, Path]:
     all_tables = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
-    table = all_tables[0] if len(all_tables) == 1 else find_table(path)
-    if table is None:
+    tables = together(all_tables[0]) if len(all_tables) == 1 else find_tables(path)
+    if not tables:
         raise UserError(
             f"--image-column, --label-column and --label-separator are about tables, and {path} has none: give a CSV "
             "file"
         )
-    return table
+    return tables
 
 
 def _open_file(path: Path, wanted: _Wanted) -> ImageSet:

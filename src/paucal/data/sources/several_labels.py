@@ -1,5 +1,7 @@
 """Tables whose images have several labels, or none: several names in a cell, or a column of 1 and 0 for each class."""
 
+import ast
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +14,12 @@ from paucal.wording import counted
 
 ONE_LABEL = "none"  # given for a separator: a cell is the name of one class, whatever it holds
 _SEPARATORS = ";|,"
+MISSING = ("nan", "-nan", "<na>", "nat", "null", "#n/a")  # as programs write what they do not know, in small letters
 _MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
+_MARKS |= dict.fromkeys(MISSING, UNKNOWN)
 _MOST_SHOWN = 60
+_COLUMNS_SHOWN = 5
+_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")  # of an array as NumPy prints it, which has no commas
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,8 @@ def found_separator(cells: Sequence[str], given: str | None = None) -> str:
     """Return what stands between several labels in the cells of a column; "" where each cell is one label.
 
     A sign is taken for a separator where it stands between names in some cell, and makes fewer names than there are
-    different cells; ";" and "|", which are rare in names, also where a name is in several cells and cells differ in how
-    many names they have.
+    different cells; ";" and "|", which are rare in names, also where a name is in several cells and either cells, empty
+    ones among them, differ in how many names they have, or a name is at different places of two cells.
 
     Args:
         cells: of the column.
@@ -50,18 +56,50 @@ def found_separator(cells: Sequence[str], given: str | None = None) -> str:
     """
     if given is not None:
         return "" if given == ONE_LABEL else given
-    different = set(cells) - {""}
+    different = {"" if is_missing(cell) else cell for cell in cells}
     return next((sign for sign in _SEPARATORS if _separates(sign, different)), "")
 
 
-def _separates(sign: str, cells: Collection[str]) -> bool:
+def is_missing(cell: str) -> bool:
+    """Return whether a cell holds no label: it is empty, or what a program writes for a missing value."""
+    return not cell or cell.lower() in MISSING
+
+
+def cells_of_lists(cells: Sequence[str]) -> list[list[str]] | None:
+    """Return the labels in cells that are lists in the notation of JSON, Python or NumPy; None where some are not.
+
+    Example:
+        >>> cells_of_lists(['["red", "blue"]', "['red' 'green']", "[]", "[3]", ""])
+        [['red', 'blue'], ['red', 'green'], [], ['3'], []]
+        >>> cells_of_lists(["[red]", "blue"])
+    """
+    if not any(cells) or not all(re.fullmatch(r"[\[({].*[\])}]", cell) for cell in cells if cell):
+        return None
+    return [_items(cell) for cell in cells]
+
+
+def _items(cell: str) -> list[str]:
+    try:
+        value = ast.literal_eval(cell)
+        if isinstance(value, list | tuple | set) and ("," in cell or len(value) < 2):
+            return [str(item).strip() for item in value if item is not None]
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        pass
+    return [next(filter(None, found.groups()), "").strip() for found in _ITEM.finditer(cell[1:-1])]
+
+
+def _separates(sign: str, different: Collection[str]) -> bool:
+    cells = [cell for cell in different if cell]
     pieces = [_names(cell, sign) for cell in cells]
     if not all(pieces) or all(len(set(found)) == 1 for found in pieces):  # a cell of signs alone is a name
         return False
     names = [name for found in pieces for name in set(found)]
     if len(set(names)) < len(cells):
         return True
-    return sign != "," and len(set(names)) < len(names) and len({len(found) for found in pieces}) > 1
+    lengths = {len(_names(cell, sign)) for cell in different}
+    places = {(place, name) for found in pieces for place, name in enumerate(dict.fromkeys(found))}
+    moved = len(places) > len(set(names))
+    return sign != "," and len(set(names)) < len(names) and (len(lengths) > 1 or moved)
 
 
 def _names(cell: str, separator: str) -> list[str]:
@@ -75,16 +113,37 @@ def from_cells(cells: Sequence[str], separator: str) -> Labels:
         cells: one for each image; without a separator none is empty.
         separator: as `found_separator` gives it.
     """
-    rows = [_names(cell, separator) if separator else [cell] for cell in cells]
+    rows = [divided(cell, separator) for cell in cells]
+    return from_names(rows, bool(separator), separator_words(cells, separator))
+
+
+def divided(cell: str, separator: str) -> list[str]:
+    """Return the names in a cell; all of it where there is no separator."""
+    return _names(cell, separator) if separator else [cell]
+
+
+def separator_words(cells: Sequence[str], separator: str) -> str:
+    """Return how labels are told in cells with a separator, for people; "" without one."""
+    example = max(cells, key=lambda cell: cell.count(separator)) if separator and cells else ""
+    return f"such as {example[:_MOST_SHOWN]!r}, divided at {separator!r}" if separator else ""
+
+
+def from_names(rows: Sequence[Sequence[str]], several: bool, where: str) -> Labels:
+    """Return the labels of images of which the names are known.
+
+    Args:
+        rows: Names of the classes of each image.
+        several: Whether images may have several labels, or none; else each has one.
+        where: How the labels are told, for people.
+    """
     classes = tuple(sorted({name for row in rows for name in row}))
     number = {name: place for place, name in enumerate(classes)}
-    if not separator:
+    if not several:
         return Labels(classes, np.asarray([number[row[0]] for row in rows], dtype=np.int64))
     multi_hot = np.zeros((len(rows), len(classes)), dtype=np.int8)
     for place, row in enumerate(rows):
         multi_hot[place, [number[name] for name in row]] = 1
-    example = max(cells, key=lambda cell: cell.count(separator))
-    return _several(classes, multi_hot, f"such as {example[:_MOST_SHOWN]!r}, divided at {separator!r}")
+    return _several(classes, multi_hot, where)
 
 
 def class_columns(rows: Sequence[Sequence[str]], width: int, known: Collection[int | None]) -> tuple[int, ...]:
@@ -125,9 +184,14 @@ def from_columns(classes: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Lab
     if not (marks == 0).any():
         marks[np.asarray([[not cell for cell in row] for row in rows])] = 0
     if (marks != UNKNOWN).all() and (marks.sum(1) == 1).all():
-        how = f"one label for each image, from {len(classes)} columns of 1 and 0"
+        how = f"one label for each image, from {_described(classes)}"
         return Labels(classes, marks.argmax(1).astype(np.int64), notes=(how,))
-    return _several(classes, marks, f"in {len(classes)} columns of 1 and 0")
+    return _several(classes, marks, f"in {_described(classes)}")
+
+
+def _described(classes: Sequence[str]) -> str:
+    shown = ", ".join(classes[:_COLUMNS_SHOWN]) + (", ..." if len(classes) > _COLUMNS_SHOWN else "")
+    return f"{len(classes)} columns of 1 and 0 ({shown})"
 
 
 def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], where: str) -> Labels:

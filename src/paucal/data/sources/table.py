@@ -1,70 +1,68 @@
-"""Tables: CSV and TSV files with a row for each image, such as `image_path,label` with an optional `split`."""
+"""Tables: CSV, TSV and JSON lines with a row for each image, such as `image_path,label` with an optional `split`."""
 
-import csv
-import io
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path, PureWindowsPath
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS
-from paucal.data.sources.several_labels import Labels, class_columns, found_separator, from_cells, from_columns
+from paucal.data.sources.folder import PARTS
+from paucal.data.sources.locating import ListedPath, locate, plain_path
+from paucal.data.sources.several_labels import (
+    Labels,
+    cells_of_lists,
+    divided,
+    found_separator,
+    from_columns,
+    from_names,
+    is_missing,
+    separator_words,
+)
 from paucal.data.sources.stores import FileStore
-from paucal.reading import is_regular, read_text
+from paucal.data.sources.table_columns import FLAGS, Columns, find_columns
+from paucal.data.sources.table_files import set_name, together
+from paucal.data.sources.table_rows import TableRow, read_table
 from paucal.types import UserError
 from paucal.wording import counted, was
 
-TABLE_SUFFIXES = (".csv", ".tsv")
-MOST_BYTES = 512 << 20
-MOST_COLUMNS = 16  # kept beside path, class and part
-IMAGE_COLUMNS = (
-    *("image_path", "image", "path", "file_name", "filename", "file", "filepath", "img_path", "img", "image_id"),
-    *("image_name", "imageid", "id", "key"),
-)
-LABEL_COLUMNS = ("label", "labels", "class", "class_name", "classname", "category", "target", "y", "species", "breed")
-SPLIT_COLUMNS = ("split", "part", "subset", "set")
-OF_A_RUN = ["key", "label", "class", "split"]  # split.csv: its labels are numbers, its classes names
-_NAME = re.compile(rf"(?:(?P<set>.*)[-_.])?(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
 _SHOWN = 80
-_LOOKED_AT = 21  # rows that tell whether a file is a table with a column for each class
-_DELIMITERS = ",;\t"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How tables are opened; see `open_table`."""
+
+    labelled: bool = True
+    root: Path | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    separator: str | None = None
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One image: its path as the table has it, its class ("" for none), its part, its line, and the other cells.
+    """One image: where the table says it is, the cell of its class, and the other cells.
 
-    Where each class has a column, `marks` has its cells.
+    Where each class has a column, `marks` has its cells. `names` are its classes, and `key` the path of its file, as
+    soon as they are known.
     """
 
-    path: str
+    listed: ListedPath
     label: str
-    part: str
-    line: int
     others: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Positions of the columns, None for those that are not there; those of one class each; and the names of all."""
-
-    image: int
-    label: int | None
-    split: int | None
     names: tuple[str, ...] = ()
-    marks: tuple[int, ...] = ()
+    key: str = ""
 
-    @property
-    def others(self) -> list[int]:
-        """Positions of a few columns that are neither path nor part, such as that of a patient."""
-        known = (self.image, self.split, *self.marks)
-        found = [place for place in range(len(self.names)) if place not in known]
-        return found[:MOST_COLUMNS]
+
+class _Rows(NamedTuple):
+    """The rows of tables, the columns of each table, and what there is to say about them."""
+
+    rows: list[_Row]
+    columns: list[Columns]
+    notes: list[str]
 
 
 def open_table(
@@ -75,7 +73,7 @@ def open_table(
     label_column: str | None = None,
     separator: str | None = None,
 ) -> ImageSet:
-    """Open a CSV or TSV file, with those of the other parts beside it.
+    """Open a CSV or TSV file or JSON lines, with those of the other parts beside it.
 
     The first row names the columns; without such a row the first two columns are the path and the class. A table called
     like a train part (`train.csv`, `birds_train.csv`) is opened together with those of val and test of the same name
@@ -87,266 +85,178 @@ def open_table(
         file: the table.
         labelled: False takes the paths alone.
         root: folder that the paths are relative to; None for the folder of the table, the one above, or a folder
-            `images` (or of another name, where it is the only one) beside it, whichever has the first image.
+            `images` (or of another name, where it is the only one) beside it, whichever has the images; those of a part
+            may be in a folder of its name.
         image_column: the column of the paths; None finds it.
         label_column: the column of the classes; None finds it.
         separator: what stands between several labels in a cell, "none" for one label in each; None finds out.
 
     Raises:
         UserError: there are no such columns, a path leads out of the root, an image is in two rows that differ, a part
-            has no known name, or the first image is not there.
+            has no known name, or the images are not there.
     """
-    rows, names, marked = _collected(file, labelled, image_column, label_column)
-    rows, notes = _used(rows, file)
-    separator = found_separator([row.label for row in rows], separator)
-    if labelled and not marked and not separator:
-        bare = [row for row in rows if not row.label]
-        rows = [row for row in rows if row.label]
-        notes += [f"{counted(len(bare), 'row')} without a label {was(len(bare))} left out"] if bare else []
-    if not rows:
-        raise UserError(f"{file} has no row with a path{' and a label' * labelled}; give a table of images")
-    folder, keys = _located(file, rows, root)
-    labels = _labels_of(rows, marked, labelled, separator)
+    return open_tables(together(file), labelled, root, image_column, label_column, separator)
+
+
+def open_tables(
+    files: dict[str, Path],
+    labelled: bool = True,
+    root: Path | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    separator: str | None = None,
+) -> ImageSet:
+    """Open the tables of several parts as one set; see `open_table`.
+
+    Args:
+        files: Table of each part; "" for one on its own.
+        labelled: As in `open_table`.
+        root: As in `open_table`.
+        image_column: As in `open_table`.
+        label_column: As in `open_table`.
+        separator: As in `open_table`.
+
+    Raises:
+        UserError: As in `open_table`.
+    """
+    asked = _Asked(labelled, root, image_column, label_column, separator)
+    first = next(iter(files.values()))
+    found = _collect(files, asked)
+    kept, several, where = _with_names(found, asked)
+    if not kept.rows:
+        raise UserError(f"{first} has no row with a path{' and a label' * labelled}; give a table of images")
+    place = locate([row.listed for row in kept.rows], root)
+    rows = [replace(row, key=key) for row, key in zip(kept.rows, place.keys, strict=True)]
+    rows, repeated = _without_repetitions(rows, kept.columns[0].boxes)
+    marked = tuple(kept.columns[0].names[place] for place in kept.columns[0].marks)
+    labels = Labels((), np.full(len(rows), -1, dtype=np.int64))
+    if marked:
+        labels = from_columns(marked, [row.marks for row in rows])
+    elif labelled:
+        labels = from_names([row.names for row in rows], several, where)
+    keys = [row.key for row in rows]
+    apart = len({file.parent for file in files.values()}) > 1
+    read = " and ".join(f"{file.parent.name}/{file.name}" if apart else file.name for file in files.values())
     return ImageSet(
-        name=_set_name(file),
-        location=str(folder),
+        name=set_name(files),
+        location=str(place.folder),
         classes=labels.classes,
         keys=keys,
         labels=labels.numbers,
-        declared=[row.part for row in rows],
-        store=FileStore(folder, keys),
-        notes=(f"read from {file.name}", *notes, *labels.notes),
-        columns=_other_columns(names, rows),
+        declared=[row.listed.part for row in rows],
+        store=FileStore(place.folder, keys),
+        notes=(f"read from {read}", *kept.notes, *place.notes, *repeated, *labels.notes),
+        columns=_other_columns(kept.columns, rows),
         multi_hot=labels.multi_hot,
     )
 
 
-def _collected(
-    file: Path, labelled: bool, image_column: str | None, label_column: str | None
-) -> tuple[list[_Row], list[tuple[str, ...]], tuple[str, ...]]:
-    """Return the rows of a table and of those of the other parts, the further columns of each, and those of classes."""
-    rows: list[_Row] = []
-    names: list[tuple[str, ...]] = []
-    marked: tuple[str, ...] | None = None
-    for part, one in _together(file).items():
-        found, columns = _read(one, labelled, image_column, label_column, part)
-        rows, names = [*rows, *found], [*names, tuple(columns.names[place] for place in columns.others)]
-        own = tuple(columns.names[place] for place in columns.marks)
-        if marked not in (None, own):
-            raise UserError(f"{one} has other columns of classes than {file.name}: give both the same")
-        marked = own
-    return rows, names, marked or ()
+def _collect(files: dict[str, Path], asked: _Asked) -> _Rows:
+    """Return the rows of all tables but those that are marked as unused."""
+    found = _Rows([], [], [])
+    for part, file in files.items():
+        rows, columns = _read(file, asked, part, found.notes)
+        if found.columns and _marked(columns) != _marked(found.columns[0]):
+            raise UserError(
+                f"{file} has other columns of classes than {next(iter(files.values())).name}: give both the same"
+            )
+        found.rows.extend(row for row in rows if row.listed.part != "unused")
+        found.columns.append(columns)
+        if unused := sum(row.listed.part == "unused" for row in rows):
+            found.notes.append(f"{counted(unused, 'unused image')} of {file.name} {was(unused)} left out")
+    return found
 
 
-def _used(rows: Sequence[_Row], file: Path) -> tuple[list[_Row], list[str]]:
-    """Return the rows without those that repeat another or are marked as unused, and notes about these."""
-    kept, repeated = _without_repetitions(rows, file)
-    unused = sum(row.part == "unused" for row in kept)
-    notes = [f"{counted(repeated, 'row')} of {file.name} repeat an earlier one"] if repeated else []
-    notes += [f"{counted(unused, 'unused image')} of {file.name} {was(unused)} left out"] if unused else []
-    return [row for row in kept if row.part != "unused"], notes
+def _marked(columns: Columns) -> list[str]:
+    return [columns.names[place] for place in columns.marks]
 
 
-def _labels_of(rows: Sequence[_Row], marked: tuple[str, ...], labelled: bool, separator: str) -> Labels:
-    if marked:
-        return from_columns(marked, [row.marks for row in rows])
-    if labelled:
-        return from_cells([row.label for row in rows], separator)
-    return Labels((), np.full(len(rows), -1, dtype=np.int64))
-
-
-def _other_columns(names: Sequence[tuple[str, ...]], rows: Sequence[_Row]) -> dict[str, list[str]]:
-    """Return the further columns; none where the tables of the parts differ in them."""
-    if len(set(names)) != 1:
-        return {}
-    return {name: [row.others[place] for row in rows] for place, name in enumerate(names[0])}
-
-
-def find_table(folder: Path) -> Path | None:
-    """Return the table that describes the images of a folder: the train one, or the only one with a path and a class.
-
-    Raises:
-        UserError: there are several; one has to be named.
-    """
-    found = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES and _is_table(file)]
-    named = [file for file in found if _part(file)]
-    others = [file for file in found if not _part(file)] or [file for file in named if _part(file) == "train"]
-    if len(others) > 1:
-        names = ", ".join(file.name for file in others)
-        raise UserError(f"{folder} has several tables of images ({names}); name one of them, such as {others[0]}")
-    return others[0] if others else None
-
-
-def _part(file: Path) -> str:
-    match = _NAME.fullmatch(file.stem)
-    return PARTS[match["part"].lower()] if match else ""
-
-
-def _set_name(file: Path) -> str:
-    match = _NAME.fullmatch(file.stem)
-    return (match["set"] or file.resolve().parent.name) if match and _part(file) == "train" else file.stem
-
-
-def _together(file: Path) -> dict[str, Path]:
-    """Return the tables to open by part; "" for a table on its own."""
-    match = _NAME.fullmatch(file.stem)
-    if match is None or _part(file) != "train":
-        return {"": file}
-    found = {"train": file}
-    for other in sorted(file.parent.iterdir()):
-        same = _NAME.fullmatch(other.stem)
-        if other.suffix.lower() != file.suffix.lower() or same is None or same["set"] != match["set"] or other == file:
-            continue
-        if _part(other) in found:
-            raise UserError(f"{other} and {found[_part(other)].name} are both tables of {_part(other)}; keep one")
-        if _is_table(other):  # the test table of a competition has no labels
-            found[_part(other)] = other
-    return found if len(found) > 1 else {"": file}
-
-
-def _is_table(file: Path) -> bool:
-    """Whether a file has columns for paths and classes by their names, or by its first rows a column for each class."""
+def _read(file: Path, asked: _Asked, own_part: str, notes: list[str]) -> tuple[list[_Row], Columns]:
     try:
-        if not is_regular(file) or file.stat().st_size > MOST_BYTES:
-            return False
-        first, *rows = islice(_cells(file), _LOOKED_AT)
-    except (OSError, UserError, UnicodeDecodeError, csv.Error, ValueError):
-        return False
-    names = [name.strip().lower() for name in first]
-    image = _first(names, IMAGE_COLUMNS)
-    if image is None:
-        return False
-    known = (image, _first(names, SPLIT_COLUMNS))
-    return bool(set(names) & set(LABEL_COLUMNS)) or bool(class_columns([r for r in rows if any(r)], len(names), known))
-
-
-def _cells(file: Path) -> Iterable[list[str]]:
-    text = read_text(file, MOST_BYTES, encoding="utf-8-sig", errors="surrogateescape")
-    first = text[: text.find("\n")] if "\n" in text else text
-    delimiter = "\t" if file.suffix.lower() == ".tsv" else max(_DELIMITERS, key=first.count)
-    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-
-
-def _read(
-    file: Path, labelled: bool, image_column: str | None, label_column: str | None, own_part: str
-) -> tuple[list[_Row], _Columns]:
-    try:
-        lines = [(number, row) for number, row in enumerate(_cells(file), start=1) if any(cell.strip() for cell in row)]
+        rows, note = read_table(file)
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; check the path") from None
-    except csv.Error as problem:
-        raise UserError(f"{file} cannot be read as a table ({problem}); save it as CSV again") from None
-    if not lines:
+    if not rows:
         raise UserError(f"{file} is empty; expected a row of names such as 'image_path,label', then a row per image")
-    names = lines[0][1]
-    for number, cells in lines:
-        if len(cells) < len(names):
-            raise UserError(f"line {number} of {file} has {len(cells)} cells and the first {len(names)}: correct it")
-    cells = [row for _, row in lines]
-    columns, header = _columns(file, cells, labelled, image_column, label_column)
-    return [_row(file, number, row, columns, own_part) for number, row in lines[header:]], columns
+    width = len(rows[0].cells)
+    for row in rows:
+        if len(row.cells) < width or any(row.cells[width:]):
+            raise UserError(
+                f"line {row.line} of {file} has {len(row.cells)} cells and the first {width}: correct it, and put "
+                "quotes around a name that holds the separator."
+            )
+    columns = find_columns(file, rows, asked.labelled, asked.image_column, asked.label_column)
+    notes += [text for text in (note, *columns.notes) if text]
+    return [_row(file, row, columns, own_part) for row in rows[1 if columns.names else 0 :]], columns
 
 
-def _row(file: Path, number: int, cells: Sequence[str], columns: _Columns, own_part: str) -> _Row:
-    path = cells[columns.image].strip().replace("\\", "/")
+def _row(file: Path, row: TableRow, columns: Columns, own_part: str) -> _Row:
+    cells, path = row.cells, row.cells[columns.image]
+    label = "" if columns.label is None else cells[columns.label]
     if not path:
-        raise UserError(f"line {number} of {file} has no path: give one, or remove the line")
-    label = "" if columns.label is None else cells[columns.label].strip()
+        raise UserError(f"line {row.line} of {file} has no path: give one, or remove the line")
+    if "\n" in path or "\n" in label:
+        raise UserError(f'line {row.line} of {file} has a quote (") that is closed lines later: close it in its line.')
     part = own_part
-    if columns.split is not None and (word := cells[columns.split].strip().lower()):
+    if columns.split is not None and (word := cells[columns.split].lower()):
         if word not in PARTS and word != "unused":
-            raise UserError(f"line {number} of {file} has the part {word[:_SHOWN]!r}; expected train, val or test")
+            raise UserError(f"line {row.line} of {file} has the part {word[:_SHOWN]!r}; expected train, val or test")
         part = PARTS.get(word, word)
-    others, marks = (tuple(cells[place].strip() for place in places) for places in (columns.others, columns.marks))
-    return _Row(re.sub(r"/(\./|/)+", "/", path.removeprefix("./")), label, part, number, others, marks)
+    if columns.flags:
+        part = next((part for place, part in columns.flags if FLAGS[cells[place].lower()]), "train")
+    others, marks = (tuple(cells[place] for place in places) for places in (columns.others, columns.marks))
+    return _Row(ListedPath(plain_path(path), part, row.line, file), label, others, marks)
 
 
-def _columns(
-    file: Path, cells: Sequence[Sequence[str]], labelled: bool, image_column: str | None, label_column: str | None
-) -> tuple[_Columns, int]:
-    """Return the columns, and how many rows name them: 1 or 0."""
-    first = cells[0]
-    names = [name.strip() for name in first]
-    small = [name.lower() for name in names]
-    if first[0].lower().endswith(IMAGE_SUFFIXES) and not (image_column or label_column):
-        return _Columns(0, 1 if len(first) > 1 and labelled else None, None), 0
-    image = _position(file, names, image_column, "--image-column") if image_column else _first(small, IMAGE_COLUMNS)
-    if names == OF_A_RUN and label_column is None:
-        label_column = "class"
-    label = _position(file, names, label_column, "--label-column") if label_column else _first(small, LABEL_COLUMNS)
-    shown = ", ".join(repr(name[:_SHOWN]) for name in names[:12])
-    if image is None:
-        raise UserError(
-            f"{file} has no column of paths that is known (its columns: {shown}): name it by --image-column"
-        )
-    split = _first(small, SPLIT_COLUMNS)
-    if label is not None or not labelled:
-        return _Columns(image, label if labelled else None, split, tuple(names)), 1
-    marks = class_columns(cells[1:], len(names), (image, split))
-    if not marks:
-        raise UserError(
-            f"{file} has no column of classes that is known, and no column of 1 and 0 for each class (its columns: "
-            f"{shown}): name it by --label-column"
-        )
-    return _Columns(image, None, split, tuple(names), marks), 1
+def _with_names(found: _Rows, asked: _Asked) -> tuple[_Rows, bool, str]:
+    """Return the rows that have a label, with its names; whether they may have several; and how these are told."""
+    if not asked.labelled or found.columns[0].marks:
+        return found, True, ""
+    cells = ["" if is_missing(row.label) else row.label for row in found.rows]
+    lists = cells_of_lists(cells) if asked.separator is None else None
+    separator = "" if lists is not None else found_separator(cells, asked.separator)
+    names = [divided(cell, separator) for cell in cells] if lists is None else lists
+    # Beside cells of several names an empty one is of none of them; of one that says "nan" nothing is known.
+    told = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, found.rows, strict=True)]
+    several = bool(separator) or any(len(some) != 1 for some, there in zip(names, told, strict=True) if there)
+    rows = [replace(row, names=tuple(n)) for row, n, there in zip(found.rows, names, told, strict=True) if there]
+    notes = found.notes
+    if bare := len(told) - len(rows):
+        shown = ", ".join(sorted({row.label for row, there in zip(found.rows, told, strict=True) if not there} - {""}))
+        notes = [*notes, f"{counted(bare, 'row')} without a label {was(bare)} left out{f' ({shown})' if shown else ''}"]
+    where = "lists in cells" if lists is not None else separator_words(cells, separator)
+    return _Rows(rows, found.columns, notes), several, where
 
 
-def _position(file: Path, names: Sequence[str], wanted: str, flag: str) -> int:
-    if wanted not in names:
-        shown = ", ".join(repr(name[:_SHOWN]) for name in names[:12])
-        raise UserError(f"{flag}: {file} has no column {wanted!r}; it has {shown}")
-    return list(names).index(wanted)
+def _without_repetitions(rows: Sequence[_Row], boxes: str) -> tuple[list[_Row], list[str]]:
+    """Return the rows without those that repeat another, and a note on these.
 
-
-def _first(names: Sequence[str], known: Sequence[str]) -> int | None:
-    return next((names.index(name) for name in known if name in names), None)
-
-
-def _without_repetitions(rows: Sequence[_Row], file: Path) -> tuple[list[_Row], int]:
+    Raises:
+        UserError: Rows of one image differ.
+    """
     seen: dict[str, _Row] = {}
     for row in rows:
-        other = seen.setdefault(row.path, row)
-        if (other.label, other.marks, other.part) != (row.label, row.marks, row.part):
-            raise UserError(
-                f"{row.path[:_SHOWN]!r} is in lines {other.line} and {row.line} of {file} with different labels or "
-                "parts; keep one of the lines"
-            )
-    return list(seen.values()), len(rows) - len(seen)
+        other = seen.setdefault(row.key, row)
+        if (other.names, other.marks, other.listed.part) != (row.names, row.marks, row.listed.part):
+            first, second = other.listed, row.listed
+            if boxes:
+                raise UserError(
+                    f"{second.file} has several rows for {row.key[:_SHOWN]!r}, and columns of boxes ({boxes}): paucal "
+                    "detect learns boxes; to classify, give each image one row."
+                )
+            lines = f"lines {first.line} and {second.line} of {second.file}"
+            if first.file != second.file:
+                lines = f"line {first.line} of {first.file} and line {second.line} of {second.file}"
+            raise UserError(f"{row.key[:_SHOWN]!r} is in {lines} with different labels or parts; keep one of the lines")
+    repeated = len(rows) - len(seen)
+    notes = [f"{counted(repeated, 'row')} of {rows[0].listed.file.name} repeat an earlier one"] if repeated else []
+    notes += [f"the boxes ({boxes}) are not read: each image has one label here"] if boxes else []
+    return list(seen.values()), notes
 
 
-def _located(file: Path, rows: Sequence[_Row], root: Path | None) -> tuple[Path, list[str]]:
-    """Return the folder of the images, and their paths relative to it; an ending that all lack is added."""
-    candidates = _candidates(file, root)
-    for folder in candidates:
-        for ending in ("", *IMAGE_SUFFIXES):
-            if is_regular(folder / (_relative(rows[0], folder, file, refuse=False) + ending)):
-                keys = [_relative(row, folder, file) for row in rows]
-                return folder, [f"{key}{ending}" for key in keys]
-    _relative(rows[0], candidates[0], file)  # where that is what is wrong, say so
-    searched = " nor in ".join(map(str, candidates))
-    raise UserError(
-        f"{rows[0].path[:_SHOWN]!r}, the first image of {file}, is not in {searched}; "
-        "name the folder that the paths begin in with --data-root"
-    )
-
-
-def _candidates(file: Path, root: Path | None) -> list[Path]:
-    if root is not None:
-        return [root.resolve()]
-    here = file.resolve().parent
-    below = sorted(entry for entry in here.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    named = [entry for entry in below if entry.name.lower() in ("images", "image", "imgs", "train", file.stem.lower())]
-    return list(dict.fromkeys([here, here.parent, *named, *(below if len(below) == 1 else ())]))
-
-
-def _relative(row: _Row, folder: Path, file: Path, refuse: bool = True) -> str:
-    """Return a path relative to the folder of the images; one that lies elsewhere is refused, or kept as it is."""
-    path, inside = row.path, f"{folder.as_posix()}/"
-    if path.startswith(inside):
-        path = path.removeprefix(inside)
-    if refuse and (path.startswith("/") or PureWindowsPath(path).drive or ".." in path.split("/") or "\0" in path):
-        raise UserError(
-            f"line {row.line} of {file} leads out of the folder of the images ({row.path[:_SHOWN]!r}); give paths "
-            "relative to one folder, and name it with --data-root"
-        )
-    return path
+def _other_columns(columns: Sequence[Columns], rows: Sequence[_Row]) -> dict[str, list[str]]:
+    """Return the further columns; none where the tables of the parts differ in them."""
+    names = {tuple(one.names[place] for place in one.others) for one in columns}
+    if len(names) != 1:
+        return {}
+    return {name: [row.others[place] for row in rows] for place, name in enumerate(names.pop())}

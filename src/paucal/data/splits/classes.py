@@ -1,14 +1,16 @@
 """A subset of the classes of an image set, chosen by a file of names."""
 
 import difflib
+import io
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
+from paucal.data.class_names import plain_name
 from paucal.data.images import ImageSet
-from paucal.reading import read_text
+from paucal.reading import read_decoded
 from paucal.types import UserError
 
 MOST_BYTES = 16 << 20
@@ -39,8 +41,8 @@ def read_class_list(source: str | Path) -> list[str]:
         >>> len(read_class_list("imagenet100")), read_class_list("imagenet100")[0]
         (100, 'n01558993')
     """
-    lines = [line.strip() for line in _text(source).splitlines()]
-    names = [line for line in lines if line and not line.startswith("#")]
+    lines = [line.strip() for line in io.StringIO(_text(source), newline=None)]
+    names = [plain_name(line) for line in lines if line and not line.startswith("#")]
     if not names:
         raise UserError(f"{source} names no classes; expected one name per line")
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
@@ -99,10 +101,7 @@ def _text(source: str | Path) -> str:
             f"{path} is no file; expected one with a class name on each line, or the name of a list that comes with "
             f"paucal ({', '.join(shipped)})"
         )
-    try:
-        return read_text(path, MOST_BYTES, encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; expected a class name on each line") from None
+    return read_decoded(path, MOST_BYTES).text
 
 
 def _near(name: str, known: tuple[str, ...]) -> str:

@@ -1,7 +1,7 @@
 """The split of a run as a CSV file with the columns key, label, class and split."""
 
 import csv
-import io
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.checking.survey import digest_of
+from paucal.data.class_names import are_alike
 from paucal.data.images import ImageSet
+from paucal.data.sources.file_finder import likeness, unescaped
+from paucal.data.sources.table_rows import read_table
 from paucal.data.splits.split import PARTS, Split
-from paucal.reading import is_regular, read_text
+from paucal.reading import is_regular
 from paucal.types import UserError
 
 MOST_BYTES = 512 << 20  # five times the file of ImageNet's 1.3 million images
@@ -33,9 +36,10 @@ def write_split(path: Path, image_set: ImageSet, split: Split) -> None:
     if len(split.parts) != len(image_set):
         raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")
     rows = zip(image_set.keys, _numbers(image_set), class_cells(image_set), split.parts.tolist(), strict=True)
-    # File names on Linux may be any bytes; surrogateescape brings them back as they were.
+    # File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, so that any program can
+    # read the file.
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
         writer.writerows(rows)
@@ -52,23 +56,25 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     if (parts := _in_order(path, image_set)) is not None:
         return Split(parts, f"the split stored in {path.name}")
     rows = read_rows(path)
-    table = {row["key"]: row for row in rows}
+    form = _form_of(image_set.keys)
+    keys = [form(key) for key in image_set.keys]
+    table = {form(row["key"]): row for row in rows}
     if len(table) != len(rows):
         raise UserError(f"{path} names an image twice; give the split.csv of a run as it was written")
-    missing = [key for key in image_set.keys if key not in table]
-    surplus = sorted(set(table) - set(image_set.keys))
+    missing = [key for key in keys if key not in table]
+    surplus = sorted(set(table) - set(keys))
     if missing or surplus:
         raise UserError(
             f"{path} does not fit {image_set.location}: {_some(missing)} of the images are not in the file "
             f"and {_some(surplus)} of the file are not among the images; give the data the split was made for"
         )
-    for key, name in zip(image_set.keys, class_cells(image_set), strict=True):
-        if table[key]["class"] != name:
+    for key, name in zip(keys, class_cells(image_set), strict=True):
+        if not are_alike(table[key]["class"], name):  # a program for tables may have made 1 of 001
             raise UserError(
                 f"{path} has {key} in class '{table[key]['class']}', but in {image_set.location} it is in "
                 f"'{name}'; give the data the split was made for"
             )
-    parts = np.asarray([table[key]["split"] for key in image_set.keys], dtype="<U6")
+    parts = np.asarray([table[key]["split"] for key in keys], dtype="<U6")
     return Split(parts, f"the split stored in {path.name}")
 
 
@@ -93,6 +99,11 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
             raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run")
 
 
+def _form_of(keys: Sequence[str]) -> Callable[[str], str]:
+    """Return what keys are compared by: one Unicode form, as a copy of the images may have another; or as they are."""
+    return likeness if len(set(map(likeness, keys))) == len(keys) else str
+
+
 def class_cells(image_set: ImageSet) -> list[str]:
     """Return the class of each image as a split file names it: several names in a cell where it has several."""
     separator = next((sign for sign in _SEPARATORS if not any(sign in name for name in image_set.classes)), ";")
@@ -112,17 +123,19 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         UserError: the file is missing or not as `write_split` writes it.
     """
     try:
-        reader = csv.DictReader(io.StringIO(read_text(path, MOST_BYTES, errors="surrogateescape"), newline=""))
-        columns, rows = list(reader.fieldnames or []), list(reader)
-    except (OSError, csv.Error) as error:
+        found = read_table(path, exact=True).rows
+    except OSError as error:
         raise UserError(f"{path} cannot be read as a split ({error}); give the split.csv of a run") from None
+    columns = [name.strip() for name in found[0].cells] if found else []
     if columns not in (_COLUMNS, [*_COLUMNS, _DIGEST]):
         told, more = [name[:MOST_NAME] for name in columns[: len(_COLUMNS)]], len(columns) - len(_COLUMNS)
         others = f" and {more} more" if more > 0 else ""
         raise UserError(f"{path} has the columns {told}{others}; expected {_COLUMNS}, as a run writes them")
+    rows = [dict.fromkeys(_COLUMNS, str(None)) | dict(zip(columns, row.cells, strict=False)) for row in found[1:]]
     for row in rows:
         if row["split"] not in PARTS:
             raise UserError(f"{path} puts {row['key']} in '{row['split']}'; expected one of {', '.join(PARTS)}")
+        row["key"] = unescaped(row["key"])
     return rows
 
 

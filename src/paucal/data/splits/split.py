@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.class_names import are_measurements
 from paucal.data.images import ImageSet, Targets
 from paucal.data.randomness import derive_seed
 from paucal.data.shards.texts import sorted_positions
@@ -232,6 +233,11 @@ def _in_words(cut: Mapping[str, float], seed: int, source: str) -> str:
 
 def _refuse_small_classes(image_set: ImageSet, pool: NDArray[np.bool_], least: int) -> None:
     counts = image_set.class_counts(np.flatnonzero(pool))
+    if are_measurements(image_set.classes, float((counts < least).mean())) and counts.min() < least:
+        raise UserError(
+            f"the labels of {image_set.location} look like measurements ({', '.join(image_set.classes[:3])}, ...), and "
+            "classes are learnt here: join them to ranges, such as 'low' and 'high'."
+        )
     for name, count in zip(image_set.classes, counts, strict=True):
         if count < least:
             raise UserError(

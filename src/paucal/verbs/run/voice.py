@@ -51,7 +51,7 @@ class Voice:
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
         """Write everything said so far and inside the block to a file, with times."""
-        handler = _LogFile(path, encoding="utf-8", errors="surrogateescape")
+        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
         level, log.level = log.level, logging.INFO

@@ -1,0 +1,165 @@
+"""Names of classes: as text that every file can hold, and which of them look the same."""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paucal.data.images import ImageSet
+from paucal.reading import decode_text
+from paucal.types import UserError
+from paucal.wording import counted
+
+_UNSEEN = "\0\u200b\u200e\u200f\u2060\ufeff"  # a reader does not see them, and white space at the ends neither
+_ENDS = re.compile(rf"^[\s{_UNSEEN}]+|[\s{_UNSEEN}]+$")
+_INSIDE = re.compile(rf"[{_UNSEEN}\u00ad\u200c\u200d]")
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
+_WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # and they may be classes all the same
+_MANY_VALUES = 8  # different numbers, from which on they may be measurements
+_NAMES_SHOWN = 5
+
+
+def plain_name(name: str) -> str:
+    r"""Return a name as valid text of one form: composed, and without white space at its ends.
+
+    Bytes that are not UTF-8, as in names of folders that an old archive held, are read as Windows-1252, or become
+    escapes where that cannot be.
+
+    Example:
+        >>> plain_name(" cat\r"), plain_name("cafe\u0301"), plain_name("caf\udce9"), plain_name("\udcc3\udce8")
+        ('cat', 'café', 'café', '\\xc3\\xe8')
+    """
+    if name.isascii() and name.isprintable():
+        return name.strip()
+    return unicodedata.normalize("NFC", _ENDS.sub("", valid_text(name)))
+
+
+def valid_text(text: str) -> str:
+    """Return text that UTF-8 can hold: bytes that are not UTF-8 are read as Windows-1252, or become escapes."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        pass
+    try:
+        return decode_text(text.encode(errors="surrogateescape"), "a name").text
+    except (UserError, UnicodeEncodeError):
+        return _SURROGATE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def plain_names(names: Sequence[str]) -> dict[str, str]:
+    """Return the plain name of each class of a set.
+
+    Whole numbers lose ".0" where all classes are such, which a program adds that knows no missing whole number; "TRUE"
+    and "true" are one where there is no other class than these and "false".
+
+    Raises:
+        UserError: a name is empty.
+
+    Example:
+        >>> plain_names(["0.0", "1", "1.0"]), plain_names(["1.0", "1.5"])
+        ({'0.0': '0', '1': '1', '1.0': '1'}, {'1.0': '1.0', '1.5': '1.5'})
+    """
+    found = {name: plain_name(name) for name in names}
+    if empty := [name for name, plain in found.items() if not plain]:
+        raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
+    whole = {name: _WHOLE.fullmatch(plain) for name, plain in found.items()}
+    if all(whole.values()):
+        return {name: match[1] for name, match in whole.items() if match}
+    folded = {plain.casefold() for plain in found.values()}
+    if folded <= {"true", "false"} and len(folded) < len(set(found.values())):
+        return {name: plain.capitalize() for name, plain in found.items()}
+    return found
+
+
+def with_plain_classes(images: ImageSet) -> ImageSet:
+    """Return a set whose classes have plain names; those of one plain name are one class, with a note.
+
+    Raises:
+        UserError: a name is empty.
+    """
+    plain = plain_names(images.classes)
+    names = [plain[name] for name in images.classes]
+    if names == list(images.classes):
+        return images
+    classes = list(dict.fromkeys(names))
+    classes = sorted(classes) if list(images.classes) == sorted(images.classes) else classes
+    numbers = np.asarray([*map(classes.index, names), -1], dtype=np.int64)
+    rows = None
+    if images.multi_hot is not None:
+        rows = np.full((len(images), len(classes)), -1, dtype=np.int8)
+        for old, new in enumerate(numbers[:-1]):  # what one of two columns says holds
+            rows[:, new] = np.maximum(rows[:, new], images.multi_hot[:, old])
+    return replace(
+        images,
+        classes=tuple(classes),
+        labels=numbers[images.labels],
+        multi_hot=rows,
+        notes=(*images.notes, *_notes(plain)),
+    )
+
+
+def _notes(plain: dict[str, str]) -> list[str]:
+    """Return what people should know about classes that were joined, or whose names were bytes."""
+    of_name: dict[str, list[str]] = {}
+    for name, new in plain.items():
+        of_name.setdefault(new, []).append(name)
+    joined = [repr(name) for name, several in of_name.items() if len(several) > 1]
+    raw = [repr(new) for name, new in plain.items() if _SURROGATE.search(name)]
+    notes = []
+    if joined:
+        notes.append(
+            f"{counted(len(joined), 'name')} of classes had several spellings, taken for one ({_some(joined)})"
+        )
+    if raw:
+        notes.append(f"names of classes that are not UTF-8 were read as {_some(raw)}: rename them if that is wrong")
+    return notes
+
+
+def alike_names(names: Iterable[str]) -> list[list[str]]:
+    """Return the groups of names that differ in case, in signs between words, in leading zeros or in width alone.
+
+    Example:
+        >>> alike_names(["CAT", "cat", "red cell", "red_cell", "dog", "1", "01", "A+", "A-"])
+        [['CAT', 'cat'], ['red cell', 'red_cell'], ['1', '01']]
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_likeness(name), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _likeness(name: str) -> str:
+    folded = unicodedata.normalize("NFKC", _INSIDE.sub("", plain_name(name))).casefold()
+    whole = _WHOLE.fullmatch(folded)
+    return whole[1].lstrip("+0") or "0" if whole else _BETWEEN_WORDS.sub(" ", folded)
+
+
+def are_alike(first: str, second: str) -> bool:
+    """Return whether two names look the same, as `alike_names` has it."""
+    return _likeness(first) == _likeness(second)
+
+
+def are_measurements(names: Sequence[str], rare: float) -> bool:
+    """Return whether the names of classes look like measurements: many numbers, with fractions or each a rare one.
+
+    Args:
+        names: Names of the classes.
+        rare: Share of the classes that have too few images to learn from.
+    """
+    numbers = len(names) >= _MANY_VALUES and all(map(_NUMBER.fullmatch, names))
+    return numbers and (rare > 0.5 or not all(map(_WHOLE.fullmatch, names)))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")

@@ -1,0 +1,71 @@
+"""Which tables describe the images of a folder, and which of them belong together."""
+
+from pathlib import Path
+
+from paucal.data.sources.folder import PARTS
+from paucal.data.sources.locating import FOLDERS_OF_TABLES
+from paucal.data.sources.part_names import files_of_set, part_name, train_files
+from paucal.data.sources.table_columns import has_labels
+from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, read_table
+from paucal.reading import is_regular
+from paucal.types import UserError
+
+_LOOKED_AT = 21  # rows that tell whether a file is a table with a column for each class
+
+
+def find_tables(folder: Path) -> dict[str, Path]:
+    """Return the tables that describe the images of a folder, by their parts; none where there is no such table.
+
+    They are the train table with those beside it, or the only table with a path and a class, in the folder or in one
+    called `annotations` or the like; or one table in each folder of a part.
+
+    Raises:
+        UserError: There are several; one has to be named.
+    """
+    beside = [below for below in sorted(folder.iterdir()) if below.name.lower() in FOLDERS_OF_TABLES and below.is_dir()]
+    for place in (folder, *beside):
+        if (file := _find_table(place)) is not None:
+            return together(file)
+    found: dict[str, Path] = {}
+    for below in sorted(folder.iterdir()):
+        part = PARTS.get(below.name.lower(), "")
+        table = _find_table(below) if part and below.is_dir() else None
+        if table is not None and found.setdefault(part, table) != table:
+            raise UserError(f"{found[part]} and {table} are both tables of {part}; keep one")
+    return {part: found[part] for part in ("train", "val", "test") if part in found} if "train" in found else {}
+
+
+def _find_table(folder: Path) -> Path | None:
+    files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
+    files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
+    found = [file for file in files if _is_table(file)]
+    others = [file for file in found if not part_name(file).part]
+    others = others or train_files(found) or found[: len(found) == 1]
+    if len(others) > 1:
+        names = ", ".join(file.name for file in others)
+        raise UserError(f"{folder} has several tables of images ({names}); name one of them, such as {others[0]}")
+    return others[0] if others else None
+
+
+def set_name(files: dict[str, Path]) -> str:
+    """Return the name of the set that tables describe."""
+    file = next(iter(files.values()))
+    if len(files) > 1 and len({one.parent for one in files.values()}) > 1:
+        return file.resolve().parent.parent.name
+    known = part_name(file)
+    return (known.title or file.resolve().parent.name) if known.part == "train" else file.stem
+
+
+def together(file: Path) -> dict[str, Path]:
+    """Return a table with those of the other parts beside it, by part; "" for a table on its own."""
+    return files_of_set(file, _is_table, "tables")  # the test table of a competition has no labels
+
+
+def _is_table(file: Path) -> bool:
+    """Return whether a file has columns for paths and classes by their names, or a column for each class."""
+    try:
+        if not is_regular(file) or file.stat().st_size > MOST_BYTES:
+            return False
+        return has_labels(read_table(file, _LOOKED_AT).rows)
+    except (OSError, UserError, ValueError):
+        return False
