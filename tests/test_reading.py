@@ -104,7 +104,7 @@ WESTERN = "Kätzchen,Hündchen\nÎle d’Oléron créée, 10 µm², 5°C «Élan
         *("bom utf-16-be", "bom utf-32-be", "twice utf-8"),
     ],
 )
-@pytest.mark.parametrize("text", [WESTERN, "image,label\n1.png,猫\n2.png,кошка\n", "a", "一,b"])
+@pytest.mark.parametrize("text", [WESTERN, "image,label\n1.png,猫\n2.png,кошка\n", "a", "ab", "abc", "abcd", "一,b"])
 def test_decode_text__reads_what_says_its_encoding(tmp_path, encoding, text):
     marks = {"bom": "\ufeff", "twice": "\ufeff\ufeff"}.get(encoding.split()[0], "")
     (tmp_path / "labels.csv").write_bytes((marks + text).encode(encoding.split()[-1]))

@@ -168,8 +168,8 @@ def _wide_encoding(content: bytes) -> str | None:
     zeros = [content[place::4].count(0) for place in range(4)]
     if not any(zeros) or len(content) % 2:
         return None
-    if len(content) % 4 == 0 and len(content) // 4 in (zeros[0], zeros[3]):
-        return "utf-32-be" if zeros[0] > zeros[3] else "utf-32-le"
+    if len(content) % 4 == 0 and len(content) // 2 in (zeros[0] + zeros[1], zeros[2] + zeros[3]):
+        return "utf-32-be" if zeros[0] + zeros[1] > zeros[2] + zeros[3] else "utf-32-le"
     return "utf-16-be" if zeros[0] + zeros[2] > zeros[1] + zeros[3] else "utf-16-le"
 
 

@@ -70,7 +70,8 @@ def prepare_images(
     Raises:
         UserError: images are unreadable and `on_bad` is "refuse", or none is readable.
     """
-    reading = with_ranges(reading, image_set)
+    reading, notes = with_ranges(reading, image_set)
+    image_set = replace(image_set, notes=tuple(dict.fromkeys([*image_set.notes, *notes])))
     if image_set.stream is not None:
         return stream_images(image_set, reading, on_bad, workers, progress)
     # Every image is looked at through the reading, also where nothing is reduced: then it changes nothing.

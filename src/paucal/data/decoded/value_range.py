@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paucal.data.channels.decoding import deep_channel_values, range_of
 from paucal.data.channels.planes import RGB
 from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decoded.no_data import Values, declared_no_data, measured_values
 from paucal.data.images import ImageSet, locate, spread
 from paucal.data.sources.stores import EncodedStore
 
@@ -23,36 +24,38 @@ _VALUES = 1 << 16  # of each image
 _OUTSIDE = 1e-4
 
 
-def with_ranges(reading: Reading, images: ImageSet) -> Reading:
-    """Return a reading with the ranges of values, measured where it has none and images have more than 8 bits."""
-    if reading.channels == RGB and reading.value_range is None:
-        return replace(reading, value_range=measure_range(images))
-    if reading.channels != RGB and reading.channel_ranges is None:
-        return replace(reading, channel_ranges=measure_channel_ranges(images, reading.channels))
-    return reading
+def with_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
+    """Return a reading with the ranges of values, and notes on values that are no measurements.
+
+    The ranges are measured where the reading has none and images have more than 8 bits.
+    """
+    if (reading.value_range if reading.channels == RGB else reading.channel_ranges) is not None:
+        return reading, []
+    looked = list(_deep(images, reading.channels))
+    if not looked:
+        return reading, []
+    if reading.channels == RGB:
+        values, notes = measured_values(looked, _OUTSIDE)
+        return replace(reading, value_range=range_of(values, _OUTSIDE) if len(values) else None), notes
+    ranges, notes = [], []
+    for channel in range(reading.channels):
+        values, told = measured_values([replace(one, values=one.values[:, channel]) for one in looked], _OUTSIDE)
+        ranges.append(range_of(values, _OUTSIDE))
+        notes += [f"channel {channel + 1}: {note}" for note in told]
+    return replace(reading, channel_ranges=tuple(ranges)), notes
 
 
 def measure_range(images: ImageSet) -> tuple[float, float] | None:
     """Return the (low, high) that a set's deep images become 0 and 255 with; None where it has none.
 
     Up to 32 of its deep images, spread over the set, are looked at, with evenly spaced values of each; a ten-thousandth
-    of the values may lie beyond on either side. Labels and parts play no role. Images that cannot be read are left out.
+    of the values may lie beyond on either side. Labels and parts play no role. Images that cannot be read are left out,
+    and so are values that stand for no data.
     """
-    found = [values.reshape(-1) for values in _deep(images, RGB)]
-    values = np.concatenate(found) if found else np.empty(0)
-    return range_of(values, _OUTSIDE) if np.isfinite(values).any() else None
+    return with_ranges(Reading(), images)[0].value_range
 
 
-def measure_channel_ranges(images: ImageSet, channels: int) -> tuple[tuple[float, float], ...] | None:
-    """Return such a range for each channel of a set whose images have so many; None where they have 8 bits."""
-    found = list(_deep(images, channels))
-    if not found:
-        return None
-    values = np.concatenate([one.reshape(-1, channels) for one in found])
-    return tuple(range_of(values[:, channel], _OUTSIDE) for channel in range(channels))
-
-
-def _deep(images: ImageSet, channels: int) -> Iterator[NDArray[np.float64]]:
+def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
     """Yield values of up to 32 deep images, (n,), or (n, channels)."""
     looked = [int(index) for index in images.sample(_LOOKED_AT) if _may_be_deep(images, int(index))]
     count = 0
@@ -66,7 +69,8 @@ def _deep(images: ImageSet, channels: int) -> Iterator[NDArray[np.float64]]:
         if values is None:
             continue
         flat = values.reshape(-1) if values.ndim == 2 or channels == RGB else values.reshape(-1, channels)
-        yield flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
+        few: NDArray[np.float64] = flat[:: max(1, len(flat) // _VALUES)].astype(np.float64)
+        yield Values(few, declared_no_data(store.source(place)))
         count += 1
         if count == _IMAGES:
             return

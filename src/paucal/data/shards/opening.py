@@ -23,6 +23,7 @@ from paucal.data.sources.archive import COMPRESSED
 from paucal.data.sources.folder import PARTS, ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.verify import ReportProgress
+from paucal.reading import decode_text
 from paucal.types import UserError
 from paucal.wording import counted, was
 
@@ -215,7 +216,8 @@ def _class_names(place: Place) -> list[str]:
     content = place.content(CLASSES, _MOST_NAMES)
     if content is None:
         return []
-    names = [line.strip() for line in content.decode(errors="surrogateescape").splitlines() if line.strip()]
+    text = decode_text(content, f"{place.location}/{CLASSES}").text
+    names = [line.strip() for line in text.splitlines() if line.strip()]
     if len(set(names)) != len(names):
         raise UserError(f"{place.location}/{CLASSES} names a class twice; give each its own line, in label order")
     return names

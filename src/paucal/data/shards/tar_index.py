@@ -119,7 +119,7 @@ def _add(images: dict[str, tarfile.TarInfo], key: str, member: tarfile.TarInfo, 
 
 def _label_of(content: bytes, ending: str, label_field: str, shown: str) -> str | None:
     try:
-        value = parse_json(content) if ending == ".json" else content.decode().strip()
+        value = parse_json(content) if ending == ".json" else content.decode("utf-8-sig").strip()
     except ValueError as problem:
         raise UserError(f"{shown} cannot be read as a label ({problem}); write it again") from None
     if ending == ".json":

@@ -26,16 +26,24 @@ ARCHIVE_SUFFIXES = (".zip", ".tar")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 MOST_ENTRIES = 20_000_000
 MOST_IMAGE = 512 << 20  # bytes of one image, unpacked; a bomb has more
-_ENCRYPTED = 1  # bit of a zip entry's flags
+_ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """An image in an archive: where its bytes begin (of a zip: its header), and how many they are."""
+    """An image in an archive: where its bytes begin (of a zip: its header), and how many they are.
+
+    Attributes:
+        name: Path within the archive.
+        offset: Position of the first byte.
+        size: Number of bytes, unpacked.
+        stored: Name by which `zipfile` knows the entry, which may have been decoded wrongly; "" in a tar.
+    """
 
     name: str
     offset: int
     size: int
+    stored: str = ""
 
 
 class ArchiveStore(EncodedStore):
@@ -87,7 +95,7 @@ class ArchiveStore(EncodedStore):
     def _from_zip(self, entry: _Entry) -> bytes:
         if self._archive is None or self._owner != os.getpid():  # a fork would share the place in the file
             self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
-        with self._archive.open(entry.name) as file:
+        with self._archive.open(entry.stored) as file:
             return file.read(entry.size + 1)
 
     def _from_tar(self, entry: _Entry) -> bytes:
@@ -145,7 +153,19 @@ def _zip_entries(file: Path) -> list[_Entry]:
             raise UserError(f"{file} is encrypted ({locked!r}): unpack it with its password")
         # A link in a zip is a file that holds a path; nothing but its few bytes would be read.
         files = [one for one in found if not one.is_dir() and not stat.S_ISLNK(one.external_attr >> 16)]
-        return [_Entry(checked_name(file, one.filename), one.header_offset, one.file_size) for one in files]
+        return [
+            _Entry(checked_name(file, _zip_name(one)), one.header_offset, one.file_size, one.filename) for one in files
+        ]
+
+
+def _zip_name(entry: zipfile.ZipInfo) -> str:
+    """Return the name of an entry; macOS writes UTF-8 without the flag that says so, and code page 437 is assumed."""
+    if entry.flag_bits & _UTF8:
+        return entry.filename
+    try:
+        return entry.filename.encode("cp437").decode()
+    except UnicodeError:
+        return entry.filename
 
 
 def _tar_entries(file: Path) -> list[_Entry]:

@@ -15,7 +15,7 @@ from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.shards.place import LocalPlace, RemotePlace, is_remote
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
 from paucal.data.sources.digits import open_digits
-from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
+from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS, open_folder
 from paucal.data.sources.hub import hub_files, is_on_hub
 from paucal.data.sources.listing import LIST_SUFFIX, find_train_list, open_listing
 from paucal.data.sources.parquet import (
@@ -25,6 +25,7 @@ from paucal.data.sources.parquet import (
     open_parquet,
     open_remote_parquet,
 )
+from paucal.data.sources.part_names import tells_part
 from paucal.data.sources.row_files import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore
@@ -186,7 +187,11 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
             refuse_coco(path)
             raise
         return open_tables(tables, *_of(wanted))
-    tables = find_tables(path) if len(images.classes) < 2 else {}
+    # Folders of parts that hold no classes look like classes themselves.
+    in_doubt = len(images.classes) < 2 or all(
+        any(tells_part(name, part) for part in set(PARTS.values())) for name in images.classes
+    )
+    tables = find_tables(path) if in_doubt else {}
     return open_tables(tables, *_of(wanted)) if tables else images
 
 

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from paucal.data.images import UNKNOWN
 from paucal.data.sources.parquet_columns import Columns
-from paucal.data.sources.several_labels import ONE_LABEL, Labels, from_cells, several_notes
+from paucal.data.sources.several_labels import ONE_LABEL, Labels, from_cells, is_missing, several_notes
 from paucal.types import UserError
 
 _NO_LIST = -1  # length of a row that has no list
+_LARGEST = 2**53  # up to which floats are whole numbers without gaps
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,13 @@ def _plain(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -
     if pa.types.is_integer(kind):  # unsigned numbers know no -1
         return column.cast(kind).cast(pa.int64()).fill_null(-1).to_numpy()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.asarray(column.cast(kind).fill_null("").to_pylist(), dtype=object)
+        texts = column.cast(kind).fill_null("").to_pylist()
+        return np.asarray(["" if is_missing(text.strip()) else text for text in texts], dtype=object)
+    if pa.types.is_floating(kind):  # as pandas keeps whole numbers of which some are missing
+        values = column.cast(kind).cast(pa.float64()).fill_null(np.nan).to_numpy()
+        numbers = np.where(np.isnan(values), -1, values)
+        if (numbers == np.floor(numbers)).all() and (np.abs(numbers) < _LARGEST).all():
+            return numbers.astype(np.int64)
     raise UserError(
         f"column '{name}' of {shown} holds {whole}; expected one integer or name per row, or a list of them"
     )

@@ -16,7 +16,8 @@ IMAGE_COLUMNS = (
     *("image_name", "imageid", "id", "key"),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "classname", "category", "target", "y", "species", "breed")
-NAME_COLUMNS = ("label_name", "class_name", "classname", "class", "category", "category_name", "species", "breed")
+SURE_NAME_COLUMNS = ("class_name", "classname", "label_name", "category_name")
+NAME_COLUMNS = (*SURE_NAME_COLUMNS, "class", "category", "species", "breed")
 SPLIT_COLUMNS = ("split", "part", "subset", "set")
 FLAG_COLUMNS = {
     "is_valid": "val",
@@ -177,7 +178,8 @@ def _names_of_numbers(plain: Sequence[str], cells: Sequence[Sequence[str]], labe
             continue
         pairs = {(row[label], row[place]) for row in cells if len(row) > max(label, place)}
         different = {number for number, _ in pairs}, {text for _, text in pairs}
-        if len(pairs) == len(different[0]) == len(different[1]) and not any(text.isdigit() for text in different[1]):
+        named = name in SURE_NAME_COLUMNS or not any(text.isdigit() for text in different[1])
+        if named and len(pairs) == len(different[0]) == len(different[1]):
             return place
     return label
 

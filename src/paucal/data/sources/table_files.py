@@ -27,9 +27,11 @@ def find_tables(folder: Path) -> dict[str, Path]:
         if (file := _find_table(place)) is not None:
             return together(file)
     found: dict[str, Path] = {}
-    for below in sorted(folder.iterdir()):
-        part = PARTS.get(below.name.lower(), "")
-        table = _find_table(below) if part and below.is_dir() else None
+    folders = [below for below in sorted(folder.iterdir()) if below.name.lower() in PARTS and below.is_dir()]
+    for below in sorted(folders, key=lambda below: PARTS[below.name.lower()] != "train"):
+        part, table = PARTS[below.name.lower()], _find_table(below)
+        if table is None and "train" in found and (same := below / found["train"].name).exists():
+            table = same if _is_table(same, refuse=True) else None
         if table is not None and found.setdefault(part, table) != table:
             raise UserError(f"{found[part]} and {table} are both tables of {part}; keep one")
     return {part: found[part] for part in ("train", "val", "test") if part in found} if "train" in found else {}
@@ -58,14 +60,22 @@ def set_name(files: dict[str, Path]) -> str:
 
 def together(file: Path) -> dict[str, Path]:
     """Return a table with those of the other parts beside it, by part; "" for a table on its own."""
-    return files_of_set(file, _is_table, "tables")  # the test table of a competition has no labels
+    # The test table of a competition has no labels.
+    return files_of_set(file, lambda other: _is_table(other, refuse=True), "tables")
 
 
-def _is_table(file: Path) -> bool:
-    """Return whether a file has columns for paths and classes by their names, or a column for each class."""
+def _is_table(file: Path, refuse: bool = False) -> bool:
+    """Return whether a file has columns for paths and classes by their names, or a column for each class.
+
+    Args:
+        file: Path of the file.
+        refuse: Whether one that cannot be read is refused, since it belongs to others; else it is no table.
+    """
+    if not is_regular(file) or file.stat().st_size > MOST_BYTES:
+        return False
     try:
-        if not is_regular(file) or file.stat().st_size > MOST_BYTES:
-            return False
         return has_labels(read_table(file, _LOOKED_AT).rows)
-    except (OSError, UserError, ValueError):
+    except (OSError, UserError):
+        if refuse:
+            raise
         return False

@@ -166,7 +166,8 @@ def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[
     except UserError as problem:
         text, _, advice = str(problem).rstrip(".").partition("; ")
         found, reading = [Finding("channels", "misleads", text, advice)], WHOLE
-    reading = with_ranges(reading, images)
+    reading, notes = with_ranges(reading, images)
+    found += [Finding("values", "warning", note) for note in notes]
     return replace(images, store=ReadAs(images.store, reading), reading=reading), found
 
 
