@@ -1,7 +1,7 @@
 """Random sets of classified images: what training sees is what was put in, or the set is refused.
 
-`trial` writes a set in one of the layouts that people have (class folders, tables, lists, VOC's lists, Parquet, archives)
-in a random spelling, opens it as `paucal train` does, and compares. By hand, over many seeds:
+`trial` writes a set in one of the layouts that people have (class folders, tables, lists, VOC's lists, Parquet,
+shards, archives) in a random spelling, opens it as `paucal train` does, and compares. By hand, over many seeds:
 
     PYTHONPATH=tests python -m promises.classes 700
 """
@@ -55,6 +55,7 @@ class Case:
     location: Path
     items: list[Item]
     options: dict[str, object] = field(default_factory=dict)
+    broken: bool = False  # whether nobody can say what is meant
 
 
 def trial(folder: Path, seed: int) -> str:
@@ -64,14 +65,28 @@ def trial(folder: Path, seed: int) -> str:
         AssertionError: What was read is not what was put in.
     """
     chance = random.Random(seed)
-    make = chance.choice([_folders, _folders, _tables, _tables, _tables, _tables, _lists, _voc, _parquet, _part_tables])
+    make = chance.choice(
+        [
+            _folders,
+            _folders,
+            _tables,
+            _tables,
+            _tables,
+            _tables,
+            _lists,
+            _voc,
+            _parquet,
+            _part_tables,
+            _plain_rows,
+            _shards,
+        ]
+    )
     case = make(folder, chance)
     try:
         images = open_images(case.location, **case.options)  # type: ignore[arg-type]
     except UserError as problem:
-        assert str(problem).strip(), "a refusal says nothing"
-        assert "\n" not in str(problem), "a refusal has several lines"
-        return f"refused: {problem}"
+        return _checked_refusal(str(problem))
+    assert not case.broken, f"{make.__name__}: what cannot be decided was read"
     found = {
         _colour_of(images.store.read(index)): (frozenset(images.classes_of(index)), images.declared[index])
         for index in range(len(images))
@@ -80,9 +95,15 @@ def trial(folder: Path, seed: int) -> str:
     wanted = {item.colour: (frozenset(plain[label] for label in item.labels), item.part) for item in case.items}
     assert len(set(images.keys)) == len(images), "two images have one key"
     for name in images.classes:
-        assert name.encode() and name == name.strip(), f"{name!r} is no valid name"
+        assert name.encode().strip() == name.encode() != b"", f"{name!r} is no valid name"
     assert found == wanted, f"{make.__name__}: {_difference(found, wanted)}"
     return "read"
+
+
+def _checked_refusal(sentence: str) -> str:
+    assert sentence.strip(), "a refusal says nothing"
+    assert "\n" not in sentence, "a refusal has several lines"
+    return f"refused: {sentence}"
 
 
 def _plain(names: list[str]) -> dict[str, str]:
@@ -95,7 +116,9 @@ def _plain(names: list[str]) -> dict[str, str]:
 
 def _difference(found: dict, wanted: dict) -> str:
     lines = [f"{key}: read {found.get(key)}, put in {wanted.get(key)}" for key in found.keys() | wanted.keys()]
-    wrong = [line for key, line in zip(found.keys() | wanted.keys(), lines, strict=True) if found.get(key) != wanted.get(key)]
+    wrong = [
+        line for key, line in zip(found.keys() | wanted.keys(), lines, strict=True) if found.get(key) != wanted.get(key)
+    ]
     return f"{len(wrong)} images differ; {'; '.join(wrong[:3])}"
 
 
@@ -135,7 +158,9 @@ def _litter(root: Path, chance: random.Random) -> None:
 def _folders(root: Path, chance: random.Random) -> Case:
     items = _items(chance, several=False, parts=chance.random() < 0.5)
     spelling = {part: chance.choice(names) for part, names in PARTS.items()}
-    decorate = {label: chance.choice([label, label, f"{label} ", unicodedata.normalize("NFD", label)]) for label in WORDS + FAR}
+    decorate = {
+        label: chance.choice([label, label, f"{label} ", unicodedata.normalize("NFD", label)]) for label in WORDS + FAR
+    }
     place = root / "photos"
     for number, item in enumerate(items):
         label = decorate.get(item.labels[0], item.labels[0])
@@ -170,7 +195,9 @@ def _encode(text: str, chance: random.Random) -> bytes:
 def _labelled_cells(items: list[Item], several: bool, chance: random.Random) -> tuple[list[str], list[list[str]]]:
     """Return the names of the columns of labels and the cells of each image."""
     names = sorted({label for item in items for label in item.labels})
-    form = chance.choice(["separator", "json", "python", "marks"] if several else ["name", "name", "float", "numbered", "one hot"])
+    form = chance.choice(
+        ["separator", "json", "python", "marks"] if several else ["name", "name", "float", "numbered", "one hot"]
+    )
     if form in ("marks", "one hot"):
         yes, no = chance.choice([("1", "0"), ("1.0", "0.0"), ("True", "False")])
         return names, [[yes if name in item.labels else no for name in names] for item in items]
@@ -198,76 +225,122 @@ def _tables(root: Path, chance: random.Random) -> Case:
         for number, item in enumerate(items):
             item.part = "val" if number % 3 == 0 else "train"
     spelling = {part: chance.choice(names) for part, names in PARTS.items()}
-    where = chance.choice(["", "images/", "imgs/", "photos/"])
-    bare_names = chance.random() < 0.3
-    for number, item in enumerate(items):
-        folder = f"{chance.choice([spelling[item.part], spelling[item.part] + '_images'])}/" if how == "files in folders" else where
-        name = f"{number // 4 if how == 'files in folders' else number:03d}{chance.choice(['', ' copy', 'é'])}"
-        item.path = f"{folder}{name}{chance.choice(['.jpg', *LOSSLESS])}"
-    if how == "files in folders":
-        _one_folder_each(items)
-    for item in items:
-        _write(root / "set" / _on_disk(item.path, chance), item.colour)
-    header, cells = _labelled_cells(items, several, chance)
-    style = chance.choice(["as is", "as is", "./", "\\", "absolute", "short"])
-    rows = []
-    for item, labels in zip(items, cells, strict=True):
-        path = item.path
-        shown = path.rpartition("/")[2] if style == "short" or how == "files in folders" else path
-        shown = shown.rpartition(".")[0] if bare_names else shown
-        if how != "files in folders":
-            shown = {"./": f"./{shown}", "\\": shown.replace("/", "\\"), "absolute": f"{root}/set/{shown}"}.get(style, shown)
-        rows.append([shown, *labels, chance.choice(["p1", "p2"])])
-    header = [chance.choice(["image", "file_name", "Image Path", "id"]), *header, "patient"]
-    if how == "column":
-        header, rows = [*header, chance.choice(["split", "subset"])], [[*row, spelling[item.part]] for row, item in zip(rows, items, strict=True)]
-    if how == "is_valid":
-        header, rows = [*header, "is_valid"], [[*row, str(item.part == "val")] for row, item in zip(rows, items, strict=True)]
-    if how == "none" and not several and len(header) == 3 and chance.random() < 0.5:
+    _place(root / "set", items, spelling if how == "files in folders" else None, chance)
+    styles = (
+        ["short"] if how == "files in folders" else ["as is", "./", "\\", "absolute", "short", "foreign", "capitals"]
+    )
+    style, bare = chance.choice(styles), chance.random() < 0.3
+    labels, cells = _labelled_cells(items, several, chance)
+    rows = [
+        [_shown(item.path, style, bare, root / "set"), *row, chance.choice(["p1", "p2"])]
+        for item, row in zip(items, cells, strict=True)
+    ]
+    header = [chance.choice(["image", "file_name", "Image Path", "id"]), *labels, "patient"]
+    if how in ("column", "is_valid"):
+        header.append(chance.choice(["split", "subset"]) if how == "column" else "is_valid")
+        for row, item in zip(rows, items, strict=True):
+            row.append(spelling[item.part] if how == "column" else str(item.part == "val"))
+    elif how == "none" and len(labels) == 1 and not several and chance.random() < 0.5:
         rows.append([f"lost{chance.choice(LOSSLESS)}", chance.choice(["", "nan", "NaN", "<NA>"]), "p1"])
-    order = list(range(len(header)))
-    chance.shuffle(order)
-    header, rows = [header[i] for i in order], [[row[i] for i in order] for row in rows]
-    _write_tables(root / "set", header, rows, items, how, spelling, chance)
-    table = next(iter(sorted((root / "set").glob("*train*.*sv"), key=str) or sorted((root / "set").glob("*.*sv"))), None)
-    if how.startswith("files"):
-        train = next(file for file in (root / "set").glob("*.*sv") if file.stem.lower().endswith(spelling["train"].lower()))
-        return Case(chance.choice([root / "set", train]), items)
-    assert table is not None
-    return Case(table, items)
+    order = chance.sample(range(len(header)), len(header))
+    table = [[row[place] for place in order] for row in [header, *rows]]
+    places = _write_tables(root / "set", table, items, spelling if how.startswith("files") else None, chance)
+    location = chance.choice(places)
+    if len(places) == 1 and chance.random() < 0.3:
+        apart = root / "set" / chance.choice(["annotations", "labels"])
+        apart.mkdir()
+        location = location.rename(apart / location.name)
+    return Case(location, items, {"root": root / "set"} if style == "foreign" else {})
 
 
-def _one_folder_each(items: list[Item]) -> None:
-    """Let all images of a part lie in the folder of the first of them, and give each its own name there."""
-    folders: dict[str, str] = {}
+def _place(folder: Path, items: list[Item], spelling: dict[str, str] | None, chance: random.Random) -> None:
+    """Write the images, those of each part to a folder of their own where parts have such."""
+    where = chance.choice(["", "images/", "imgs/", "photos/"])
+    folders = {part: f"{word}{chance.choice(['', '_images'])}/" for part, word in (spelling or {}).items()}
     taken: Counter[str] = Counter()
     for item in items:
-        folder = folders.setdefault(item.part, item.path.rpartition("/")[0])
-        taken[item.part] += 1
-        stem, ending = item.path.rpartition("/")[2].rsplit(".", 1)
-        item.path = f"{folder}/{stem}{taken[item.part]:02d}.{ending}"
+        name = f"{taken[item.part if spelling else '']:03d}{chance.choice(['', ' copy', 'é'])}"
+        taken[item.part if spelling else ""] += 1
+        item.path = f"{folders.get(item.part, where)}{name}{chance.choice(['.jpg', *LOSSLESS])}"
+        # Another system may have written the name of the file.
+        _write(folder / unicodedata.normalize(chance.choice(["NFC", "NFC", "NFD"]), item.path), item.colour)
 
 
-def _on_disk(path: str, chance: random.Random) -> str:
-    """Return the path of a file as another system may have written it."""
-    return unicodedata.normalize(chance.choice(["NFC", "NFC", "NFD"]), path)
+def _shown(path: str, style: str, bare: bool, folder: Path) -> str:
+    """Return a path as a table may have it."""
+    path = path.rpartition("/")[2] if style == "short" else path
+    path = path.rpartition(".")[0] if bare else path
+    styles = {
+        "./": f"./{path}",
+        "\\": path.replace("/", "\\"),
+        "absolute": f"{folder}/{path}",
+        "capitals": path.upper(),
+    }
+    return styles.get(style, f"C:\\Users\\me\\{path}" if style == "foreign" else path)
 
 
 def _write_tables(
-    folder: Path, header: list[str], rows: list[list[str]], items: list[Item], how: str, spelling: dict[str, str], chance: random.Random
-) -> None:
-    separator = chance.choice([",", ",", ";", "\t", "|"])
-    quoting = chance.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-    ending, lines = ".tsv" if separator == "\t" else ".csv", chance.choice(["\r\n", "\n"])
-    begin = chance.choice(["", "birds_"])
-    parts = sorted({item.part for item in items}) if how.startswith("files") else [""]
-    for part in parts:
-        chosen = [row for place, row in enumerate(rows) if not part or items[place].part == part]
+    folder: Path, table: list[list[str]], items: list[Item], spelling: dict[str, str] | None, chance: random.Random
+) -> list[Path]:
+    """Write one table, or one for each part; returns the places where the set may be opened."""
+    separator, begin = chance.choice([",", ",", ";", "\t", "|"]), chance.choice(["", "birds_"])
+    quoting, lines = chance.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]), chance.choice(["\r\n", "\n"])
+    ending = ".tsv" if separator == "\t" else ".csv"
+    files = {part: folder / f"{begin}{word}{ending}" for part, word in (spelling or {"": "labels"}).items()}
+    for part, file in files.items():
+        rows = [row for place, row in enumerate(table[1:]) if not part or items[place].part == part]
         text = io.StringIO(newline="")
-        writer = csv.writer(text, delimiter=separator, quoting=quoting, lineterminator=lines)
-        writer.writerows([header, *chosen])
-        name = f"{begin}{spelling[part]}" if part else "labels"
-        (folder / f"{name}{ending}").write_bytes(_encode(text.getvalue(), chance))
+        csv.writer(text, delimiter=separator, quoting=quoting, lineterminator=lines).writerows([table[0], *rows])
+        file.write_bytes(_encode(text.getvalue(), chance))
+    return [folder, files["train"]] if spelling else [files[""]]
+
+
+def _plain_rows(root: Path, chance: random.Random) -> Case:
+    """Make a table by hand: without names of columns, with signs of Excel, rows that come twice, or an open quote."""
+    items = _items(chance, several=False, parts=False)
+    rows = []
+    for number, item in enumerate(items):
+        item.path = f"{number}{chance.choice([*LOSSLESS, '.jpg'])}"
+        _write(root / "set" / item.path, item.colour)
+        quoted = item.labels[0].replace('"', '""')
+        rows.append([f'"{item.path}"', f'"{quoted}"'])
+    begin = [['"image"', '"label"']] if chance.random() < 0.5 else []
+    separator = chance.choice([" ; ", ";", ",", ", ", "\t"])
+    lines = [separator.join(row) for row in [*begin, *rows, *(rows[:2] if chance.random() < 0.3 else [])]]
+    if begin and separator == ";" and chance.random() < 0.5:
+        lines.insert(0, "sep=;")
+    broken = chance.random() < 0.2
+    if broken:
+        place = chance.randrange(1, len(lines) - 1)
+        lines[place] = lines[place].rstrip()[:-1]
+    (root / "set" / "labels.csv").write_bytes(_encode("\n".join(lines) + "\n", chance))
+    return Case(root / "set" / "labels.csv", items, broken=broken)
+
+
+def _shards(root: Path, chance: random.Random) -> Case:
+    """Make tar files in WebDataset's layout."""
+    items = _items(chance, several=False, parts=chance.random() < 0.5)
+    (root / "set").mkdir()
+    form = chance.choice(["cls", "txt names", "json"])
+    names = sorted({item.labels[0] for item in items})
+    for part in sorted({item.part for item in items}):
+        with tarfile.open(root / "set" / f"{part or 'data'}-0000.tar", "w") as archive:
+            for number, item in enumerate(item for item in items if item.part == part):
+                picture = io.BytesIO()
+                Image.new("RGB", (9, 7), item.colour).save(picture, "PNG")
+                label = str(names.index(item.labels[0])) if form == "cls" else item.labels[0]
+                about = json.dumps({"label": label}) if form == "json" else label
+                for ending, content in (
+                    ("png", picture.getvalue()),
+                    ("json" if form == "json" else "cls", about.encode()),
+                ):
+                    member = tarfile.TarInfo(f"{number:05d}.{ending}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    if form == "cls":
+        text = "".join(f"{name}\n" for name in names)
+        (root / "set" / "classes.txt").write_bytes(_encode(text, chance))
+    return Case(root / "set", items)
 
 
 def _part_tables(root: Path, chance: random.Random) -> Case:
@@ -309,13 +382,17 @@ def _lists(root: Path, chance: random.Random) -> Case:
         item.path = f"{names.index(item.labels[0])}/{number} b.png" if by_folder else f"all/{number}.png"
         _write(root / "set" / item.path, item.colour)
         shown = {"/": item.path, "\\": item.path.replace("/", "\\"), "absolute": f"{root}/set/{item.path}"}[style]
-        lines.setdefault(item.part, []).append(f"{shown}{chance.choice([' ', '   ', chr(9)])}{names.index(item.labels[0])}")
+        lines.setdefault(item.part, []).append(
+            f"{shown}{chance.choice([' ', '   ', chr(9)])}{names.index(item.labels[0])}"
+        )
         item.labels = [str(names.index(item.labels[0]))]
     for part, some in lines.items():
         name = f"{begin}{spelling[part]}.txt" if part else "list.txt"
         (root / "set" / name).write_bytes(_encode("\n".join(some) + "\n", chance))
     start = f"{begin}{spelling['train']}.txt" if "train" in lines else "list.txt"
-    return Case(chance.choice([root / "set", root / "set" / start]) if "train" in lines else root / "set" / start, items)
+    return Case(
+        chance.choice([root / "set", root / "set" / start]) if "train" in lines else root / "set" / start, items
+    )
 
 
 def _voc(root: Path, chance: random.Random) -> Case:

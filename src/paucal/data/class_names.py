@@ -118,9 +118,8 @@ def _notes(plain: dict[str, str]) -> list[str]:
     raw = [repr(new) for name, new in plain.items() if _SURROGATE.search(name)]
     notes = []
     if joined:
-        notes.append(
-            f"{counted(len(joined), 'name')} of classes had several spellings, taken for one ({_some(joined)})"
-        )
+        several = counted(len(joined), "class has", "classes have")
+        notes.append(f"{several} several spellings, which were taken for one ({_some(joined)})")
     if raw:
         notes.append(f"names of classes that are not UTF-8 were read as {_some(raw)}: rename them if that is wrong")
     return notes

@@ -240,3 +240,10 @@ def test_open_parquet__clothing():
     assert images.classes[-1] == "t-shirt"
     assert [images.declared.count(part) for part in ("train", "val", "test")] == [3068, 341, 372]
     assert set(images.sample_sizes(20).min(axis=1)) == {160}
+
+
+def test_open_parquet__of_whole_floats_and_missing_names(make_parquet):
+    floats = open_images(make_parquet("floats.parquet", 4, {"label": [0.0, 1.0, None, float("nan")]}))
+    assert (floats.classes, len(floats)) == (("0", "1"), 2)
+    texts = open_images(make_parquet("texts.parquet", 4, {"label": ["cat ", "dog", "nan", "cat"]}))
+    assert (texts.classes, texts.labels.tolist()) == (("cat", "dog"), [0, 1, 0])

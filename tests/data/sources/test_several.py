@@ -132,3 +132,23 @@ def test_places__are_read_as_files_and_decoded_once_like_one(tmp_path):
     stores = [locate(images.store, index) for index in range(4)]
     assert all(store.stamp(place) is not None for store, place in stores)  # known again without being read
     assert digest_of(images.store, 0) == hashlib.blake2b((one / "cat/1.png").read_bytes(), digest_size=16).digest()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("line", ["{}", "{}.jpg", "JPEGImages/{}.jpg", "JPEGImages\\{}.JPG"])
+def test_voc__lists_as_other_programs_write_them(tmp_path, encoding, line):
+    names = ["slide 1", "slide 1 copy", "caf\u00e9"]
+    voc(tmp_path, {"cat": dict.fromkeys(["slide 1", "slide 1 copy", "cafe\u0301"], 1)})
+    folder = tmp_path / "ImageSets" / "Main"
+    (folder / "cat_train.txt").unlink()
+    for number, (part, words) in enumerate([("Train", names[:1]), ("valid", names[1:2]), ("TEST", names[2:])]):
+        for name in ("cat", "crash_test"):
+            signs = [1 if (name == "cat") == (number % 2 == 0) else -1] * len(words)
+            text = "".join(f"{line.format(word)}  {sign}\r\n" for word, sign in zip(words, signs, strict=True))
+            (folder / f"{name}_{part}.txt").write_bytes(text.encode(encoding))
+    (folder / "cat_trainval.txt").write_text("slide 1 1\nslide 1 copy -1\n")
+    images = open_images(tmp_path)
+    assert images.classes == ("cat", "crash_test")
+    found = dict(zip(images.keys, zip(images.labels.tolist(), images.declared, strict=True), strict=True))
+    assert sorted(found.values()) == [(0, "test"), (0, "train"), (1, "val")]
+    assert found["JPEGImages/slide 1.png"] == (0, "train")

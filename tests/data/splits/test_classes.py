@@ -110,3 +110,10 @@ def test_choose_classes__needs_a_text_file_and_labels(make_folder, tmp_path):
     (tmp_path / "names").write_text("cat\ndog\n")
     with pytest.raises(UserError, match="was opened without labels"):
         choose_classes(open_images(folder, labelled=False), tmp_path / "names")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "cp1252"])
+def test_choose_classes__from_a_list_in_any_encoding(make_folder, tmp_path, encoding):
+    images = open_images(make_folder("Ka\u0308tzchen/1.png", "Hund/2.png", "Löwe/3.png"))
+    (tmp_path / "names.txt").write_bytes("# some\r\nKätzchen\r\n Löwe \r\n".encode(encoding))
+    assert choose_classes(images, tmp_path / "names.txt").classes == ("Kätzchen", "Löwe")

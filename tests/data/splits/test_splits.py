@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paucal.data.sources.opening import open_images
-from paucal.data.splits.file import read_split, write_split
+from paucal.data.splits.file import read_rows, read_split, write_split
 from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
 from paucal.types import UserError
 
@@ -251,3 +251,38 @@ def test_limit_val__counts_classes_that_keep_one_image(make_set):
     limited = limit_val(few, images.labels, seed=0)
     assert _per_class(images, few, "train") == [1, 1, 1, 1]
     assert _per_class(images, limited, "val") == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_split_file__saved_again_by_another_program(make_set, tmp_path, encoding, separator):
+    keys = [f"Kätzchen/{number} é.png" for number in range(20)]
+    images = replace(make_set([0, 1] * 10, keys=keys), classes=("001", "TRUE"))
+    split = make_split(images)
+    write_split(tmp_path / "split.csv", images, split)
+    text = (tmp_path / "split.csv").read_text(encoding="utf-8").replace(",", separator)
+    text = text.replace("001", "1").replace("TRUE", "True")
+    (tmp_path / "split.csv").write_bytes(text.encode(encoding))
+    assert read_split(tmp_path / "split.csv", images).parts.tolist() == split.parts.tolist()
+
+
+def test_split_file__of_images_copied_to_a_system_of_another_unicode_form(make_set, tmp_path):
+    keys = [f"caf\u00e9/{number}.png" for number in range(20)]
+    images = make_set([0, 1] * 10, keys=keys)
+    split = make_split(images)
+    write_split(tmp_path / "split.csv", images, split)
+    copied = replace(images, keys=[key.replace("\u00e9", "e\u0301") for key in keys])
+    assert read_split(tmp_path / "split.csv", copied).parts.tolist() == split.parts.tolist()
+    twins = replace(images, keys=["A.png", "a.png", *keys[2:]])
+    write_split(tmp_path / "split.csv", twins, split)
+    order = [1, 0, *range(2, 20)]
+    moved = replace(twins, keys=[twins.keys[i] for i in order], labels=twins.labels[order])
+    assert read_split(tmp_path / "split.csv", moved).parts.tolist() == split.parts[order].tolist()
+
+
+def test_split_file__is_utf8_whatever_the_names_are(make_set, tmp_path):
+    images = make_set([0, 1], keys=["a.png", " caf\udce9.png"])
+    split = make_split(images, val_fraction=0, test_fraction=0)
+    write_split(tmp_path / "split.csv", images, split)
+    (tmp_path / "split.csv").read_text(encoding="utf-8")
+    assert [row["key"] for row in read_rows(tmp_path / "split.csv")] == images.keys

@@ -80,8 +80,9 @@ def cells_of_lists(cells: Sequence[str]) -> list[list[str]] | None:
 
 def _items(cell: str) -> list[str]:
     try:
-        value = ast.literal_eval(cell)
-        if isinstance(value, list | tuple | set) and ("," in cell or len(value) < 2):
+        # Python joins texts without a comma between them, which NumPy prints.
+        value = None if re.search(r"['\"]\s+['\"]", cell) else ast.literal_eval(cell)
+        if isinstance(value, list | tuple | set):
             return [str(item).strip() for item in value if item is not None]
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         pass
