@@ -1,4 +1,5 @@
 import io
+import struct
 import threading
 import warnings
 from pathlib import Path
@@ -6,8 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from paucal.data.decode import UnreadableImage, check_decodes, decode_rgb, image_size, upright_rgb
+from paucal.data.decode import (
+    UnreadableImage,
+    check_decodes,
+    decode_reduced,
+    decode_rgb,
+    image_size,
+    read_orientation,
+    upright_rgb,
+)
+from paucal.data.orientation import Orientation
 from paucal.types import UserError
 
 
@@ -62,8 +73,52 @@ def test_decode_rgb__applies_every_exif_orientation(form, orientation):
     assert decoded.shape == (16, 24, 3)
     corners = [int(decoded[y, x, 0]) > 128 for y, x in ((2, 2), (2, 21), (13, 2), (13, 21))]
     assert corners == [True, False, False, False]
-    if form != "PNG":
-        assert image_size(source, "x") == (16, 24)
+    found = read_orientation(source, "x")
+    assert image_size(source, "x") == found.upright == (16, 24)
+    assert found.stored == stored.size[::-1]
+    assert found.value == orientation
+    assert found.is_ambiguous == (orientation in (2, 3, 4))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("value", [65537, 65542, 0, 9, 255, "6", "upright", b"\x06"])
+def test_invalid_orientations__are_ignored(form, value):
+    upright = Image.new("RGB", (24, 16), "black")
+    upright.paste("white", (0, 0, 12, 8))
+    source = _encode(upright, form, **({"tiffinfo": _tags(value)} if form == "TIFF" else {"exif": _exif_of(value)}))
+    decoded = _array(source)
+    assert decoded.shape == (16, 24, 3)
+    assert (decoded[2, 2, 0] > 128, decoded[13, 21, 0] < 128) == (True, True)
+    assert read_orientation(source, "x") == Orientation(1, (16, 24), (16, 24))
+    assert decode_reduced(source, "x", 64)[2] == (16, 24)
+
+
+def _tags(value) -> ImageFileDirectory_v2:
+    tags = ImageFileDirectory_v2()
+    tags.tagtype[0x0112] = {int: 4, str: 2, bytes: 7}[type(value)]
+    tags[0x0112] = value
+    return tags
+
+
+def _exif_of(value) -> bytes:
+    """Return EXIF of one directory with one entry, whose type follows the value's."""
+    if isinstance(value, int):
+        kind, count, data = 4, 1, struct.pack("<I", value)  # LONG, as the set with 65537 has it
+    else:
+        kind, text = (2, value.encode() + b"\0") if isinstance(value, str) else (7, value)
+        count, data = len(text), text[:4].ljust(4, b"\0")  # of a longer text the bytes of an offset, past the end
+    entry = struct.pack("<HHI", 0x0112, kind, count) + data
+    return b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + b"\0\0\0\0"
+
+
+def test_square_images__are_ambiguous_where_they_are_turned():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    square, longer = (read_orientation(_encode(Image.new("RGB", size), exif=exif), "x") for size in ((8, 8), (8, 6)))
+    assert square == Orientation(6, (8, 8), (8, 8))
+    assert longer == Orientation(6, (6, 8), (8, 6))
+    assert (square.is_ambiguous, longer.is_ambiguous) == (True, False)
+    assert not read_orientation(_encode(Image.new("RGB", (8, 8))), "x").is_ambiguous
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "PPM"])

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from paucal.data.deep_pixels import deep_values, is_deep, to_8_bits
+from paucal.data.orientation import UPRIGHT, Orientation, orientation_of
 from paucal.types import UserError
 
 ImageSource = bytes | Path
@@ -27,19 +28,6 @@ _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000
 # Resized to cover a square, an image of 1 x 65,000 pixels would take 10 GB.
 _MOST_ELONGATED = 100
 _DRAFTED = ("JPEG", "MPO")  # MPO: JPEG with further pictures, as some phones write it
-_ORIENTATION_TAG = 0x0112
-# What undoes each value of the EXIF orientation tag (EXIF 2.3, table 6).
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
 # An image is left as it is where it is hardly larger than what it would be reduced to.
 _WORTH_REDUCING = 1.5
 
@@ -146,9 +134,9 @@ def upright_rgb(image: Image.Image, reading: Reading = WHOLE) -> Image.Image:
 
 
 def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float, float] | None) -> Image.Image:
+    turn = _turn(image)
     deep = deep_values(image) if is_deep(image) else None  # first: Pillow closes the file when it has read its own
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))
     rgb = _to_rgb(image) if deep is None else to_8_bits(deep, value_range).convert("RGB")
     if rgb.size != size:
         rgb = rgb.resize(size, Image.Resampling.HAMMING, reducing_gap=2.0)
@@ -159,9 +147,23 @@ def _upright(image: Image.Image, size: tuple[int, int], value_range: tuple[float
 
 def turned_upright(image: Image.Image) -> Image.Image:
     """Return an image that Pillow has opened as its EXIF orientation says that it is seen."""
+    turn = _turn(image)
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))
     return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> Orientation:
+    value, (width, height) = orientation_of(image), image.size
+    if value < 5:  # no turn by 90 degrees
+        return Orientation(value, (height, width), (height, width))
+    if image.format == "TIFF":  # Pillow has exchanged the sides itself
+        return Orientation(value, (width, height), (height, width))
+    return Orientation(value, (height, width), (width, height))
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Return what turns an opened image upright once it is decoded; TIFF is turned by Pillow itself."""
+    return None if image.format == "TIFF" else UPRIGHT.get(orientation_of(image))
 
 
 def raw_values(source: ImageSource, name: str) -> np.ndarray | None:
@@ -180,11 +182,17 @@ def image_size(source: ImageSource, name: str) -> tuple[int, int]:
     Raises:
         UnreadableImage: the header cannot be read.
     """
+    return read_orientation(source, name).upright
+
+
+def read_orientation(source: ImageSource, name: str) -> Orientation:
+    """Return the EXIF orientation of an image and its sizes from the header, without decoding the pixels.
+
+    Raises:
+        UnreadableImage: the header cannot be read.
+    """
     with opened(source, name) as image:
-        width, height = image.size
-        # Pillow turns TIFF sizes itself, and asking a PNG for its EXIF would decode the pixels.
-        turned = image.format in (*_DRAFTED, "WEBP") and _orientation(image) >= 5
-        return (width, height) if turned else (height, width)
+        return _orientation(image)
 
 
 def check_decodes(source: ImageSource, name: str, reading: Reading = WHOLE) -> None:
@@ -222,11 +230,9 @@ def decode_reduced(
         UnreadableImage: as in `decode_rgb`.
     """
     with opened(source, name) as image:
-        width, height = image.size
-        mode, turned = image.mode, image.format in ("JPEG", "MPO", "WEBP") and _orientation(image) >= 5
-        if image.format in ("JPEG", "MPO"):
+        mode, full = image.mode, _orientation(image).upright
+        if image.format in _DRAFTED:
             image.draft(image.mode, (side, side))
-        full = (width, height) if turned else (height, width)
         return upright_rgb(image, Reading(value_range=value_range)), mode, full
 
 
@@ -289,13 +295,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, Image.UnidentifiedImageError):
         return "it is empty or in no known image format"
     return str(error) or type(error).__name__
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # damaged metadata does not make the pixels unusable
-        return 1
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
