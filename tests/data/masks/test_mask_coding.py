@@ -4,8 +4,26 @@ import numpy as np
 import pytest
 
 from paucal.data.masks.class_names import NamedClasses, read_class_names
-from paucal.data.masks.coding import IGNORED, MaskCoding, Seen, find_coding
+from paucal.data.masks.coding import IGNORED, MaskCoding, find_coding
+from paucal.data.masks.measuring import FileFacts, Seen
+from paucal.data.masks.pixels import COLOUR, PALETTE
 from paucal.types import UserError
+
+
+def facts(*values: int, name: str = "a.png", solid: tuple[int, ...] | None = None, **more) -> FileFacts:
+    """Return the facts of a file in which each value has as many pixels, or those of `pixels`."""
+    pixels = more.pop("pixels", dict.fromkeys(values, 100))
+    return FileFacts(name, pixels, frozenset(values if solid is None else solid), **more)
+
+
+def seen(*values: int, **more) -> Seen:
+    """Return what a look at one file has shown."""
+    return Seen((facts(*values, **more),))
+
+
+def files(*many: tuple[int, ...], **more) -> Seen:
+    """Return what a look at several files has shown."""
+    return Seen(tuple(facts(*values, name=f"{place}.png", **more) for place, values in enumerate(many)))
 
 
 @pytest.mark.parametrize(
@@ -22,19 +40,19 @@ from paucal.types import UserError
     ],
 )
 def test_coding__is_told_from_the_values(values, kind, classes, ignore):
-    assert find_coding(Seen(values)) == MaskCoding(kind, classes, ignore)
+    assert find_coding(seen(*values)) == MaskCoding(kind, classes, ignore)
 
 
 def test_what_is_said__wins_over_what_looks_likely():
-    assert find_coding(Seen((0, 128)), "index").count == 129
-    assert find_coding(Seen((0, 1, 2)), "grey").values == (0, 1, 2)
-    assert find_coding(Seen((0, 1, 2, 9)), ignore=[9]) == MaskCoding("index", (0, 1, 2), 9)
-    assert find_coding(Seen((0, 1, 2)), ignore=[0]) == MaskCoding("index", (1, 2), 0)
-    assert find_coding(Seen((3, 40, 200), lossy="a.jpg"), "binary").values == (0, 255)
+    assert find_coding(seen(0, 128), "index").count == 129
+    assert find_coding(seen(0, 1, 2), "grey").values == (0, 1, 2)
+    assert find_coding(seen(0, 1, 2, 9), ignore=[9]) == MaskCoding("index", (0, 1, 2), 9)
+    assert find_coding(seen(0, 1, 2), ignore=[0]) == MaskCoding("index", (1, 2), 0)
+    assert find_coding(seen(3, 40, 200, lossy=True, name="a.jpg"), "binary").values == (0, 255)
 
 
 def test_palettes__are_indices():
-    assert find_coding(Seen((0, 100, 200), palette=True)).kind == "index"
+    assert find_coding(seen(0, 100, 200, kind=PALETTE, palette={})).kind == "index"
 
 
 def test_encode__numbers_classes_and_marks_what_nobody_labelled():
@@ -78,22 +96,22 @@ def test_values_of_no_class__are_refused_with_the_file():
 @pytest.mark.parametrize(
     ("seen", "more", "words"),
     [
-        (Seen(tuple(range(0, 256, 2))), {}, "as after blurring or resizing"),
-        (Seen((0, 3, 250, 255), lossy="a.jpg"), {}, "a.jpg is in a lossy format"),
-        (Seen((0, 400), deep="a.png"), {"wanted": "grey"}, "a.png has 16 bits a pixel"),
-        (Seen((0, 20000), deep="a.png"), {}, "a.png has 16 bits a pixel"),
-        (Seen((0, 300), deep="a.png"), {"wanted": "index"}, "255 classes are the most"),
-        (Seen((255,)), {}, "are of one class"),
-        (Seen((0,)), {}, "are of one class"),
-        (Seen((0,)), {"ignore": [0]}, "no pixel of the masks is labelled"),
-        (Seen((0, 255)), {"ignore": [1, 2, 3]}, "expected one grey value"),
-        (Seen((0, 255), colour=True), {"ignore": [1]}, "expected red, green and blue"),
-        (Seen((0, 255)), {"wanted": "colour"}, "the masks are grey"),
-        (Seen((0, 255), colour=True), {"wanted": "index"}, "the masks are in colour"),
-        (Seen(tuple(range(300)), colour=True), {}, "300 colours, and 255"),
-        (Seen((0, 1, 2)), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
+        (seen(*range(0, 256, 2)), {}, r"mask a\.png has 128 grey levels from 0 to 254, as after blurring"),
+        (seen(0, 3, 250, 255, lossy=True, name="a.jpg"), {}, "a.jpg is in a lossy format"),
+        (seen(0, 400, bits=16), {"wanted": "grey"}, "a.png has 16 bits a pixel"),
+        (seen(0, 20000, bits=16), {}, "a.png has 16 bits a pixel"),
+        (seen(0, 300, bits=16), {"wanted": "index"}, "255 classes are the most"),
+        (seen(255), {}, "are of one class"),
+        (seen(0), {}, "are of one class"),
+        (seen(0), {"ignore": [0]}, "no pixel of the masks is labelled"),
+        (seen(0, 255), {"ignore": [1, 2, 3]}, "expected one grey value"),
+        (seen(0, 255, kind=COLOUR), {"ignore": [1]}, "expected red, green and blue"),
+        (seen(0, 255), {"wanted": "colour"}, "the masks are grey"),
+        (seen(0, 255, kind=COLOUR), {"wanted": "index"}, "the masks are in colour"),
+        (seen(*range(300), kind=COLOUR), {}, "300 colours, and 255"),
+        (seen(0, 1, 2), {"named": NamedClasses(("a", "b"))}, "names 2 classes, and the masks have 3"),
         (
-            Seen((0, 1)),
+            seen(0, 1),
             {"named": NamedClasses(("a", "b"), (0, 9), colours=True)},
             "gives colours and the masks are grey",
         ),
@@ -105,9 +123,9 @@ def test_masks_that_mean_nothing__are_refused(seen, more, words):
 
 
 def test_names__give_classes_that_no_mask_shows():
-    assert find_coding(Seen((0, 1)), named=NamedClasses(("a", "b", "c"))).values == (0, 1, 2)
+    assert find_coding(seen(0, 1), named=NamedClasses(("a", "b", "c"))).values == (0, 1, 2)
     named = NamedClasses(("road", "sky"), (7, 23))
-    assert find_coding(Seen((7, 23, 255)), named=named) == MaskCoding("index", (7, 23), 255)
+    assert find_coding(seen(7, 23, 255), named=named) == MaskCoding("index", (7, 23), 255)
 
 
 @pytest.mark.parametrize(

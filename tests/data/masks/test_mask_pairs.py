@@ -17,7 +17,7 @@ def folder(root: Path, *names: str) -> Path:
 
 def found(root: Path, *more) -> dict[str, str]:
     pairs = find_pairs(root, *more)
-    return {pair.key: pair.mask.relative_to(root).as_posix() for pair in pairs.pairs}
+    return {pair.key: " ".join(mask.relative_to(root).as_posix() for mask in pair.masks) for pair in pairs.pairs}
 
 
 @pytest.mark.parametrize(("images", "masks"), [("image", "label"), ("images", "masks"), ("JPEGImages", "annotations")])
@@ -39,7 +39,10 @@ def test_pairs__are_found_within_parts_and_below_both_folders(tmp_path):
 def test_pairs__know_the_endings_of_masks_and_two_folders_with_names_of_their_own(tmp_path):
     folder(tmp_path, "x/1.png", "x/2.png", "y/1_mask.png", "y/2_mask.png")
     pairs = find_pairs(tmp_path, tmp_path / "x", tmp_path / "y")
-    assert [(pair.key, pair.mask.name) for pair in pairs.pairs] == [("1.png", "1_mask.png"), ("2.png", "2_mask.png")]
+    assert [(pair.key, pair.masks[0].name) for pair in pairs.pairs] == [
+        ("1.png", "1_mask.png"),
+        ("2.png", "2_mask.png"),
+    ]
 
 
 def test_files_without_a_partner__are_left_out_and_named(tmp_path):
@@ -47,7 +50,7 @@ def test_files_without_a_partner__are_left_out_and_named(tmp_path):
     notes = find_pairs(tmp_path).notes
     assert notes == (
         "1 image without a mask was left out: images/alone.png",
-        "1 mask without an image was left out: lost.png",
+        "1 mask without an image was left out: masks/lost.png",
     )
 
 
@@ -56,10 +59,10 @@ def test_files_without_a_partner__are_left_out_and_named(tmp_path):
     [
         (["photos/a.png"], "has no masks in it"),
         (["masks/a.png"], "has no images in it"),
-        (["other/a.png"], "has no images in it"),
+        (["other/a.png"], "has no masks in it"),
         (["images/a.png", "masks/b.png"], "none of the 1 image has a mask of its name"),
         (["images/a.png", "images/a.bmp", "masks/a.png"], "have one name, and masks are found by it"),
-        (["images/a.png", "masks/a.png", "masks/a.bmp"], "have one name, and belong to one image"),
+        (["images/a.png", "masks/a.png", "masks/a.bmp"], "belong to one image"),
     ],
 )
 def test_folders_that_do_not_do__are_refused(tmp_path, names, words):

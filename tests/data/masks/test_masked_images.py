@@ -13,7 +13,7 @@ from paucal.types import UserError
 
 def opened(root, **more):
     pairs = find_pairs(root)
-    return with_masks(image_set(pairs, str(root)), pairs.pairs, **more)
+    return with_masks(image_set(pairs, str(root)), pairs, **more)
 
 
 def make(root, masks, size=(4, 6)):

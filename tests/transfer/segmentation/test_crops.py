@@ -106,7 +106,7 @@ def test_samples__depend_on_seed_epoch_image_and_repeat_alone(tmp_path):
             (tmp_path / folder).mkdir(exist_ok=True)
             picture.save(tmp_path / folder / f"{number}.png")
     pairs = find_pairs(tmp_path)
-    made = with_masks(image_set(pairs, str(tmp_path)), pairs.pairs)
+    made = with_masks(image_set(pairs, str(tmp_path)), pairs)
     crops = MaskedCrops(made.images, made.masks, CropTransform(CropOptions((24, 24)), STATISTICS), seed=3)
     keys = [SampleKey(0, 1), SampleKey(0, 2), SampleKey(1, 1), SampleKey(0, 1, 1)]
     together, backwards = crops.__getitems__(keys), crops.__getitems__(keys[::-1])[::-1]

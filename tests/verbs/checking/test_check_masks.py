@@ -30,7 +30,7 @@ def test_check__knows_masks_and_says_what_they_show(tmp_path):
     ("mask", "words"),
     [
         (np.zeros((9, 9), np.uint8), "mask 02.png has 9x9 pixels"),
-        (np.resize(np.arange(256, dtype=np.uint8), (40, 48)), "the masks have 256 grey levels from 0 to 255"),
+        (np.resize(np.arange(256, dtype=np.uint8), (40, 48)), "mask 02.png has 256 grey levels from 0 to 255"),
     ],
 )
 def test_masks_that_do_not_do__mislead(tmp_path, mask, words):

@@ -10,18 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.masks.class_names import NamedClasses
+from paucal.data.masks.measuring import Seen
+from paucal.data.masks.mixing import (
+    HIGH,
+    VOID,
+    is_binary,
+    refuse_blurred,
+    refuse_codings,
+    refuse_faint,
+    refuse_kinds,
+    refuse_lossy,
+    refuse_nearly,
+    refuse_specks,
+)
 from paucal.data.masks.pixels import unpacked
 from paucal.types import UserError
 
 Coding = Literal["index", "binary", "grey", "colour"]
 IGNORED = 255  # the class number of pixels that count for nothing
 MOST_CLASSES = 255
-VOID = 255  # the grey value that means "not labelled" in masks by index, as in PASCAL VOC
-SPREAD, HIGH, FEW_LEVELS = 8, 64, 32  # how grey levels that stand for classes are told from indices
-NOISY, NOISY_TOP = (
-    32,
-    200,
-)  # more levels than that, up to white: a photograph, or a mask that was resized or stored lossy
+SPREAD, FEW_LEVELS = 8, 32  # how grey levels that stand for classes are told from numbers
 MIDDLE = 128
 
 
@@ -71,7 +79,9 @@ class MaskCoding:
             UserError: a value is of no class.
         """
         if self.kind == "binary":
-            middle = min(self.values[1], MIDDLE)
+            labelled = values if self.ignore is None else values[values != self.ignore]
+            # A file whose highest value is 1 marks with it, also in a set whose other files mark with 255.
+            middle = 1 if labelled.max(initial=0) <= 1 else min(self.values[1], MIDDLE)
             known, classes = np.ones(values.shape, dtype=bool), (values >= middle).astype(np.int64)
         else:
             places = np.searchsorted(self._ordered, values).clip(max=self.count - 1)
@@ -97,34 +107,17 @@ class MaskCoding:
         }[self.kind]
         if self.ignore is None:
             return words
-        ignored = _shown(self.ignore) if self.kind == "colour" else str(self.ignore)
-        return f"{words}; {ignored} is not labelled"
+        return f"{words}; {self.shown(self.ignore)} is not labelled"
+
+    def shown(self, value: int) -> str:
+        """Return a value for people."""
+        return "({}, {}, {})".format(*unpacked(value)) if self.kind == "colour" else str(value)
 
     def _refuse(self, value: int, name: str) -> None:
-        shown = _shown(value) if self.kind == "colour" else str(value)
         raise UserError(
-            f"mask {name} has the value {shown}, and the classes are {self.describe()}: correct the mask, name the "
-            "class in --classes, or give --ignore where the value means that nobody has labelled."
+            f"mask {name} has the value {self.shown(value)}, and the classes are {self.describe()}: correct the mask, "
+            "name the class in --classes, or give --ignore where the value means that nobody has labelled."
         )
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a look at all masks has shown.
-
-    Attributes:
-        values: sorted distinct values.
-        colour: whether a mask is in colour.
-        palette: whether one has a palette.
-        lossy: name of a mask whose format keeps values only nearly; "" for none.
-        deep: name of a mask of 16 bits; "" for none.
-    """
-
-    values: tuple[int, ...]
-    colour: bool = False
-    palette: bool = False
-    lossy: str = ""
-    deep: str = ""
 
 
 def find_coding(
@@ -133,26 +126,32 @@ def find_coding(
     """Choose what the values of masks mean.
 
     Args:
-        seen: what the masks hold.
-        wanted: what the user says; None to tell it from the values.
-        ignore: the value, or the red, green and blue, that means "not labelled".
-        named: classes from a file.
+        seen: Facts of all files.
+        wanted: What the user says; None to tell it from the values.
+        ignore: Value, or red, green and blue, that means "not labelled".
+        named: Classes from a file.
 
     Raises:
-        UserError: the values do not fit what was said, or nothing sensible can be told from them.
+        UserError: The values do not fit what was said, files of the set have different codings, or nothing sensible can
+            be told from them.
     """
-    void = _ignored(ignore, seen.colour)
+    if wanted is None:
+        refuse_kinds(seen, colours_are_meant=named is not None and named.colours)
+    colour = seen.in_colour or (seen.has_palette and (wanted == "colour" or (named is not None and named.colours)))
+    seen = seen.as_colours() if colour else seen
+    void = _ignored(ignore, colour)
+    if wanted in (None, "index") and not colour:
+        refuse_codings(seen, void)
+        refuse_specks(seen, void)
     if named is not None and named.values is not None:
-        kind: Coding = "colour" if seen.colour else wanted or "index"
-        if named.colours != seen.colour:
-            raise UserError(
-                f"--classes gives {'colours' if named.colours else 'values'} and the masks are "
-                f"{'in colour' if seen.colour else 'grey'}: give a file that fits the masks."
-            )
-        return MaskCoding(kind, named.values, _free_void(void, named.values, seen.values) if kind == "index" else void)
+        return _named(seen, wanted, void, named, named.values, colour)
     values = [value for value in seen.values if value != void]
-    kind = wanted or _told(seen, values)
-    _require_kind(kind, seen, values)
+    if wanted is None and values:
+        refuse_lossy(seen)
+    kind = wanted or _told(seen, values, colour)
+    _require_kind(kind, seen, values, colour)
+    if kind == "binary":
+        refuse_faint(seen, void)
     coding = {"binary": _binary, "index": _index, "grey": _levels, "colour": _levels}[kind](
         kind, values, void, len(named.names) if named else None
     )
@@ -162,6 +161,43 @@ def find_coding(
             "give as many names, or names with their values."
         )
     return coding
+
+
+def require_fit(coding: MaskCoding, seen: Seen, ignore: Sequence[int] | None = None) -> None:
+    """Refuse masks whose files do not have the coding that is known of others, where their values do not show it.
+
+    Args:
+        coding: Meaning of the values, as a run has learnt it.
+        seen: Facts of all files.
+        ignore: Value that the user calls "not labelled".
+
+    Raises:
+        UserError: They have another coding.
+    """
+    if coding.kind == "binary":
+        refuse_faint(seen, coding.ignore)
+    elif coding.kind == "index" and ignore is None and not seen.in_colour:
+        refuse_kinds(seen)
+        refuse_codings(seen)
+        marked = set(seen.values) - {0}
+        if coding.ignore == VOID and marked == {VOID}:
+            raise UserError(
+                f"the masks have no value but 0 and 255, and {coding.describe()}: no pixel would be of a class but the "
+                "first; store them with the numbers of the classes."
+            )
+
+
+def _named(
+    seen: Seen, wanted: Coding | None, void: int | None, named: NamedClasses, values: tuple[int, ...], colour: bool
+) -> MaskCoding:
+    """Return the coding that a file of classes with values says."""
+    if named.colours != colour:
+        raise UserError(
+            f"--classes gives {'colours' if named.colours else 'values'} and the masks are "
+            f"{'in colour' if colour else 'grey'}: give a file that fits the masks."
+        )
+    kind: Coding = "colour" if colour else wanted or "index"
+    return MaskCoding(kind, values, _free_void(void, values, seen.values) if kind == "index" else void)
 
 
 def _ignored(ignore: Sequence[int] | None, colour: bool) -> int | None:
@@ -175,35 +211,33 @@ def _ignored(ignore: Sequence[int] | None, colour: bool) -> int | None:
     raise UserError(f"--ignore is {' '.join(map(str, ignore))}, expected {expected}.")
 
 
-def _told(seen: Seen, values: list[int]) -> Coding:
+def _told(seen: Seen, values: list[int], colour: bool) -> Coding:
     """Tell the kind of masks from their values."""
-    if seen.colour:
+    if colour:
         return "colour"
-    if seen.palette:  # the number of a colour in its palette
-        return "index"
-    if set(values) <= {0, 255}:
+    if is_binary(seen, values):
         return "binary"
-    if (seen.lossy and max(values) > NOISY) or (len(values) > NOISY and max(values) > NOISY_TOP):
-        why = f"{seen.lossy} is in a lossy format" if seen.lossy else "as after blurring or resizing"
-        raise UserError(
-            f"the masks have {len(values)} grey levels from {min(values)} to {max(values)} ({why}): store masks as PNG "
-            "with one value for each class, or say what they mean with --mask-values binary (from 128 on) or index."
-        )
+    if seen.has_palette:  # the number of a colour in its palette
+        return "index"
+    if not any(file.bits == 16 for file in seen.files):
+        refuse_nearly(seen, values)
+        refuse_blurred(seen, values)
     below = [value for value in values if value != VOID]
     gaps = [b - a for a, b in pairwise(values)]
     spread = len(values) > 1 and min(gaps) >= SPREAD and len(values) <= FEW_LEVELS and max(below) >= HIGH
     return "grey" if spread else "index"
 
 
-def _require_kind(kind: Coding, seen: Seen, values: list[int]) -> None:
-    if (kind == "colour") != seen.colour:
+def _require_kind(kind: Coding, seen: Seen, values: list[int], colour: bool) -> None:
+    if (kind == "colour") != colour:
         raise UserError(
-            f"--mask-values is {kind!r} and the masks are {'in colour' if seen.colour else 'grey'}: leave it out, or "
+            f"--mask-values is {kind!r} and the masks are {'in colour' if colour else 'grey'}: leave it out, or "
             "convert the masks."
         )
-    if seen.deep and kind != "index":
+    deep = next((file.name for file in seen.files if file.bits == 16), "")
+    if deep and kind != "index":
         raise UserError(
-            f"mask {seen.deep} has 16 bits a pixel, which are read as numbers of classes only, and its values reach "
+            f"mask {deep} has 16 bits a pixel, which are read as numbers of classes only, and its values reach "
             f"{max(values, default=0)}: store it with 8 bits."
         )
     if not values:
@@ -251,7 +285,3 @@ def _levels(kind: Coding, values: list[int], void: int | None, names: int | None
 def _free_void(void: int | None, classes: Sequence[int], values: Sequence[int]) -> int | None:
     """Return the void of masks by index where nobody has said another."""
     return VOID if void is None and VOID in values and VOID not in classes else void
-
-
-def _shown(value: int) -> str:
-    return "({}, {}, {})".format(*unpacked(value))

@@ -1,35 +1,44 @@
-"""Which mask belongs to which image: two folders whose files have the same names but for the suffix."""
+"""The images of a set and their masks, in whichever folders and under whichever names they are published."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from paucal.data.masks.matching import File, Matches, left_out, match
+from paucal.data.masks.naming import (
+    ends_as_masks,
+    fold,
+    folder_role,
+    image_cores,
+    mask_readings,
+    numbered_readings,
+    part_among_words,
+)
+from paucal.data.masks.part_lists import read_part_lists
 from paucal.data.sources.folder import find_images
 from paucal.types import UserError
-from paucal.wording import counted, was
+from paucal.wording import counted
 
-# As published sets and labelling programs call the two folders, in any case.
-IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos")
-MASK_FOLDERS = (
-    *("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "segmentation"),
-    *("segmentationclass", "targets"),
-)
-# What programs add to the name of an image to name its mask.
-ENDINGS = ("", "_mask", "-mask", "_label", "_labels", "_seg", "_gt", "_segmentation", "_labelIds")
-SHOWN = 5
+_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+_ANNOTATIONS = (".json", ".xml", ".txt")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An image and its mask.
+    """An image and its masks.
 
     Attributes:
-        key: of the image, relative to the root of the images, with forward slashes.
-        mask: the file.
+        key: Path of the image relative to the root of the images, with forward slashes.
+        masks: Files; several are joined.
+        part: Part that folders or lists declare: "train", "val", "test", or "" for none.
     """
 
     key: str
-    mask: Path
+    masks: tuple[Path, ...]
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,9 @@ class Pairs:
     """The images of a set that have masks.
 
     Attributes:
-        root: folder that the keys are relative to.
-        pairs: sorted by key.
-        notes: sentences on files that were left out.
+        root: Folder that the keys are relative to.
+        pairs: Images with their masks, sorted by key.
+        notes: Sentences on files that were left out and on parts.
     """
 
     root: Path
@@ -47,108 +56,211 @@ class Pairs:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Sides:
+    """The files of a set, told apart by their names.
+
+    Attributes:
+        images: Images.
+        masks: Masks.
+        by_folder: Whether folders say so; else the names of the files do.
+    """
+
+    images: tuple[File, ...]
+    masks: tuple[File, ...]
+    by_folder: bool
+
+
 def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> Pairs:
     """Match images to masks.
 
     Args:
-        data: a folder with a folder of images and one of masks in it, at its top (`images/`, `masks/`, parts below
-            them), or within parts (`train/images/`, `train/masks/`).
-        images: folder of the images, in the place of `data`; goes with `masks`.
-        masks: folder of the masks.
+        data: Folder with a folder of images and one of masks in it, at its top (`images/`, `masks/`, parts below
+            them), or within parts (`train/images/`, `train/masks/`, or `train/`, `trainannot/`); or with images and
+            masks side by side (`x.jpg`, `x_mask.png`).
+        images: Folder of the images, in the place of `data`; goes with `masks`.
+        masks: Folder of the masks.
 
     Raises:
-        UserError: a folder is missing, nothing matches, or two files claim to be the mask or the image of one name.
+        UserError: A folder is missing, nothing matches, several files claim to be the mask or the image of one name, or
+            lists of parts do not fit.
     """
     if (images is None) != (masks is None):
         raise UserError("--images and --masks go together: give both, or a folder that has both in it.")
-    if images is not None and masks is not None:
-        for flag, folder in (("--images", images), ("--masks", masks)):
-            _require_folder(folder, flag)
-        names = {key: (key, PurePosixPath(key)) for key in find_images(images)}
-        return _matched(images, _by_place(names.values()), {key: masks / key for key in find_images(masks)})
-    _require_folder(data, "DATA")
-    return _within(data)
+    if images is None or masks is None:
+        _require_folder(data, "DATA")
+        sides = tell_sides(find_images(data))
+        if not sides.images or not sides.masks:
+            raise UserError(_lacking(data, sides))
+        return _paired(data, data, sides, [data])
+    for flag, folder in (("--images", images), ("--masks", masks)):
+        _require_folder(folder, flag)
+    return _paired(images, masks, _two_folders(images, masks), [images, images.resolve().parent])
 
 
-def _within(data: Path) -> Pairs:
-    """Match what lies in a folder of images and a folder of masks below one root."""
-    found = find_images(data)
-    sides: dict[str, list[tuple[str, PurePosixPath]]] = {"image": [], "mask": []}
-    for key in found:
-        side, place = _side(key)
-        if side:
-            sides[side].append((key, place))
-    if not sides["image"] or not sides["mask"]:
-        lacking = "images" if not sides["image"] else "masks"
+def tell_sides(keys: Sequence[str]) -> Sides:
+    """Tell images from masks by the names of their folders, or of the files themselves.
+
+    Args:
+        keys: Paths relative to one folder, with forward slashes.
+    """
+    sides: dict[str, list[str]] = {"image": [], "mask": [], "": []}
+    for key in keys:
+        sides[_side(key)].append(key)
+    if not sides["mask"]:
+        sides["mask"] = [key for key in sides[""] if any(map(ends_as_masks, PurePosixPath(key).parts[:-1]))]
+        sides[""] = sorted(set(sides[""]) - set(sides["mask"]))
+    if sides["mask"]:
+        named = bool(sides["image"])
+        images = tuple(_file(key, loose=not named) for key in sides["image"] or sides[""])
+        return Sides(images, tuple(map(_file, sides["mask"])), by_folder=True)
+    return _side_by_side(keys)
+
+
+def _two_folders(images: Path, masks: Path) -> Sides:
+    """Tell apart the files of two folders, of which one may lie in the other, or which may be one."""
+    if images.resolve() == masks.resolve():
+        return _side_by_side(find_images(images))
+    of_images, of_masks = (
+        [key for key in find_images(one) if not _is_inside(one / key, other, one)]
+        for one, other in ((images, masks), (masks, images))
+    )
+    return Sides(tuple(map(_file, of_images)), tuple(map(_file, of_masks)), by_folder=True)
+
+
+def _is_inside(path: Path, other: Path, own: Path) -> bool:
+    """Whether a file lies in the other folder, where that one lies in its own."""
+    return other.resolve().is_relative_to(own.resolve()) and path.resolve().is_relative_to(other.resolve())
+
+
+def _side_by_side(keys: Sequence[str]) -> Sides:
+    """Tell images from masks that lie beside them, by their names."""
+    files = [_file(key, whole=True) for key in keys]
+    bases = {(file.place, fold(name)): file for file in files for name in (*image_cores(file.stem), file.stem)}
+    masks = [
+        file
+        for file in files
+        for readings in [[*mask_readings(file.stem, strict=True), *numbered_readings(file.stem, strict=True)]]
+        if any(bases.get((file.place, fold(one.base)), file) is not file for one in readings)
+    ] or _twins(files)
+    taken = {file.key for file in masks}
+    images = [file.key for file in files if file.key not in taken]
+    return Sides(tuple(map(_file, images)), tuple(_file(file.key) for file in masks), by_folder=False)
+
+
+def _twins(files: Sequence[File]) -> list[File]:
+    """Return the masks of a set in which `x.png` is the mask of `x.jpg`; none where anything else lies there."""
+    twins: dict[tuple[tuple[str, ...], str], list[File]] = defaultdict(list)
+    for file in files:
+        twins[file.place, fold(file.stem)].append(file)
+    masks = [[file for file in pair if not file.key.lower().endswith(_JPEG)] for pair in twins.values()]
+    sound = all(len(pair) == 2 and len(one) == 1 for pair, one in zip(twins.values(), masks, strict=True))
+    return [one[0] for one in masks] if sound else []
+
+
+def _file(key: str, loose: bool = False, whole: bool = False) -> File:
+    """Return how a file is compared with others.
+
+    Args:
+        key: Path of the file.
+        loose: Whether a single word of a folder's name may say the part.
+        whole: Whether all folders count, also those that say that it is an image or a mask.
+    """
+    path = PurePosixPath(key)
+    roles = [(name, folder_role(name)) for name in path.parts[:-1]]
+    place = [role.part or ("" if role.side else fold(name)) for name, role in roles]
+    part = next((role.part for _, role in roles if role.part), "")
+    if loose and not part:
+        part = next((found for name, _ in roles if (found := part_among_words(name))), "")
+    stem = unicodedata.normalize("NFC", path.stem)
+    return File(key, path.parts[:-1] if whole else tuple(name for name in place if name), stem, part)
+
+
+def _side(key: str) -> str:
+    """Return the side that the innermost folder says which says one; "" for none."""
+    return next((side for name in reversed(PurePosixPath(key).parts[:-1]) if (side := folder_role(name).side)), "")
+
+
+def _paired(root: Path, mask_root: Path, sides: Sides, bases: Iterable[Path]) -> Pairs:
+    """Match the two sides, and find the part of each image."""
+    found = match(sides.images, sides.masks)
+    if not found.masks:
         raise UserError(
-            f"DATA: {str(data)!r} has no {lacking} in it: expected a folder of images ({', '.join(IMAGE_FOLDERS[:2])}, "
-            f"...) and one of masks ({', '.join(MASK_FOLDERS[:4])}, ...) with files of the same names; or name them "
-            "with --images and --masks."
+            f"none of the {counted(len(sides.images), 'image')} has a mask of its name: the first image is "
+            f"{sides.images[0].key if sides.images else 'missing'!r}, the first mask "
+            f"{sides.masks[0].key if sides.masks else 'missing'!r}; name both alike but for the suffix."
         )
-    masks = {place.as_posix(): data / key for key, place in sides["mask"]}
-    return _matched(data, _by_place(sides["image"]), masks)
+    above = {_above(file.key) for file in sides.images} - {""}
+    within = {_above(file.key, below=1) for file in sides.masks} - {""}
+    bases = [*bases, *(root / one for one in sorted(above)), *(mask_root / one for one in sorted(within))]
+    parts, notes = _parts(found, sides, bases)
+    pairs = [
+        Pair(key, tuple(mask_root / mask for mask in masks), parts[key])
+        for key, masks in sorted(found.masks.items())
+        if key in parts
+    ]
+    return Pairs(root, tuple(pairs), (*found.notes(), *notes))
 
 
-def _side(key: str) -> tuple[str, PurePosixPath]:
-    """Return "image", "mask" or "", and the path of a file without the folder that says so."""
-    parts = PurePosixPath(key).parts
-    for place, part in enumerate(parts[:-1]):
-        for side, names in (("image", IMAGE_FOLDERS), ("mask", MASK_FOLDERS)):
-            if part.lower() in names:
-                return side, PurePosixPath(*parts[:place], *parts[place + 1 :])
-    return "", PurePosixPath(key)
+def _above(key: str, below: int = 0) -> str:
+    """Return the folders above the outermost one that says that it holds images or masks, and so many from it on."""
+    parts = PurePosixPath(key).parts[:-1]
+    place = next((place + below for place, name in enumerate(parts) if folder_role(name).side), len(parts))
+    return "/".join(parts[:place])
 
 
-def _by_place(images: Iterable[tuple[str, PurePosixPath]]) -> dict[str, str]:
-    """Return the key of each image by its place without suffix.
+def _parts(found: Matches, sides: Sides, bases: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
+    """Return the part of each image that is used, and sentences on images without one.
 
     Raises:
-        UserError: two images differ in their suffix alone.
+        UserError: A list and a folder say different parts of one image.
     """
-    found: dict[str, str] = {}
-    for key, place in images:
-        stem = place.with_suffix("").as_posix()
-        if stem in found:
+    folders = {file.key: file.part for file in sides.images if file.key in found.masks}
+    lists = read_part_lists(bases, [file.key for file in sides.images])
+    notes = list(lists.notes)
+    if lists.parts:
+        for key, part in folders.items():
+            if part and lists.parts.get(key, part) != part:
+                raise UserError(
+                    f"{key!r} is in a folder of {part} and in the list of {lists.parts[key]}: correct one, or move the "
+                    "lists away."
+                )
+        unlisted = [key for key in folders if key not in lists.parts]
+        if unlisted and lists.missing:
             raise UserError(
-                f"the images {found[stem]!r} and {key!r} have one name, and masks are found by it: rename one of them."
+                f"the lists of parts name {lists.missing[0]}, and there is no such image, while they do not name "
+                f"{unlisted[0]!r}: correct the lists, or move them away."
             )
-        found[stem] = key
-    return found
-
-
-def _matched(root: Path, images: Mapping[str, str], masks: Mapping[str, Path]) -> Pairs:
-    stems: dict[str, Path] = {}
-    for place, path in sorted(masks.items()):
-        stem = PurePosixPath(place).with_suffix("").as_posix()
-        if stem in stems:
-            raise UserError(
-                f"the masks {stems[stem].name!r} and {path.name!r} have one name, and belong to one image: remove one."
-            )
-        stems[stem] = path
-    pairs, alone, used = [], [], set()
-    for stem, key in images.items():
-        name = next((stem + ending for ending in ENDINGS if stem + ending in stems), None)
-        if name is None:
-            alone.append(key)
-        else:
-            pairs.append(Pair(key, stems[name]))
-            used.add(name)
-    if not pairs:
-        raise UserError(
-            f"none of the {counted(len(images), 'image')} has a mask of its name: the first image is "
-            f"{next(iter(images.values()), 'missing')!r}, the first mask {next(iter(masks), 'missing')!r}; name both "
-            "alike but for the suffix."
+        notes += left_out(unlisted, "image with a mask that no list names", "images with masks that no list names")
+        return {key: lists.parts[key] for key in folders if key in lists.parts}, notes
+    bare = [key for key, part in folders.items() if not part]
+    if bare and len(bare) < len(folders):
+        notes.append(
+            f"{counted(len(bare), 'image lies', 'images lie')} in no folder of a part, so the folders of parts do not "
+            f"count: {', '.join(bare[:3])}"
         )
-    notes = _left_out(alone, "image without a mask", "images without masks")
-    notes += _left_out([p.name for stem, p in stems.items() if stem not in used], "mask without an image")
-    return Pairs(root, tuple(sorted(pairs, key=lambda pair: pair.key)), tuple(notes))
+        folders = dict.fromkeys(folders, "")
+    return folders, notes
 
 
-def _left_out(names: Sequence[str], one: str, many: str = "masks without images") -> list[str]:
-    if not names:
-        return []
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-    return [f"{counted(len(names), one, many)} {was(len(names))} left out: {shown}"]
+def _lacking(data: Path, sides: Sides) -> str:
+    """Return the sentence on a folder in which no masks, or no images beside them, were found."""
+    lacking = "images" if not sides.images else "masks"
+    others = Counter(
+        os.path.splitext(name)[1].lower() for _, _, names in os.walk(data) for name in names if not name.startswith(".")
+    )
+    kinds = [f"{others[suffix]} {suffix}" for suffix in _ANNOTATIONS if others[suffix]]
+    if kinds and lacking == "masks":
+        return (
+            f"DATA: {str(data)!r} has no masks in it; boxes or outlines in other files ({', '.join(kinds)}) are not "
+            "read here: draw a mask of each image, with a value for each class, or train a detector with `paucal "
+            "detect`."
+        )
+    return (
+        f"DATA: {str(data)!r} has no {lacking} in it: expected a folder of images (images, JPEGImages, ...) and one of "
+        "masks (masks, labels, annotations, ...) with files of the same names, or masks beside their images "
+        "(NAME_mask.png); or name the folders with --images and --masks."
+    )
 
 
 def _require_folder(path: Path, flag: str) -> None:

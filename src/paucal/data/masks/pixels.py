@@ -20,14 +20,16 @@ class RawMask:
     Attributes:
         values: (H, W) int32: grey levels, indices of a palette, or colours as 65536 R + 256 G + B.
         kind: "grey", "palette" or "colour".
-        bits: of a grey value: 1, 8 or 16.
+        bits: of a grey value: 1, 8 or 16; 24 of a grey one that is stored with three channels.
         lossy: whether its format keeps values only nearly.
+        palette: (256,) packed colours of a palette's numbers; None without one.
     """
 
     values: NDArray[np.int32]
     kind: str
     bits: int = 8
     lossy: bool = False
+    palette: NDArray[np.int32] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,12 +46,16 @@ class RawMask:
         Raises:
             UnreadableImage: it does not go with the others.
         """
-        if colour and (self.kind == PALETTE or self.bits != 8):
-            what = "a palette" if self.kind == PALETTE else f"{self.bits} bits a pixel"
-            raise UnreadableImage(f"mask {name} has {what}, and others are in colour: store all alike")
-        if not colour and self.kind == COLOUR:
-            raise UnreadableImage(f"mask {name} is in colour, and the masks of this set are grey: store all alike")
-        return self.values * 0x010101 if colour and self.kind == GREY else self.values
+        if not colour:
+            if self.kind == COLOUR:
+                raise UnreadableImage(f"mask {name} is in colour, and the masks of this set are grey: store all alike")
+            return self.values
+        if self.bits == 16:
+            raise UnreadableImage(f"mask {name} has 16 bits a pixel, and others are in colour: store all alike")
+        if self.palette is not None:
+            return self.palette[self.values]
+        white = 0xFFFFFF if self.bits == 1 else 0x010101
+        return self.values * white if self.kind == GREY else self.values
 
 
 def read_raw(path: Path, name: str, most: int | None = None) -> RawMask:
@@ -72,7 +78,8 @@ def read_raw(path: Path, name: str, most: int | None = None) -> RawMask:
         lossy = image.format in LOSSY or (image.format == "WEBP" and not _lossless_webp(path))
         upright = turned_upright(image)
         values, kind, bits = _values(upright)
-    return RawMask(values, kind, bits, lossy)
+        palette = _palette(upright) if kind == PALETTE else None
+    return RawMask(values, kind, bits, lossy, palette)
 
 
 def _values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
@@ -89,8 +96,16 @@ def _values(image: Image.Image) -> tuple[NDArray[np.int32], str, int]:
         return _whole(np.asarray(image)), GREY, 16
     rgb = np.asarray(image.convert("RGB"))
     if (rgb[..., 0] == rgb[..., 1]).all() and (rgb[..., 0] == rgb[..., 2]).all():
-        return rgb[..., 0].astype(np.int32), GREY, 8
+        return rgb[..., 0].astype(np.int32), GREY, 24
     return packed(rgb), COLOUR, 8
+
+
+def _palette(image: Image.Image) -> NDArray[np.int32]:
+    """Return the colours of a palette; numbers beyond its end are black."""
+    colours = np.zeros((256, 3), dtype=np.uint8)
+    stored = np.asarray(image.getpalette("RGB") or [], dtype=np.uint8)[: 3 * 256]
+    colours.reshape(-1)[: len(stored)] = stored
+    return packed(colours)
 
 
 def _whole(values: NDArray) -> NDArray[np.int32]:
@@ -114,14 +129,6 @@ def packed(rgb: NDArray) -> NDArray[np.int32]:
 def unpacked(number: int) -> tuple[int, int, int]:
     """Return the red, green and blue of a packed colour."""
     return number >> 16 & 255, number >> 8 & 255, number & 255
-
-
-def distinct(values: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the sorted distinct values of a mask; counting is quicker than sorting where they are small."""
-    highest = int(values.max(initial=0))
-    if highest < 1 << 16:
-        return np.flatnonzero(np.bincount(values.ravel(), minlength=1))
-    return np.unique(values).astype(np.int64)
 
 
 def _lossless_webp(path: Path) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from paucal.data.class_names import with_plain_classes
 from paucal.data.images import ImageSet
-from paucal.data.masks.pairs import IMAGE_FOLDERS, MASK_FOLDERS
+from paucal.data.masks.recognition import refuse_masks, without_masks
 from paucal.data.named.locations import is_named
 from paucal.data.named.table import NAMED
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
@@ -104,9 +104,12 @@ def open_images(
     wanted = _Wanted(labelled, label_column, image_column, base, label_separator, progress)
     found = [_open_one(piece, wanted, download) for piece in roots_of(location)]
     images = found[0] if len(found) == 1 else joined_sets(found, str(location))
-    if labelled:
-        images = with_plain_classes(images)
-        _require_classes(images, location)
+    if not labelled:
+        return without_masks(images)
+    if images.stream is None:
+        refuse_masks(images)
+    images = with_plain_classes(images)
+    _require_classes(images, location)
     return images
 
 
@@ -117,22 +120,6 @@ def _require_classes(images: ImageSet, location: str | Path) -> None:
             f"{path} has only one class ('{only}'); training a classifier needs at least two "
             f"class folders{_deeper(path)}"
         )
-    if _are_masks(images.classes):
-        raise UserError(
-            f"{location} has images and their masks (in {_listed(images.classes)}), and no classes of images: "
-            "`paucal segment` learns from masks. Folders that are classes all the same need other names."
-        )
-
-
-def _are_masks(classes: tuple[str, ...]) -> bool:
-    """Whether what looks like classes are the two sides of a set with masks."""
-    names = {name.lower() for name in classes}
-    sides = names & set(IMAGE_FOLDERS), names & set(MASK_FOLDERS)
-    return all(sides) and names == sides[0] | sides[1]
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return " and ".join(f"'{name}'" for name in names)
 
 
 def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet:
@@ -184,6 +171,7 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
     except UserError:  # no class folders: a table may tell the classes
         tables = find_tables(path)
         if not tables:
+            refuse_masks(open_folder(path, labelled=False))
             refuse_coco(path)
             raise
         return open_tables(tables, *_of(wanted))

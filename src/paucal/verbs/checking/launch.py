@@ -95,10 +95,11 @@ def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
         *size_findings(survey.sizes[good], _wanted(_side(survey)), good),
         *picture_findings(checked, survey, pairs),
     ]
+    found = for_masks(found, survey.sizes[good], good, settings.device)
     suspects, judged = None, ""
     if settings.labels and reader is not None:
         suspects, judged = _judge_labels(images, survey, pairs, reader, settings, voice)
-    result = CheckResult(checked, facts_of(checked, survey), ranked(for_masks(found)), suspects, judged, folder)
+    result = CheckResult(checked, facts_of(checked, survey), ranked(found), suspects, judged, folder)
     voice.note(f"checked in {duration(time.monotonic() - begin)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
@@ -129,7 +130,7 @@ def divide(images: ImageSet, seed: int) -> tuple[Checked, list[Finding]]:
 
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
     """Open a set with its labels, or with the classes of its masks or boxes; without any where it has none."""
-    masked = open_masked(settings.data) or open_with_boxes(settings.data)
+    masked = open_masked(settings) or open_with_boxes(settings.data)
     if masked is not None:
         return masked
     try:
@@ -175,7 +176,8 @@ def _place(settings: CheckSettings) -> Path | None:
     if settings.output is None:
         return None
     path = named_path(settings.output)
-    refuse_among(path, {"DATA": settings.data}, settings.data_root)
+    places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
+    refuse_among(path, places, settings.data_root)
     try_folder(path)
     require_ours(path)
     return path

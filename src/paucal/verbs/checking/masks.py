@@ -1,65 +1,118 @@
-"""Folders of images with masks, as `paucal check` looks at them."""
+"""Images with masks, as `paucal check` looks at them."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from paucal.data.checking.findings import Finding
 from paucal.data.images import ImageSet
-from paucal.data.masks.masked_images import MaskedImages, image_set, with_masks
-from paucal.data.masks.pairs import IMAGE_FOLDERS, MASK_FOLDERS, Pairs, find_pairs
-from paucal.data.sources.folder import PARTS, ignored
+from paucal.data.masks.class_names import read_class_names
+from paucal.data.masks.masked_images import MaskedImages, image_set, require_enough, with_masks
+from paucal.data.masks.pairs import Pairs, find_pairs
+from paucal.data.masks.recognition import masks_among
+from paucal.data.sources.folder import find_images
+from paucal.data.sources.stores import FileStore
 from paucal.types import UserError
+from paucal.verbs.checking.settings import CheckSettings
+from paucal.verbs.segmenting.rules import CELL, crop_side
 from paucal.wording import counted, percent
 
-MASKS, BAD_MASKS, BOXES = "masks", "bad-masks", "boxes"
+MASKS, BAD_MASKS, BOXES, SMALL = "masks", "bad-masks", "boxes", "small-images"
 # Findings whose advice is for labels of whole images; alike images may well show other objects.
 OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels")
 SCARCE = 0.001  # of the labelled pixels: a class that has fewer is hardly learnt
 
 
-def open_masked(data: str) -> tuple[ImageSet, list[Finding]] | None:
-    """Open a folder that has a folder of images and one of masks in it, and nothing else; None for any other place.
+def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | None:
+    """Open images with masks as `paucal segment` does; None where masks are evidently not meant.
 
-    Masks that do not do are a finding, with the sentence that `paucal segment` would say.
+    What `paucal segment` would refuse is a finding, with its sentence.
     """
-    root = Path(os.path.expanduser(data))  # pathlib's raises where there is no such user
-    if not _has_both(root):
+    root = Path(os.path.expanduser(settings.data))  # pathlib's raises where there is no such user
+    places = [None if text is None else Path(os.path.expanduser(text)) for text in (settings.images, settings.masks)]
+    given = (settings.images, settings.masks, settings.mask_values, settings.ignore)
+    if not any(one is not None for one in given) and not _has_masks(root):
         return None
     try:
-        pairs = find_pairs(root)
-    except UserError:
-        return None
-    images = image_set(pairs, str(root.resolve()))
-    try:
-        masked = with_masks(images, pairs.pairs)
+        pairs = find_pairs(root, *places)
     except UserError as problem:
-        text, _, advice = str(problem).rstrip(".").partition("; ")
-        return images, [_opening(pairs), Finding(BAD_MASKS, "misleads", text, advice or "correct the masks")]
+        return _alone(places[0] or root, problem), [_refused(problem)]
+    images = image_set(pairs, str((places[0] or root).resolve()))
+    try:
+        named = None if settings.classes is None else read_class_names(Path(settings.classes))
+        masked = with_masks(images, pairs, settings.mask_values, settings.ignore, named)
+        require_enough(masked)
+    except UserError as problem:
+        return images, [_opening(pairs), _refused(problem)]
     return _described(masked, pairs)
 
 
-def for_masks(found: Sequence[Finding]) -> list[Finding]:
-    """Return findings without advice for labels of whole images, where these images have masks or boxes."""
+def for_masks(found: Sequence[Finding], sizes: np.ndarray, positions: np.ndarray, device: str) -> list[Finding]:
+    """Return findings with advice that suits images with masks or boxes, where these images have some.
+
+    Args:
+        found: All findings.
+        sizes: (N, 2) heights and widths of the images that can be read.
+        positions: (N,) places of these images in their set.
+        device: Device whose crops are meant.
+    """
     if not any(one.name in (MASKS, BOXES) for one in found):
         return list(found)
-    return [one for one in found if one.name not in OF_CLASSIFIERS]
+    found = [one for one in found if one.name not in OF_CLASSIFIERS]
+    if not any(one.name == MASKS for one in found):
+        return found
+    return [*(one for one in found if one.name != SMALL), *_small(sizes, positions, device)]
 
 
-def _has_both(root: Path) -> bool:
-    """Return whether all folders at the top, or within parts, are of images or of masks, and there are both."""
+def _has_masks(root: Path) -> bool:
     if not root.is_dir():
         return False
-    names = _folders(root)
-    if names and names <= set(PARTS):
-        names = {name for part in root.iterdir() if part.is_dir() for name in _folders(part)}
-    sides = names & set(IMAGE_FOLDERS), names & set(MASK_FOLDERS)
-    return all(sides) and names == sides[0] | sides[1]
+    keys = find_images(root)
+    return masks_among(keys, FileStore(root, keys)) is not None
 
 
-def _folders(root: Path) -> set[str]:
-    return {child.name.lower() for child in root.iterdir() if child.is_dir() and not ignored(child.name)}
+def _alone(root: Path, problem: UserError) -> ImageSet:
+    """Return the images of a folder whose masks cannot be found.
+
+    Raises:
+        UserError: There are no images.
+    """
+    keys = find_images(root) if root.is_dir() else []
+    if not keys:
+        raise problem
+    return ImageSet(
+        name=root.resolve().name,
+        location=str(root.resolve()),
+        classes=(),
+        keys=keys,
+        labels=np.full(len(keys), -1, dtype=np.int64),
+        declared=[""] * len(keys),
+        store=FileStore(root.resolve(), keys),
+    )
+
+
+def _refused(problem: UserError) -> Finding:
+    return Finding(BAD_MASKS, "misleads", str(problem).rstrip("."))
+
+
+def _small(sizes: np.ndarray, positions: np.ndarray, device: str) -> list[Finding]:
+    """Return a finding on images that fill less than half the side of the crops that `paucal segment` would choose."""
+    short = sizes.min(axis=1)
+    side, _ = crop_side(device, int(np.median(short))) if len(short) else (0, "")
+    small = np.flatnonzero(2 * short < side)
+    if not len(small):
+        return []
+    most = max(CELL, 2 * int(short.min()) // CELL * CELL)
+    words = (
+        f"{counted(len(small), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops that "
+        f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
+    )
+    advice = f"train with crops that they fill: --img-size {most}" if most < side else "take larger copies"
+    groups = tuple((int(positions[place]),) for place in small)
+    return [Finding(SMALL, "warning" if len(small) < len(short) / 2 else "note", words, advice, groups)]
 
 
 def _opening(pairs: Pairs) -> Finding:
@@ -72,7 +125,7 @@ def _described(masked: MaskedImages, pairs: Pairs) -> tuple[ImageSet, list[Findi
     labelled = max(int(totals.sum()), 1)
     shares = {name: int(count) / labelled for name, count in zip(masked.images.classes, totals, strict=True)}
     shown = ", ".join(f"{name} {percent(share)}" for name, share in list(shares.items())[:12])
-    found = [_opening(pairs), Finding("pixels", "note", f"share of the labelled pixels: {shown}")]
+    found = [_opening(pairs), Finding("pixels", "note", f"share of the labelled pixels: {shown}"), *masked.findings]
     scarce = [name for name, share in shares.items() if share < SCARCE]
     if scarce:
         names = ", ".join(scarce[:8]) + (", ..." if len(scarce) > 8 else "")

@@ -5,14 +5,19 @@ from typing import Literal
 
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import option
+from paucal.settings.parts import MaskFileSettings
 
 _GROUP = "check"
 
 
 @dataclass(frozen=True)
-class CheckSettings(LabelledDataSettings):
+class CheckSettings(MaskFileSettings, LabelledDataSettings):
     """Every setting of `paucal check`; the command line and `paucal.check` share it."""
 
+    classes: str | None = option(
+        "use only the classes named in this file, or in 'imagenet100'; of masks their names, as in paucal segment",
+        group="data",
+    )
     labels: bool = option(
         "list labels that are probably wrong, from models that have not seen them; takes minutes", False, group=_GROUP
     )

@@ -69,7 +69,7 @@ def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voi
         if target is None:
             prepared, part = open_segmented(stored, voice.progress, run), settings.part
         else:
-            prepared, part = _opened(target, network, settings, voice), "test"
+            prepared, part = _opened(target, network, settings, stored.ignore, voice), "test"
         if not len(prepared.part(part)):
             raise UserError(f"{prepared.images.name} has no image in the part {part!r}: choose another --part.")
         found.append(_judge(network, prepared, part, stored, report_folder(run, target, data, settings), voice))
@@ -83,14 +83,16 @@ def _stored(run: RunFolder) -> SegmentSettings:
         raise UserError(f"the settings of {str(run.path)!r} are not those of a segmentation ({problem}).") from problem
 
 
-def _opened(target: str, network: SegmentationModel, settings: EvalSettings, voice: Voice) -> Segmented:
+def _opened(
+    target: str, network: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, voice: Voice
+) -> Segmented:
     """Open other images with masks, whose values mean what they meant in the training."""
     pairs = find_pairs(Path(target))
     with voice.progress("reading images") as advance:
         images = decoded(image_set(pairs, target), settings, network.reading, advance)
     with voice.progress("reading masks") as advance:
-        masked = with_masks(images, pairs.pairs, report=advance, coding=network.card.coding)
-    for note in masked.images.notes:
+        masked = with_masks(images, pairs, ignore=ignore, report=advance, coding=network.card.coding)
+    for note in (*masked.images.notes, *masked.doubts()):
         voice.say(f"note: {note}")
     declared = np.asarray(masked.images.declared)
     part = held_out_part(masked.images.declared)

@@ -249,7 +249,7 @@ def _remarks(prepared: Segmented) -> list[str]:
     """Return what people should know of the masks before they trust a score."""
     masked = prepared.masked
     assert masked is not None
-    found = []
+    found = masked.doubts()
     for part, words in (("train", "to learn from"), ("test", "to be judged by")):
         missing = [
             name

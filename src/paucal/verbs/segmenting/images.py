@@ -10,7 +10,7 @@ import numpy as np
 from paucal.data.decode import WHOLE
 from paucal.data.images import ImageSet
 from paucal.data.masks.class_names import read_class_names
-from paucal.data.masks.masked_images import MaskedImages, MaskStore, image_set, with_masks
+from paucal.data.masks.masked_images import MaskedImages, MaskStore, image_set, require_enough, with_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split, make_split
@@ -24,10 +24,8 @@ from paucal.verbs.run.outputs import refuse_among
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.segmenting.card import SegmentationCard
 from paucal.verbs.segmenting.settings import SegmentSettings
-from paucal.wording import counted
 
 PATHS = ("data", "images", "masks", "classes", "split")
-FEWEST = 3  # images: one to train, one to select, one to report on
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,8 @@ def open_segmented(settings: SegmentSettings, bars: Bars, run: RunFolder | None)
         images = decoded(image_set(pairs, location), settings, replace(reading, side=None), advance)
     named = None if settings.classes is None else read_class_names(Path(settings.classes))
     with bars("reading masks") as advance:
-        masked = with_masks(
-            images, pairs.pairs, settings.mask_values, settings.ignore, named, advance, card and card.coding
-        )
-    _require_enough(masked)
+        masked = with_masks(images, pairs, settings.mask_values, settings.ignore, named, advance, card and card.coding)
+    require_enough(masked)
     split = _split(settings, masked.images) if run is None else stored_split(run, masked.images)
     return Segmented(masked.images, split, masked=masked)
 
@@ -96,15 +92,6 @@ def _stored_card(run: RunFolder | None) -> SegmentationCard | None:
     if run is None or not run.card.is_file():
         return None
     return SegmentationCard.from_dict(run.read_json(run.card.name))
-
-
-def _require_enough(masked: MaskedImages) -> None:
-    labelled = int((masked.pixels.sum(1) > 0).sum())
-    if labelled < FEWEST:
-        raise UserError(
-            f"{counted(labelled, 'image')} with labelled pixels: expected {FEWEST} or more, to train on, to choose "
-            "with and to report on."
-        )
 
 
 def _split(settings: SegmentSettings, images: ImageSet) -> Split:

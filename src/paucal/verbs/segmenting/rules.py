@@ -26,11 +26,17 @@ backbone.__name__ = "model"
 
 def img_size(facts: Facts) -> Choice:
     """The papers' 512 on a GPU, half of it on a processor, and no more than the images have."""
-    usual, why = (512, "the papers' crop") if facts.device != "cpu" else (256, "a processor trains on small crops")
-    least = -(-facts.median_side // CELL) * CELL
+    side, why = crop_side(facts.device, facts.median_side)
+    return [side], why
+
+
+def crop_side(device: str, median_side: int) -> tuple[int, str]:
+    """Return the side of the crops in pixels for images of a shorter side, and why."""
+    usual, why = (512, "the papers' crop") if device != "cpu" else (256, "a processor trains on small crops")
+    least = -(-median_side // CELL) * CELL
     if least < usual:
-        return [max(CELL, least)], f"the images' shorter side is {facts.median_side} pixels (median)"
-    return [usual], why
+        return max(CELL, least), f"the images' shorter side is {median_side} pixels (median)"
+    return usual, why
 
 
 def batch_size(facts: Facts) -> Choice:

@@ -5,26 +5,13 @@ from typing import Literal
 
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import MOST_EPOCHS, option
-from paucal.settings.parts import CutSettings
+from paucal.settings.parts import CutSettings, MaskFileSettings
 
 
 @dataclass(frozen=True)
-class MaskSettings:
-    """Where images and masks are, and what the masks' values mean."""
+class MaskSettings(MaskFileSettings):
+    """Where images and masks are, what the masks' values mean, and how the images are divided."""
 
-    images: str | None = option("folder of the images, in the place of DATA; goes with --masks", group="data")
-    masks: str | None = option("folder of the masks, whose files are named as the images'", group="data")
-    mask_values: Literal["index", "binary", "grey", "colour"] | None = option(
-        "what the value of a pixel in a mask means: the number of its class, 0 and 255, a grey level or a colour of "
-        "its own for each class; by default told from the masks",
-        group="data",
-    )
-    ignore: list[int] | None = option(
-        "value of pixels that nobody has labelled, or their red, green and blue; by default 255 in masks by index",
-        group="data",
-        low=0,
-        high=65535,
-    )
     classes: str | None = option(
         "text file of class names, one a line, or CSV of names with the value (NAME,VALUE) or colour (NAME,R,G,B) of "
         "each",

@@ -1,0 +1,239 @@
+"""What the names of folders and files say in sets with masks: which side a folder is, and whose mask a file may be."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from paucal.data.sources.folder import PARTS
+
+# As published sets and labelling programs call the two folders, in small letters, without signs, parts and formats.
+_IMAGE_FOLDER = re.compile(
+    r"images?|imgs?|(?:jpeg|rgb|original|raw)images|photos?|pictures|rgb|inputs?|originals?|leftimg8bit|frames|stillsraw"
+)
+_MASK_FOLDER = re.compile(
+    r"(?:seg|segmentation|semantic|binary|pixel)?(?:masks?|labels?)|lbl|annot(?:s|ations?)?|gt(?:s|fine|coarse)?|"
+    r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
+    r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
+)
+_FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
+_BARE_PARTS = {**PARTS, "trainval": "train", "trainvalid": "train"}
+_ALL_PARTS = {**_BARE_PARTS, "tr": "train", "ts": "test"}  # imagesTr
+_PART = "|".join(sorted(_BARE_PARTS, key=len, reverse=True))
+_GLUED = re.compile(rf"(?P<part>{_PART})(?P<rest>[a-z]+)|(?P<head>[a-z]+)(?P<tail>{_PART})")
+_YEAR = re.compile(r"(?:19|20)\d\d")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+TOKENS = (
+    r"masks?|labels?|lbl|label(?:train)?ids|seg(?:s|mented|masks?|mentations?)?|annot(?:s|ated|ations?)?|"
+    r"gt(?:fine|coarse)?|ground[\W_]?truths?|truth|targets?|trimaps?|manual\d?"
+)
+_BY_STRICT = ((True, TOKENS), (False, rf"{TOKENS}|l"))
+_GAP = r"[\s_.,+~-]+"  # what stands between the words of a file's name
+_COUNT = r"(?:[\s_.,+~-]*)\(?(\d{1,6})\)?"  # _1, 1, (1)
+# What is drawn beside masks: pictures of them, and other kinds of labels.
+_DECOYS = re.compile(
+    r"colou?r(?:s|ed|ized|masks?)?|instances?|instance(?:train)?ids|panoptic|overlays?|previews?|vis|viz|visuali[sz]ed|"
+    r"thumbs?|edges?|depth",
+    re.IGNORECASE,
+)
+_OF_IMAGE = r"images?|imgs?|im|photos?|pictures?|sat|rgb|leftimg8bit|inputs?|original|orig|raw"
+# nnU-Net's names of images end in 0000, the number of the channel.
+_IMAGE_END = re.compile(rf"(.+?){_GAP}(?:{_OF_IMAGE}|{_PART}|0000)", re.IGNORECASE)
+_IMAGE_BEGIN = re.compile(rf"(?:{_OF_IMAGE})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
+_NUMBERED = re.compile(rf"(.+?)(?:{_GAP}|\s*(?=\()){_COUNT}")
+_LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
+
+
+def fold(text: str) -> str:
+    """Return a name in the one form in which names are compared, whatever their case and their Unicode form.
+
+    Example:
+        >>> fold("E\u0301tang") == fold("\u00c9TANG")
+        True
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+
+
+@dataclass(frozen=True)
+class FolderRole:
+    """What the name of a folder says.
+
+    Attributes:
+        side: "image", "mask", or "" where it says neither.
+        part: "train", "val", "test", or "" where it says none.
+    """
+
+    side: str
+    part: str
+
+
+@lru_cache(maxsize=1 << 12)
+def folder_role(name: str) -> FolderRole:
+    """Return what the name of a folder says: all of it must be understood.
+
+    Example:
+        >>> folder_role("trainannot"), folder_role("Training_Images")
+        (FolderRole(side='mask', part='train'), FolderRole(side='image', part='train'))
+        >>> folder_role("with_mask"), folder_role("val2017")
+        (FolderRole(side='', part=''), FolderRole(side='', part='val'))
+    """
+    words = _words(name)
+    parts = {_ALL_PARTS[word] for word in words if word in _ALL_PARTS}
+    rest = [word for word in words if word not in _ALL_PARTS]
+    rest = [word for word in rest if word not in _FORMATS] or rest
+    joined = "".join(rest)
+    glued = _GLUED.fullmatch(joined)
+    if glued and _side(glued["rest"] or glued["head"]) and not parts:
+        parts, joined = {_ALL_PARTS[glued["part"] or glued["tail"]]}, glued["rest"] or glued["head"]
+    side = _side(joined)
+    understood = side or (not rest and all(word in _BARE_PARTS for word in words))
+    return FolderRole(side, "".join(parts) if understood and len(parts) == 1 else "")
+
+
+def ends_as_masks(name: str) -> bool:
+    """Whether the last words of a folder's name say that it holds masks, whatever stands before them.
+
+    Example:
+        >>> ends_as_masks("ISIC2018_Task1_Training_GroundTruth"), ends_as_masks("photos")
+        (True, False)
+    """
+    words = [word for word in _words(name) if word not in _ALL_PARTS]
+    if "instance" in words or "panoptic" in words:
+        return False
+    return any(_MASK_FOLDER.fullmatch("".join(words[-count:])) for count in (1, 2, 3))
+
+
+def part_among_words(name: str) -> str:
+    """Return the part that a word of a folder's name says; "" where none or several do."""
+    parts = {_ALL_PARTS[word] for word in _words(name) if word in _ALL_PARTS}
+    return parts.pop() if len(parts) == 1 else ""
+
+
+def is_decoy_folder(name: str) -> bool:
+    """Whether a folder's name says that it holds pictures of masks, or labels of another kind."""
+    return any(_DECOYS.fullmatch(word) for word in _words(name))
+
+
+def says_decoy(words: str) -> bool:
+    """Whether what follows the name of an image says that a file is a picture of a mask, or a label of another kind.
+
+    Example:
+        >>> says_decoy("_gtFine_color"), says_decoy("_tumor")
+        (True, False)
+    """
+    return any(_DECOYS.fullmatch(word) for word in re.split(_GAP, words))
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a folder's name in small letters, without the year of a part (`train2017`)."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    before = ["", *words[:-1]]
+    return [word for one, word in zip(before, words, strict=True) if one not in _ALL_PARTS or not _YEAR.fullmatch(word)]
+
+
+def _side(joined: str) -> str:
+    return "image" if _IMAGE_FOLDER.fullmatch(joined) else "mask" if _MASK_FOLDER.fullmatch(joined) else ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read the name of a mask.
+
+    Attributes:
+        base: Name of the image that it would belong to.
+        kind: Words that say that it is a mask, folded, such as "mask" or "labelids"; "" for none.
+        number: Number of the mask among several of one image; "" for none.
+    """
+
+    base: str
+    kind: str = ""
+    number: str = ""
+
+
+_ENDS = {strict: re.compile(rf"(.+?){_GAP}({tokens})", re.IGNORECASE) for strict, tokens in _BY_STRICT}
+_ENDS_NUMBERED = {
+    strict: re.compile(rf"(.+?)({_GAP})({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _BY_STRICT
+}
+_BEGINS = re.compile(rf"({TOKENS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
+
+
+def mask_readings(stem: str, strict: bool = False) -> Iterator[Reading]:
+    """Yield how the name of a mask without its suffix may be read, the nearest first, numbers left alone.
+
+    Args:
+        stem: Name without suffix.
+        strict: Whether "l" at the end, as in CamVid's `0001TP_006690_L.png`, does not count as a word for masks.
+
+    Example:
+        >>> [reading.base for reading in mask_readings("a_seg_mask")]
+        ['a_seg', 'a']
+    """
+    kinds, base = [], stem
+    while match := _ENDS[strict].fullmatch(base):
+        base, kinds = match[1], [fold(match[2]), *kinds]
+        yield Reading(base, " ".join(kinds))
+    if match := _BEGINS.fullmatch(stem):
+        yield Reading(match[2] or match[3], fold(match[1]))
+
+
+def numbered_readings(stem: str, strict: bool = False) -> Iterator[Reading]:
+    """Yield how the name of a mask may be read whose words for masks a number follows.
+
+    In `a_mask_1` the number may count the masks of `a`, or belong to the name of an image `a_1`.
+
+    Example:
+        >>> [(one.base, one.number) for one in numbered_readings("a_mask_1")]
+        [('a', '1'), ('a_1', '')]
+    """
+    match = _ENDS_NUMBERED[strict].fullmatch(stem)
+    if match is None:
+        return
+    base, gap, kind, number = match[1], match[2], fold(match[3]), match[4]
+    yield Reading(base, kind, number)
+    for inner in mask_readings(base, strict):
+        yield Reading(inner.base, f"{inner.kind} {kind}", number)
+    yield Reading(f"{base}{gap}{number}", kind)
+
+
+def bare_number(stem: str) -> Reading | None:
+    """Return how a name that ends in a number is read where the number counts the masks of an image."""
+    match = _NUMBERED.fullmatch(stem)
+    return Reading(match[1], "", match[2]) if match else None
+
+
+def image_cores(stem: str) -> Iterator[str]:
+    """Yield the name of an image without the words that say that it is one.
+
+    Example:
+        >>> list(image_cores("aachen_000000_leftImg8bit")), list(image_cores("img001"))
+        (['aachen_000000'], ['001'])
+    """
+    if match := _IMAGE_END.fullmatch(stem):
+        yield match[1]
+    if match := _IMAGE_BEGIN.fullmatch(stem):
+        yield match[1] or match[2]
+
+
+def name_of_object(stem: str) -> str:
+    """Return what a mask's own name says beside numbers and words for masks, folded; "" for nothing.
+
+    Example:
+        >>> name_of_object("mask_1"), name_of_object("Liver_mask")
+        ('', 'liver')
+    """
+    words = re.split(_GAP, re.sub(r"\d+", " ", fold(stem)).replace(" ", "_"))
+    return "_".join(word for word in words if word and not re.fullmatch(TOKENS, word))
+
+
+def prefixes(stem: str) -> Iterator[str]:
+    """Yield a name without its last word, its last two, and so on.
+
+    Example:
+        >>> list(prefixes("a_tumor_1"))
+        ['a_tumor', 'a']
+    """
+    while match := _LAST_WORD.fullmatch(stem):
+        stem = match[1]
+        yield stem
