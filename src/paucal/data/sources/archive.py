@@ -30,8 +30,8 @@ _ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """An image in an archive: where its bytes begin (of a zip: its header), and how many they are.
+class Entry:
+    """A file in an archive: where its bytes begin (of a zip: its header), and how many they are.
 
     Attributes:
         name: Path within the archive.
@@ -54,7 +54,7 @@ class ArchiveStore(EncodedStore):
         entries: of the images.
     """
 
-    def __init__(self, file: Path, entries: list[_Entry]) -> None:
+    def __init__(self, file: Path, entries: list[Entry]) -> None:
         self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
         self._forget()
 
@@ -92,13 +92,13 @@ class ArchiveStore(EncodedStore):
             )
         return content
 
-    def _from_zip(self, entry: _Entry) -> bytes:
+    def _from_zip(self, entry: Entry) -> bytes:
         if self._archive is None or self._owner != os.getpid():  # a fork would share the place in the file
             self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
         with self._archive.open(entry.stored) as file:
             return file.read(entry.size + 1)
 
-    def _from_tar(self, entry: _Entry) -> bytes:
+    def _from_tar(self, entry: Entry) -> bytes:
         with self._file.open("rb") as file:
             file.seek(entry.offset)
             return file.read(entry.size)
@@ -118,17 +118,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     Raises:
         UserError: it is damaged, compressed as a whole, holds a name that leads out of it, or is no folder of images.
     """
-    require_regular(file)
-    if file.name.lower().endswith(COMPRESSED):
-        raise UserError(
-            f"{file} is compressed as a whole, so that single images cannot be read from it: unpack it, or save the "
-            "images as .zip or plain .tar"
-        )
-    try:
-        entries = _zip_entries(file) if file.suffix.lower() == ".zip" else _tar_entries(file)
-    except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
-        raise UserError(f"{file} cannot be read as an archive ({problem}); fetch or make it again") from None
-    shown = [one for one in entries if not any(ignored(part) for part in one.name.split("/"))]
+    shown = archive_entries(file)
     images = sorted((one for one in shown if one.name.lower().endswith(IMAGE_SUFFIXES)), key=lambda one: one.name)
     passed_over = Counter(
         os.path.splitext(one.name)[1].lower() for one in shown if not one.name.lower().endswith(IMAGE_SUFFIXES)
@@ -144,7 +134,26 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     return open_place(place, list(by_key), passed_over, labelled)
 
 
-def _zip_entries(file: Path) -> list[_Entry]:
+def archive_entries(file: Path) -> list[Entry]:
+    """Return the files in an archive but hidden ones.
+
+    Raises:
+        UserError: The archive is damaged, compressed as a whole, or holds a name that leads out of it.
+    """
+    require_regular(file)
+    if file.name.lower().endswith(COMPRESSED):
+        raise UserError(
+            f"{file} is compressed as a whole, so that single images cannot be read from it: unpack it, or save the "
+            "images as .zip or plain .tar"
+        )
+    try:
+        entries = _zip_entries(file) if file.suffix.lower() == ".zip" else _tar_entries(file)
+    except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
+        raise UserError(f"{file} cannot be read as an archive ({problem}); fetch or make it again") from None
+    return [one for one in entries if not any(ignored(part) for part in one.name.split("/"))]
+
+
+def _zip_entries(file: Path) -> list[Entry]:
     with zipfile.ZipFile(file) as archive:
         found = archive.infolist()
         _refuse_many(file, len(found))
@@ -154,7 +163,7 @@ def _zip_entries(file: Path) -> list[_Entry]:
         # A link in a zip is a file that holds a path; nothing but its few bytes would be read.
         files = [one for one in found if not one.is_dir() and not stat.S_ISLNK(one.external_attr >> 16)]
         return [
-            _Entry(checked_name(file, _zip_name(one)), one.header_offset, one.file_size, one.filename) for one in files
+            Entry(checked_name(file, _zip_name(one)), one.header_offset, one.file_size, one.filename) for one in files
         ]
 
 
@@ -168,15 +177,15 @@ def _zip_name(entry: zipfile.ZipInfo) -> str:
         return entry.filename
 
 
-def _tar_entries(file: Path) -> list[_Entry]:
-    found: dict[str, _Entry] = {}
+def _tar_entries(file: Path) -> list[Entry]:
+    found: dict[str, Entry] = {}
     with tarfile.open(file, "r:") as archive:
         for number, one in enumerate(archive):
             _refuse_many(file, number)
             archive.members.clear()  # type: ignore[attr-defined]  # which would keep every header in memory
             if one.isreg() and not one.issparse():
                 name = checked_name(file, one.name)
-                found[name] = _Entry(name, one.offset_data, one.size)  # of several of one name the last counts
+                found[name] = Entry(name, one.offset_data, one.size)  # of several of one name the last counts
     return list(found.values())
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paucal.data.boxes.layouts import STRUCTURE, refuse_boxes
 from paucal.data.class_names import with_plain_classes
 from paucal.data.images import ImageSet
 from paucal.data.masks.recognition import refuse_masks, without_masks
@@ -32,7 +33,7 @@ from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table import open_table, open_tables
 from paucal.data.sources.table_files import find_tables, together
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
-from paucal.data.sources.voc_lists import is_voc, open_voc, refuse_boxes, refuse_coco
+from paucal.data.sources.voc_lists import is_voc, open_voc
 from paucal.data.verify import ReportProgress
 from paucal.types import UserError
 
@@ -108,6 +109,8 @@ def open_images(
         return without_masks(images)
     if images.stream is None:
         refuse_masks(images)
+    if len(images.classes) < 2 or {name.lower() for name in images.classes} <= set(STRUCTURE):
+        refuse_boxes(Path(location).expanduser())
     images = with_plain_classes(images)
     _require_classes(images, location)
     return images
@@ -134,7 +137,12 @@ def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet
         raise UserError(f"{path} does not exist{_near_names(path)}")
     if wanted.image_column is not None and path.is_dir() and not find_parquet(path):
         return open_tables(_require_tables(path), *_of(wanted))
-    return (_open_file if path.is_file() else _open_directory)(path, wanted)
+    try:
+        return (_open_file if path.is_file() else _open_directory)(path, wanted)
+    except UserError:
+        if wanted.labelled:
+            refuse_boxes(path)
+        raise
 
 
 def _open_remote(location: str, wanted: _Wanted) -> ImageSet:
@@ -161,7 +169,6 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
         return open_shards(LocalPlace(path), wanted.labelled, wanted.label_column, progress=wanted.progress)
     if not wanted.labelled:  # a folder stands for all images below it then, listed or not
         return open_folder(path, labelled=False)
-    refuse_boxes(path)
     if train_list := find_train_list(path, wanted.root):
         return open_listing(train_list, root=wanted.root)
     if wanted.label_column is not None or wanted.separator is not None:
@@ -172,7 +179,6 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
         tables = find_tables(path)
         if not tables:
             refuse_masks(open_folder(path, labelled=False))
-            refuse_coco(path)
             raise
         return open_tables(tables, *_of(wanted))
     # Folders of parts that hold no classes look like classes themselves.

@@ -17,7 +17,6 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
-COCO = ("*.coco.json", "*/*.coco.json", "annotations/instances_*.json")  # files of boxes
 MOST_BYTES = 256 << 20
 _MEANING = {1: 1, 0: UNKNOWN, -1: 0}  # what a list says, as a multi-hot row has it
 _LINE = re.compile(r"(?P<image>\S.*?)\s+(?P<sign>-?[01])")
@@ -80,35 +79,6 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
         notes=(f"read from the lists in {LISTS}", *told),
         multi_hot=rows if several else None,
     )
-
-
-def refuse_boxes(folder: Path) -> None:
-    """Refuse PASCAL VOC's layout for detection, whose folders are no classes.
-
-    Raises:
-        UserError: there are images and annotations, and no lists of classes.
-    """
-    if (folder / IMAGES).is_dir() and (folder / "Annotations").is_dir() and not _lists(folder):
-        raise UserError(
-            f"{folder} tells boxes (Annotations) and has no list of classes such as {LISTS}/cat_train.txt: "
-            "`paucal detect` learns boxes; to classify, write a table of image_path,label with the classes that each "
-            "image shows, such as 'cat;dog'"
-        )
-
-
-def refuse_coco(folder: Path) -> None:
-    """Refuse COCO's layout for detection, in a folder where no classes were found.
-
-    Raises:
-        UserError: there is a file of boxes.
-    """
-    file = next((file for pattern in COCO for file in sorted(folder.glob(pattern))), None)
-    if file is not None:
-        raise UserError(
-            f"{folder} tells boxes ({file.relative_to(folder).as_posix()}) and has no class folders: "
-            "`paucal detect` learns boxes; to classify, write a table of image_path,label with the classes that each "
-            "image shows, such as 'cat;dog'"
-        )
 
 
 def _lists(root: Path) -> list[tuple[Path, str, str]]:

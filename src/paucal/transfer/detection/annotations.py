@@ -1,50 +1,27 @@
-"""Images with boxes: what the readers of each format give, checked and brought into one form."""
+"""Images with boxes: what the annotation files say, checked against the images and brought into one form."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.boxes.described import Annotated, Corners, Described
+from paucal.data.boxes.tree import Tree
+from paucal.data.channels.decoding import array_shape
+from paucal.data.decode import read_orientation
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import FileStore
-from paucal.transfer.detection.masks.outlines import Corners, masks_of
+from paucal.data.orientation import ambiguity_note
+from paucal.data.sources.stores import EncodedStore
+from paucal.transfer.detection.masks.outlines import masks_of
 from paucal.transfer.detection.masks.run_lengths import RunLengths
 from paucal.types import UserError
 from paucal.wording import counted
 
-MOST_CLASSES = 10_000
 SMALLEST = 1e-3  # pixels: a box with a shorter side has no area that could overlap with anything
 OFF_BY_ONE = 1  # pixels that sizes may differ by, as some programs count from 0 and others from 1
-
-
-@dataclass
-class Annotated:
-    """One image as a file of annotations describes it; nothing of it is checked yet.
-
-    Attributes:
-        key: path below the folder of the set, with forward slashes.
-        boxes: (left, top, right, bottom) in pixels, edges of the image at 0 and its sides.
-        names: of the class of each box.
-        crowd: whether each box stands for many objects: it is neither learnt nor counted against a detector.
-        size: (height, width) that the file says the image has; None where it says nothing.
-        declared: "train", "val", "test" or "".
-        source: the file that describes it, for messages.
-        outlines: the "segmentation" of each box as COCO's file has it; what is false stands for none, and no list at
-            all for none of any box.
-    """
-
-    key: str
-    boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    crowd: list[bool] = field(default_factory=list)
-    size: tuple[int, int] | None = None
-    declared: str = ""
-    source: str = ""
-    outlines: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -108,83 +85,118 @@ class BoxedImages:
         return replace(self, boxes={key: replace(one, masks=None) for key, one in self.boxes.items()})
 
 
-def boxed_images(
-    root: Path, found: Sequence[Annotated], numbers: Mapping[str, int], notes: Sequence[str] = ()
-) -> BoxedImages:
-    """Check what a reader has found against the images themselves.
+def boxed_images(tree: Tree, described: Described) -> BoxedImages:
+    """Check what annotation files say against the images themselves.
 
     Boxes without an area are dropped and boxes that reach over an edge are cut there; both are counted in the notes.
     Classes without a box are left out. Images have masks where each of their boxes has an outline.
 
     Args:
-        root: folder that the keys begin at.
-        found: the images.
-        numbers: of each class that the files list.
-        notes: sentences of the reader.
+        tree: Files of the set.
+        described: Images as the annotation files describe them.
 
     Raises:
-        UserError: there is no image or no box, an image is named twice or missing or of another size than its boxes
-            say, a box lies outside of its image or ends before it begins, or an outline does not do.
+        UserError: There is no image or no box, an image lies outside of the place or has another size than its boxes
+            were drawn on, a box lies outside of its image or ends before it begins, or an outline is invalid.
     """
-    _require_images(root, found)
-    store = FileStore(root, [one.key for one in found])
-    sizes = [_true_size(one, store.size(index)) for index, one in enumerate(found)]
+    found, numbers = described.images, described.numbers
+    _require_images(tree, found)
+    keys = [one.key for one in found]
+    store = tree.store(keys)
+    turned: list[str] = []
+    sizes = [_true_size(one, store, index, turned) for index, one in enumerate(found)]
+    _refuse_shares(tree, found)
     tally: Counter[str] = Counter()
     cut = [_cut_boxes(one, size, tally) for one, size in zip(found, sizes, strict=True)]
     used = {one.name for boxes in cut for one in boxes if not one.crowd}
     classes = tuple(name for name, _ in sorted(numbers.items(), key=lambda item: item[1]) if name in used)
     if not classes:
-        raise UserError(f"{str(root)!r} has no box in {counted(len(found), 'image')}: annotate some objects first.")
+        _refuse_without_objects(tree, len(found), tally)
     place = {name: index for index, name in enumerate(classes)}
-    made = {one.key: _made(boxes, place, size, tally) for one, boxes, size in zip(found, cut, sizes, strict=True)}
+    boxes = {one.key: _made(boxes, place, size, tally) for one, boxes, size in zip(found, cut, sizes, strict=True)}
     presence = np.zeros((len(found), len(classes)), dtype=np.int8)
-    for row, one in enumerate(found):
-        presence[row, made[one.key].labels] = 1
+    for row, key in enumerate(keys):
+        presence[row, boxes[key].labels] = 1
+    told = _told(tally, numbers, classes, int((presence.sum(1) == 0).sum()))
+    told += [ambiguity_note(turned, "boxes")] if turned else []
     images = ImageSet(
-        name=root.name,
-        location=str(root.resolve()),
+        name=tree.name,
+        location=tree.location,
         classes=classes,
-        keys=[one.key for one in found],
+        keys=keys,
         labels=np.full(len(found), -1, dtype=np.int64),
         declared=[one.declared for one in found],
         store=store,
-        notes=(*notes, *_told(tally, numbers, classes, int((presence.sum(1) == 0).sum()))),
+        notes=(*described.notes, *_undescribed(tree, keys), *told),
         multi_hot=presence,
     )
-    return BoxedImages(images, made, tuple(numbers[name] for name in classes), tally["bare"])
+    return BoxedImages(images, boxes, tuple(numbers[name] for name in classes), tally["bare"])
 
 
-def _require_images(root: Path, found: Sequence[Annotated]) -> None:
+def _require_images(tree: Tree, found: Sequence[Annotated]) -> None:
     if not found:
-        raise UserError(f"{str(root)!r} has annotations of no image: give a folder with images and their boxes.")
-    twice = [key for key, count in Counter(one.key for one in found).items() if count > 1]
-    if twice:
-        raise UserError(f"the image {twice[0]!r} is described twice in {str(root)!r}: give each image one description.")
-    inside = root.resolve()
+        raise UserError(f"{tree.shown!r} has annotations of no image: give a folder with images and their boxes.")
     for one in found:
-        path = root / one.key
-        if not path.resolve().is_relative_to(inside):
+        if not tree.is_inside(one.key):
             raise UserError(
-                f"{one.source} names {one.key!r}, which lies outside of {str(root)!r}: give the image there."
+                f"{one.source} names {one.key!r}, which lies outside of {tree.shown!r}: give the image there."
             )
-        if not path.is_file():
-            raise UserError(f"{one.source} describes {one.key!r}, and there is no such image in {str(root)!r}: add it.")
 
 
-def _true_size(one: Annotated, true: tuple[int, int]) -> tuple[int, int]:
-    """Return an image's own (height, width), which its boxes must be meant for."""
+def _refuse_without_objects(tree: Tree, count: int, tally: Counter[str]) -> NoReturn:
+    if tally["crowd"]:
+        raise UserError(
+            f"all {counted(tally['crowd'], 'box', 'boxes')} of {tree.shown!r} are marked as crowds (iscrowd) or as "
+            "difficult, which are neither learnt nor counted: remove the marks from those that are single objects."
+        )
+    raise UserError(f"{tree.shown!r} has no box in {counted(count, 'image')}: annotate some objects first.")
+
+
+def _undescribed(tree: Tree, keys: Sequence[str]) -> list[str]:
+    """Say how many images beside those with annotations have none: they are not taken for images without objects."""
+    folders, known = {key.rpartition("/")[0] for key in keys}, set(keys)
+    left = sum(image.rpartition("/")[0] in folders and image not in known for image in tree.images)
+    told = f"{counted(left, 'image')} that no annotation describes {'is' if left == 1 else 'are'} left out"
+    return [told] if left else []
+
+
+def _refuse_shares(tree: Tree, found: Sequence[Annotated]) -> None:
+    edges = [edge for one in found for box in one.boxes for edge in box]
+    if edges and 0 < max(edges) <= 1:
+        raise UserError(
+            f"no box of {tree.shown!r} reaches beyond 1: these are shares of the images' sides, expected pixels: "
+            "multiply them by width and height."
+        )
+
+
+def _true_size(one: Annotated, store: EncodedStore, index: int, turned: list[str]) -> tuple[int, int]:
+    """Return an image's own (height, width), which its boxes must be meant for.
+
+    Args:
+        one: What its file says.
+        store: Images of the set.
+        index: Position of the image.
+        turned: Collects the images whose size does not show whether their boxes were drawn before they were turned.
+    """
+    shape, is_turned = array_shape(store.source(index), one.key), False
+    if shape is not None:
+        true = shape.height, shape.width
+    else:
+        orientation = read_orientation(store.source(index), one.key)
+        true, is_turned = orientation.upright, orientation.value != 1
+        if one.boxes and (orientation.is_ambiguous or (one.size is None and is_turned)):
+            turned.append(one.key)
     if one.size is None or all(abs(a - b) <= OFF_BY_ONE for a, b in zip(one.size, true, strict=True)):
         return true
-    told, own = f"{one.size[1]}x{one.size[0]}", f"{true[1]}x{true[0]}"
-    if one.size == true[::-1]:
+    told = f"{one.source} says {one.key!r} has {one.size[1]}x{one.size[0]} pixels and it has {true[1]}x{true[0]}"
+    if one.size == true[::-1] and is_turned:
         raise UserError(
-            f"{one.source} says {one.key!r} has {told} pixels and it has {own} once its EXIF tag turns it upright: "
-            "store the image upright, or without the tag, so that its boxes fit."
+            f"{told} once its EXIF tag turns it upright: store the image upright, or without the tag, so that its "
+            "boxes fit."
         )
-    raise UserError(
-        f"{one.source} says {one.key!r} has {told} pixels and it has {own}: give the image that its boxes "
-        "were drawn on."
-    )
+    if one.size == true[::-1]:
+        told += ", as an image has once its EXIF tag turns it upright, and it has no such tag"
+    raise UserError(f"{told}: give the image that its boxes were drawn on.")
 
 
 class _Box(NamedTuple):
@@ -217,6 +229,7 @@ def _cut_boxes(one: Annotated, size: tuple[int, int], tally: Counter[str]) -> li
             raise UserError(f"{where} outside of it ({_plain(box)}, left top right bottom): correct it.")
         tally["cut"] += max(abs(a - b) for a, b in zip(box, inside, strict=True)) > OFF_BY_ONE
         tally["crowd"] += many
+        tally[f"marked as {one.mark}, which is neither learnt nor counted"] += many
         kept.append(_Box(inside, name, many, outline, f"{image} an outline of {name!r}"))
     return kept
 
@@ -239,7 +252,7 @@ def _told(tally: Counter[str], numbers: Mapping[str, int], classes: Sequence[str
     words = {
         "empty": "without an area dropped",
         "cut": "cut at the edge of the image",
-        "crowd": "marked as a crowd, which is neither learnt nor counted",
+        **{words: words for words in tally if words.startswith("marked")},
         "pixelless": "with an outline that covers no pixel: its mask is the box",
     }
     told = [f"{counted(tally[kind], 'box', 'boxes')} {what}" for kind, what in words.items() if tally[kind]]

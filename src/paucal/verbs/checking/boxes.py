@@ -1,49 +1,61 @@
 """Images with boxes, as `paucal check` looks at them."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from paucal.data.boxes.described import Annotated
+from paucal.data.boxes.layouts import find_boxes
+from paucal.data.boxes.opening import read_boxes
+from paucal.data.boxes.tree import Tree, is_archive
 from paucal.data.checking.findings import Finding
 from paucal.data.images import ImageSet
-from paucal.data.sources.stores import FileStore
-from paucal.transfer.detection.annotations import SMALLEST, Annotated
-from paucal.transfer.detection.opening import described, holds_boxes, open_boxed
+from paucal.data.sources.opening import open_images
+from paucal.transfer.detection.annotations import SMALLEST, boxed_images
 from paucal.types import UserError
 from paucal.verbs.checking.masks import BOXES
 from paucal.wording import counted, percent
 
 BAD_BOXES = "bad-boxes"
 FEW = 10  # boxes: a class that has fewer is hardly learnt, and its score says nothing
-TINY = 8.0  # pixels of the longer side: a cell or two of the finest map
+TINY = 8.0  # pixels of the shorter side: a cell or two of the finest map
 SMALL, LARGE = 32.0**2, 96.0**2  # pixels: COCO's bounds of the areas of small and large objects
 SHOWN = 12  # classes that are named
+_WITH_ADVICE = re.compile(r"(.*): ([a-z][^:'\"{}]*)", re.DOTALL)  # no colon within a quoted value
 MOST = 0.5  # share of images without a box from which on it is likelier that they were never annotated
 
 
 def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
-    """Open a folder of images with boxes, or COCO's JSON of one; None for any other place.
+    """Open a place with boxes in any layout that `paucal detect` reads or knows by name; None for any other place.
 
-    Boxes that do not do are a finding, with the sentence that `paucal detect` would say.
+    Boxes that `paucal detect` would refuse are a finding, with its sentence.
     """
     place = Path(os.path.expanduser(data))
-    if not holds_boxes(place):
+    found = find_boxes(place)
+    if found is None or (found.are_among_classes and _has_classes(data)):
         return None
     try:
-        root, found = described(place)
+        tree, described = read_boxes(place)
     except UserError as problem:
-        return _alone(place, problem)
-    there = [one for one in found if _is_inside(root, one.key)]
-    if not there:
-        return None
+        return None if _has_classes(data) else _alone(place, problem)
+    images = described.images
     try:
-        return (images := open_boxed(place).images), [*_opening(found, images.keys), *box_findings(found, images.keys)]
+        boxed = boxed_images(tree, described).images
     except UserError as problem:
-        images = _without_classes(root, there)
-        return images, [*_opening(found, images.keys), _refused(problem), *box_findings(there, images.keys)]
+        boxed = _without_classes(tree, images)
+        return boxed, [*_opening(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
+    return boxed, [*_opening(images, boxed.keys), *box_findings(images, boxed.keys)]
+
+
+def _has_classes(data: str) -> bool:
+    try:
+        return len(open_images(data).classes) > 1
+    except UserError:
+        return False
 
 
 def box_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Finding]:
@@ -76,7 +88,11 @@ def box_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Findin
 
 
 _OUTSIDE = ("outside-boxes", "outside of the image they are of", "correct them, or look whether images were exchanged")
-_TINY = ("tiny-boxes", f"under {TINY:g} pixels", "label no smaller ones, or cut the images into parts and enlarge them")
+_TINY = (
+    "tiny-boxes",
+    f"under {TINY:g} pixels",
+    "that is their shorter side: label no smaller ones, or cut the images into parts and enlarge them",
+)
 _REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each, or the second counts as a mistake")
 
 
@@ -128,7 +144,7 @@ def _outside(one: Annotated, boxes: np.ndarray) -> np.ndarray:
 
 
 def _tiny(sides: np.ndarray) -> np.ndarray:
-    return (sides.max(1, initial=0.0) < TINY) & (sides >= SMALLEST).all(1)
+    return np.asarray((sides < TINY).any(1) & (sides >= SMALLEST).all(1))
 
 
 def _repeated(one: Annotated, boxes: np.ndarray) -> np.ndarray:
@@ -152,37 +168,30 @@ def _bare(places: Sequence[int], total: int) -> list[Finding]:
 
 
 def _refused(problem: UserError) -> Finding:
-    text, _, advice = str(problem).rstrip(".").rpartition(": ")
-    return Finding(BAD_BOXES, "misleads", text or advice, advice if text else "correct it")
+    words = str(problem).rstrip(".")
+    found = _WITH_ADVICE.fullmatch(words)
+    return Finding(BAD_BOXES, "misleads", *(found.groups() if found else (words, "")))
 
 
-def _alone(place: Path, problem: UserError) -> tuple[ImageSet, list[Finding]] | None:
-    """Return the images of a folder whose annotations cannot be read, by themselves."""
-    from paucal.data.sources.opening import open_images
-
+def _alone(place: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
+    """Return the images of a place whose annotations cannot be read, by themselves."""
+    is_annotation = place.is_file() and not is_archive(place)
     try:
-        images = open_images(str(place if place.is_dir() else place.parent), labelled=False)
+        images = open_images(str(place.parent if is_annotation else place), labelled=False)
     except UserError:
         raise problem from None
     return images, [_refused(problem)]
 
 
-def _without_classes(root: Path, found: Sequence[Annotated]) -> ImageSet:
-    """Return images that have boxes which do not do as a set without labels."""
-    declared = {one.key: one.declared for one in found}
-    keys = list(declared)
-    parts = list(declared.values()) if all(declared.values()) else [""] * len(keys)
+def _without_classes(tree: Tree, found: Sequence[Annotated]) -> ImageSet:
+    """Return images whose boxes are invalid as a set without labels."""
+    keys = [one.key for one in found]
     return ImageSet(
-        name=root.name,
-        location=str(root.resolve()),
+        name=tree.name,
+        location=tree.location,
         classes=(),
         keys=keys,
         labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=parts,
-        store=FileStore(root, keys),
+        declared=[one.declared for one in found],
+        store=tree.store(keys),
     )
-
-
-def _is_inside(root: Path, key: str) -> bool:
-    path = (root / key).resolve()
-    return path.is_relative_to(root.resolve()) and path.is_file()

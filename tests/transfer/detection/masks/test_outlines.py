@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paucal.data.boxes.runs import unpacked_counts
 from paucal.transfer.detection.masks.outlines import mask_of_outline, masks_of
-from paucal.transfer.detection.masks.run_lengths import packed, unpacked, unpacked_counts
+from paucal.transfer.detection.masks.run_lengths import packed, unpacked
 from paucal.transfer.detection.opening import open_boxed
 from paucal.types import UserError
 from transfer.detection.made import change, write_coco, write_voc

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from paucal.transfer.detection.masks.run_lengths import RunLengths, mask_program, packed, unpacked_counts
+from paucal.data.boxes.described import Corners
+from paucal.data.boxes.runs import unpacked_counts
+from paucal.transfer.detection.masks.run_lengths import RunLengths, mask_program, packed
 from paucal.types import UserError
 
 FEWEST_POINTS, MOST_POLYGONS = 3, 10_000
 MOST_PERIMETER = 1_000_000  # pixels: drawing takes memory by the length of an outline, some 100 MB for this
 REMEDY = "correct it, or leave the outlines unread with --masks off"
-Corners = tuple[float, float, float, float]
 
 
 def masks_of(

@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paucal.data.boxes.runs import unpacked_counts
 from paucal.types import UserError
 
 BACKEND, EXTRA = "faster_coco_eval", 'pip install "paucal[detection]"'
-FIRST, BITS, MORE, SIGN = 48, 5, 0x20, 0x10  # of the text: its zero, bits of a character, "goes on" and "below zero"
-MOST_CHARACTERS = 7  # of a number: 35 bits, and an image has fewer pixels
-MOST_TEXT = 1 << 24  # characters of a mask
 
 
 class RunLengths(TypedDict):
@@ -65,35 +63,6 @@ def stacked(masks: Sequence[RunLengths], size: tuple[int, int]) -> torch.Tensor:
             mask = mask[rows][:, columns]
         place.copy_(torch.from_numpy(np.ascontiguousarray(mask)))
     return made
-
-
-def unpacked_counts(text: bytes) -> NDArray[np.int64]:
-    """Return the lengths of runs that a text stands for.
-
-    Each character holds five bits of a number and whether it goes on, the lowest bits first; from the fourth number on
-    it is the difference to the one before the last.
-
-    Raises:
-        ValueError: it is no such text; the message says what is wrong with it.
-    """
-    if len(text) > MOST_TEXT:
-        raise ValueError(f"it has {len(text):,} characters, at most {MOST_TEXT:,} are read")
-    codes = np.frombuffer(text, dtype=np.uint8).astype(np.int64) - FIRST
-    if not len(codes) or codes.min() < 0 or codes.max() >= 64:
-        raise ValueError("it is empty or has a character that stands for nothing")
-    if codes[-1] & MORE:
-        raise ValueError("it ends in the middle of a number")
-    lasts = np.flatnonzero((codes & MORE) == 0)
-    starts = np.concatenate([[0], lasts[:-1] + 1])
-    lengths = lasts - starts + 1
-    if lengths.max() > MOST_CHARACTERS:
-        raise ValueError("it has a number that is too large for any image")
-    place = np.arange(len(codes)) - np.repeat(starts, lengths)
-    numbers = np.add.reduceat((codes & (MORE - 1)) << (BITS * place), starts)
-    numbers -= np.where(codes[lasts] & SIGN, np.int64(1) << (BITS * lengths), 0)
-    numbers[1::2] = np.cumsum(numbers[1::2])
-    numbers[2::2] = np.cumsum(numbers[2::2])
-    return numbers
 
 
 def mask_overlaps(

@@ -1,0 +1,175 @@
+"""The files of a set of images with boxes: those below a folder, or those in an archive."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, ArchiveStore, archive_entries
+from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS, ignored
+from paucal.data.sources.stores import EncodedStore, FileStore
+from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
+from paucal.types import UserError
+
+PEEKED = 1 << 22  # bytes at the beginning and at the end of a file that are looked through for what it holds
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The files of a set, hidden ones left out.
+
+    Attributes:
+        shown: Name of the place in messages, as the user wrote it.
+        name: Short name for people.
+        location: Place as `ImageSet.location` has it.
+        files: Paths relative to the place, with forward slashes, sorted.
+        read: Returns the bytes of a file, of which there may be so many.
+        peek: Returns so many bytes from the beginning and from the end of a file.
+        store: Makes the store of the images with given paths.
+        is_inside: Whether a file lies within the place, and not behind a link that leads out of it.
+    """
+
+    shown: str
+    name: str
+    location: str
+    files: tuple[str, ...]
+    read: Callable[[str, int], bytes]
+    peek: Callable[[str, int], bytes]
+    store: Callable[[list[str]], EncodedStore]
+    is_inside: Callable[[str], bool]
+
+    @cached_property
+    def images(self) -> tuple[str, ...]:
+        """Paths of the images."""
+        return tuple(path for path in self.files if path.lower().endswith(IMAGE_SUFFIXES))
+
+    def ending(self, *suffixes: str) -> list[str]:
+        """Return the files whose names end so, in any case."""
+        return [path for path in self.files if path.lower().endswith(suffixes)]
+
+    def text(self, path: str, most: int) -> DecodedText:
+        """Return the text of a file, see `decode_text`.
+
+        Raises:
+            UserError: The file is larger, or is no text.
+        """
+        return decode_text(self.read(path, most), self.place_of(path))
+
+    def place_of(self, path: str) -> str:
+        """Return how a file is called in messages."""
+        return str(Path(self.shown, path))
+
+
+def open_tree(place: Path) -> Tree:
+    """List the files of a folder or an archive.
+
+    Raises:
+        UserError: The archive is damaged or compressed as a whole.
+    """
+    return folder_tree(place) if place.is_dir() else _archive_tree(place)
+
+
+def is_archive(file: Path) -> bool:
+    """Return whether a file is called like an archive."""
+    return file.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED))
+
+
+def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
+    """List the files below a folder, or take some of them for all there are.
+
+    Raises:
+        UserError: A folder cannot be read.
+    """
+    inside = root.resolve()
+    return Tree(
+        shown=str(root),
+        name=inside.name,
+        location=str(inside),
+        files=tuple(_files_below(root) if files is None else files),
+        read=lambda path, most: read_bytes(root / path, most),
+        peek=lambda path, count: _ends_of(root / path, count),
+        store=lambda keys: FileStore(root, keys),
+        is_inside=lambda path: (root / path).resolve().is_relative_to(inside),
+    )
+
+
+def _files_below(root: Path) -> list[str]:
+    """Return the paths of all files below a folder but hidden ones; no folder is entered twice.
+
+    Raises:
+        UserError: A folder cannot be read.
+    """
+    found, seen = [], set()
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_refuse_unreadable):
+        real = os.path.realpath(folder)
+        subfolders[:] = [] if real in seen else sorted(name for name in subfolders if not ignored(name))
+        prefix = Path(folder).relative_to(root).as_posix()
+        if real not in seen:
+            found += [name if prefix == "." else f"{prefix}/{name}" for name in files if not ignored(name)]
+        seen.add(real)
+    return sorted(found)
+
+
+def _refuse_unreadable(problem: OSError) -> None:
+    if not isinstance(problem, FileNotFoundError):  # removed meanwhile
+        reason = (problem.strerror or "").lower()
+        raise UserError(f"the folder {problem.filename} cannot be read ({reason}): change its permissions or move it.")
+
+
+def _archive_tree(file: Path) -> Tree:
+    entries = {one.name.replace("\\", "/"): one for one in archive_entries(file)}
+    base = _base(list(entries))
+    found = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
+
+    def read(path: str, most: int) -> bytes:
+        if found[path].size > most:
+            raise UserError(f"{path!r} in {str(file)!r} has more than {most:,} bytes, the most that are read.")
+        return ArchiveStore(file, [found[path]]).source(0)
+
+    def store(keys: list[str]) -> ArchiveStore:
+        return ArchiveStore(file.resolve(), [found[key] for key in keys])
+
+    return Tree(
+        shown=str(file),
+        name=file.stem,
+        location=str(file.resolve()),
+        files=tuple(found),
+        read=read,
+        peek=lambda path, count: _ends(read(path, found[path].size), count),
+        store=store,
+        is_inside=lambda path: True,
+    )
+
+
+def _base(paths: Sequence[str]) -> str:
+    """Return the folder that all files of an archive lie in, as a prefix, unless it is called like a part."""
+    base = ""
+    while paths:
+        tops = {path.removeprefix(base).partition("/")[0] for path in paths}
+        nested = all("/" in path.removeprefix(base) for path in paths)
+        if len(tops) != 1 or not nested or next(iter(tops)).lower() in PARTS:
+            break
+        base += f"{next(iter(tops))}/"
+    return base
+
+
+def mentions(content: bytes, name: str) -> bool:
+    """Return whether JSON seems to have an entry of a name; its text may have several bytes a character."""
+    return f'"{name}"'.encode() in content.replace(b"\0", b"")
+
+
+def _ends_of(file: Path, count: int) -> bytes:
+    if not is_regular(file):  # a pipe would be waited for
+        return b""
+    try:
+        with file.open("rb") as content:
+            start = content.read(count)
+            content.seek(max(len(start), content.seek(0, 2) - count))
+            return start + content.read(count)
+    except OSError:
+        return b""
+
+
+def _ends(content: bytes, count: int) -> bytes:
+    return content if len(content) <= 2 * count else content[:count] + content[-count:]
