@@ -48,20 +48,18 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
         UserError: A file is no such JSON, two files describe one image, a box is of an image or a category that its
             file does not list, or an image is not there.
     """
-    chosen, passed = _chosen(files)
+    chosen = [file for file in files if not _is_other(file)] if any(map(_is_boxes, files)) else files
     names = Names(tree.images, tree)
+    contents = [_File(tree, file, names).described() for file in chosen]
+    kept, notes = _without_repetition(contents)
     images: dict[str, Annotated] = {}
-    numbers: list[dict[str, int]] = []
-    for file in chosen:
-        rows, found = _File(tree, file, names).described()
-        numbers.append(found)
-        for one in rows:
-            add_once(images, one, tree.shown)
-    notes = []
-    if passed:
-        notes.append(f"{counted(len(passed), 'file')} beside {BOXES}_*.json {was(len(passed))} passed over: "
-                     f"{', '.join(PurePosixPath(file).name for file in passed)}")  # fmt: skip
-    return Described(list(images.values()), _joined(numbers, tree), tuple(notes))
+    for one in kept:
+        for image in one.images:
+            add_once(images, image, tree.shown)
+    if len(files) > 1 and chosen is not files:
+        notes += _passed_over([file for file in tree.ending(".json") if _is_other(file)])
+    numbers = _joined([one.numbers for one in kept], tree)
+    return Described(list(images.values()), numbers, (*(note for one in kept for note in one.notes), *notes))
 
 
 LAYOUT = Layout(
@@ -73,13 +71,31 @@ LAYOUT = Layout(
 )
 
 
-def _chosen(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the files of boxes, and those that are passed over where COCO's own files of boxes are there."""
-    words = {file: PurePosixPath(file).name.lower() for file in files}
-    if not any(name.startswith(BOXES) for name in words.values()):
-        return list(files), []
-    passed = [file for file, name in words.items() if name.startswith(OTHERS)]
-    return [file for file in files if file not in passed], passed
+def _is_boxes(file: str) -> bool:
+    return PurePosixPath(file).name.lower().startswith(BOXES)
+
+
+def _is_other(file: str) -> bool:
+    return PurePosixPath(file).name.lower().startswith(OTHERS)
+
+
+def _without_repetition(contents: Sequence[Described]) -> tuple[list[Described], list[str]]:
+    """Return the files but those that repeat others: a file of all images beside one of each part."""
+    known: dict[str, Annotated] = {}
+    passed: list[Described] = []
+    for one in sorted(contents, key=lambda one: len(one.images)):
+        if one.images and all(image.key in known and image.is_alike(known[image.key]) for image in one.images):
+            passed.append(one)
+        known.update({image.key: image for image in one.images})
+    notes = [f"{one.images[0].source} repeats what other files say, and was passed over" for one in passed]
+    return [one for one in contents if not any(one is other for other in passed)], notes
+
+
+def _passed_over(files: Sequence[str]) -> list[str]:
+    if not files:
+        return []
+    shown = ", ".join(PurePosixPath(file).name for file in files)
+    return [f"{counted(len(files), 'file')} beside {BOXES}_*.json {was(len(files))} passed over: {shown}"]
 
 
 class _File:
@@ -95,9 +111,10 @@ class _File:
         self._tree, self._file, self._names = tree, file, names
         self._shown = tree.place_of(file)
         self._part = part_of_file(file)
+        self._notes: list[str] = []
 
-    def described(self) -> tuple[list[Annotated], dict[str, int]]:
-        """Return the images of the file, and the number of each class."""
+    def described(self) -> Described:
+        """Return what the file says."""
         content = self._content()
         categories, numbers = self._categories(content)
         by_id: dict[Any, Annotated] = {}
@@ -114,13 +131,18 @@ class _File:
                 )
             by_id[number] = Annotated("", size=_size(row), declared=self._part, source=self._file)
         self._find_images([row["file_name"] for row in rows], list(by_id.values()))
-        for row in self._rows(content, "annotations"):
+        boxes = self._rows(content, "annotations")
+        if boxes and all("score" in row for row in boxes):
+            self._notes.append(f"the boxes of {self._file} have scores, as those that a detector has found")
+        for row in boxes:
             self._add_box(row, by_id, categories)
-        return list(by_id.values()), numbers
+        return Described(list(by_id.values()), numbers, tuple(self._notes))
 
     def _content(self) -> Mapping[str, Any]:
+        text = self._tree.text(self._file, MOST_BYTES)
+        self._notes += [text.note] if text.note else []
         try:
-            content = parse_json(self._tree.text(self._file, MOST_BYTES).text)
+            content = parse_json(text.text)
         except ValueError as problem:
             raise UserError(f"{self._shown!r} cannot be read ({problem}): give COCO's JSON of boxes.") from None
         if not isinstance(content, dict) or not set(ENTRIES) <= set(content):

@@ -81,8 +81,9 @@ def refuse_boxes(place: Path) -> None:
         UserError: The place has boxes in a layout of the table, or in one that is known by name.
     """
     if found := find_boxes(place):
+        shown = f" ({found.shown})" if place.is_dir() else ""
         raise UserError(
-            f"{place} tells boxes ({found.shown}) as {found.name}, and no classes of images: `paucal detect` learns "
+            f"{place} tells boxes{shown} as {found.name}, and no classes of images: `paucal detect` learns "
             "boxes; to classify, write a table of image_path,label with the classes that each image shows, such as "
             "'cat;dog'."
         )

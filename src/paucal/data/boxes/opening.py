@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from paucal.data.boxes import coco
 from paucal.data.boxes.described import Described
 from paucal.data.boxes.layouts import EXPECTED, LAYOUTS, STRUCTURE, BoxFiles, box_files, unread_files
@@ -12,6 +14,7 @@ from paucal.data.boxes.naming import MissingImage
 from paucal.data.boxes.part_names import part_of_folders
 from paucal.data.boxes.parts import with_parts
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
+from paucal.data.images import ImageSet
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -33,7 +36,32 @@ def read_boxes(place: Path) -> tuple[Tree, Described]:
     mine = [one for one in mine if one.files]
     if not mine:
         _refuse(tree, found)
-    return tree, _read(mine, tree)
+    described = _read(mine, tree)
+    return tree, replace(described, notes=(*described.notes, *_undescribed(tree, described)))
+
+
+def images_of(place: Path) -> ImageSet:
+    """Return the images that the annotation files of a place describe, without labels.
+
+    Raises:
+        UserError: As `read_boxes`.
+    """
+    return unlabelled(*read_boxes(place))
+
+
+def unlabelled(tree: Tree, described: Described) -> ImageSet:
+    """Return the images of annotation files without what these say of them."""
+    keys = [one.key for one in described.images]
+    return ImageSet(
+        name=tree.name,
+        location=tree.location,
+        classes=(),
+        keys=keys,
+        labels=np.full(len(keys), -1, dtype=np.int64),
+        declared=[one.declared for one in described.images],
+        store=tree.store(keys),
+        notes=described.notes,
+    )
 
 
 def own_root(file: str) -> str:
@@ -78,6 +106,15 @@ def _read(found: Sequence[BoxFiles], tree: Tree) -> Described:
         notes.append(f"the boxes were read as {most}, and those as {name} were passed over")
     chosen = described[most]
     return with_parts(replace(chosen, notes=(*chosen.notes, *notes)), tree)
+
+
+def _undescribed(tree: Tree, described: Described) -> list[str]:
+    """Say how many images beside those with annotations have none: they are not taken for images without objects."""
+    known = {one.key for one in described.images}
+    folders = {key.rpartition("/")[0] for key in known}
+    left = sum(image.rpartition("/")[0] in folders and image not in known for image in tree.images)
+    told = f"{counted(left, 'image')} that no annotation describes {'is' if left == 1 else 'are'} left out"
+    return [told] if left else []
 
 
 def _read_file(file: Path) -> tuple[Tree, Described]:

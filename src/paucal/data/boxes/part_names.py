@@ -36,7 +36,7 @@ def part_of_folders(path: str) -> str:
         >>> part_of_folders("images/val2017/1.jpg"), part_of_folders("Train/1.jpg"), part_of_folders("test tubes/1.jpg")
         ('val', 'train', '')
     """
-    found = [match for folder in PurePosixPath(path).parts[:-1] if (match := _FOLDER.fullmatch(folder.lower()))]
+    found = [match for folder in path.split("/")[:-1] if (match := _FOLDER.fullmatch(folder.lower()))]
     return PARTS[found[0][1]] if found else ""
 
 

@@ -154,9 +154,14 @@ def _base(paths: Sequence[str]) -> str:
     return base
 
 
+def plain(content: bytes) -> bytes:
+    """Return bytes of a text as if each of its ASCII characters was one byte, and without a byte order mark."""
+    return content.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe")
+
+
 def mentions(content: bytes, name: str) -> bool:
-    """Return whether JSON seems to have an entry of a name; its text may have several bytes a character."""
-    return f'"{name}"'.encode() in content.replace(b"\0", b"")
+    """Return whether JSON seems to have an entry of a name."""
+    return f'"{name}"'.encode() in plain(content)
 
 
 def _ends_of(file: Path, count: int) -> bytes:

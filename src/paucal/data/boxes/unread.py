@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from paucal.data.boxes.tree import Tree
+from paucal.data.boxes.tree import Tree, plain
 
 HEAD = 1 << 16  # bytes at the beginning and at the end that are looked at
 LOOKED_AT = 20  # files of a kind
@@ -50,6 +50,6 @@ def find_unread(tree: Tree) -> tuple[str, str] | None:
     """Return a file of boxes that are not read, and who writes them so; None where there is none."""
     for one in UNREAD:
         for file in tree.ending(*one.suffixes)[:LOOKED_AT]:
-            if one.pattern.search(tree.peek(file, HEAD).replace(b"\0", b"")):
+            if one.pattern.search(plain(tree.peek(file, HEAD))):
                 return file, one.name
     return None

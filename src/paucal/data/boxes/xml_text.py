@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree
 from xml.parsers import expat
 
-from paucal.data.boxes.tree import Tree
+from paucal.data.boxes.tree import Tree, plain
 from paucal.reading import decode_text
 from paucal.types import UserError
 
@@ -18,7 +18,7 @@ _ROOT = re.compile(rb"<([A-Za-z_][\w.:-]*)")
 
 def root_name(tree: Tree, file: str) -> str:
     """Return the name of the outermost element of a file; "" where it cannot be seen."""
-    found = _ROOT.search(tree.peek(file, _HEAD).replace(b"\0", b""))
+    found = _ROOT.search(plain(tree.peek(file, _HEAD)))
     return found[1].decode() if found else ""
 
 

@@ -9,7 +9,7 @@ from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import Names, folded
 from paucal.data.boxes.part_names import SPELLINGS
 from paucal.data.boxes.parts import lines_of
-from paucal.data.boxes.tree import Tree
+from paucal.data.boxes.tree import Tree, plain
 from paucal.data.boxes.yolo_config import YAML, Config, config_of, images_by_part, is_config, roots_of_config
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -27,7 +27,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     if configs:
         return configs
     labels = _labels(tree, files)
-    heads = (tree.peek(file, HEAD).replace(b"\0", b"").strip() for file in labels[:LOOKED_AT])
+    heads = (plain(tree.peek(file, HEAD)).strip() for file in labels[:LOOKED_AT])
     return labels if any(_is_object(head.splitlines()[0]) for head in heads if head) else []
 
 
@@ -48,8 +48,6 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
         notes.append(f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as {alone[0]}")
     if not keys:
         raise UserError(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
-    if parts:
-        keys = {file: key for file, key in keys.items() if key in parts}
     store = tree.store(list(keys.values()))
     found = []
     for place, (file, key) in enumerate(keys.items()):

@@ -9,7 +9,7 @@ from paucal.data.boxes.described import MOST_CLASSES, without_repetition
 from paucal.data.boxes.naming import MissingImage, Names, folded, folders_of
 from paucal.data.boxes.part_names import SPELLINGS
 from paucal.data.boxes.parts import lines_of
-from paucal.data.boxes.tree import Tree
+from paucal.data.boxes.tree import Tree, plain
 from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted
@@ -42,8 +42,8 @@ def is_config(tree: Tree, file: str) -> bool:
     """Return whether a file looks like the YAML of a YOLO set."""
     if not file.lower().endswith(YAML):
         return False
-    lines = tree.peek(file, MOST_CONFIG_BYTES).replace(b"\0", b"").splitlines()
-    keys = {line.partition(b":")[0].strip(b"\xef\xbb\xbf\xff\xfe\"' ").lower() for line in lines if b":" in line}
+    lines = plain(tree.peek(file, MOST_CONFIG_BYTES)).splitlines()
+    keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
     return b"names" in keys and bool(keys & {name.encode() for name in SPELLINGS})
 
 

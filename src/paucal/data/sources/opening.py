@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.boxes.layouts import STRUCTURE, refuse_boxes
+from paucal.data.boxes.layouts import STRUCTURE, SUFFIXES, find_boxes, refuse_boxes
+from paucal.data.boxes.opening import images_of
 from paucal.data.class_names import with_plain_classes
 from paucal.data.images import ImageSet
 from paucal.data.masks.recognition import refuse_masks, without_masks
@@ -138,11 +139,17 @@ def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet
     if wanted.image_column is not None and path.is_dir() and not find_parquet(path):
         return open_tables(_require_tables(path), *_of(wanted))
     try:
-        return (_open_file if path.is_file() else _open_directory)(path, wanted)
+        images = (_open_file if path.is_file() else _open_directory)(path, wanted)
     except UserError:
         if wanted.labelled:
             refuse_boxes(path)
+        elif path.is_file() and find_boxes(path):
+            return images_of(path)
         raise
+    if wanted.labelled and path.is_file() and path.suffix.lower() in SUFFIXES and find_boxes(path):
+        note = f"{path.name} has the edges of boxes too, which `paucal detect` learns"
+        return replace(images, notes=(*images.notes, note))
+    return images
 
 
 def _open_remote(location: str, wanted: _Wanted) -> ImageSet:

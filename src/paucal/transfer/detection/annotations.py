@@ -127,7 +127,7 @@ def boxed_images(tree: Tree, described: Described) -> BoxedImages:
         labels=np.full(len(found), -1, dtype=np.int64),
         declared=[one.declared for one in found],
         store=store,
-        notes=(*described.notes, *_undescribed(tree, keys), *told),
+        notes=(*described.notes, *told),
         multi_hot=presence,
     )
     return BoxedImages(images, boxes, tuple(numbers[name] for name in classes), tally["bare"])
@@ -150,14 +150,6 @@ def _refuse_without_objects(tree: Tree, count: int, tally: Counter[str]) -> NoRe
             "difficult, which are neither learnt nor counted: remove the marks from those that are single objects."
         )
     raise UserError(f"{tree.shown!r} has no box in {counted(count, 'image')}: annotate some objects first.")
-
-
-def _undescribed(tree: Tree, keys: Sequence[str]) -> list[str]:
-    """Say how many images beside those with annotations have none: they are not taken for images without objects."""
-    folders, known = {key.rpartition("/")[0] for key in keys}, set(keys)
-    left = sum(image.rpartition("/")[0] in folders and image not in known for image in tree.images)
-    told = f"{counted(left, 'image')} that no annotation describes {'is' if left == 1 else 'are'} left out"
-    return [told] if left else []
 
 
 def _refuse_shares(tree: Tree, found: Sequence[Annotated]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional as F
 from torchvision.transforms.functional import to_pil_image
 
@@ -22,6 +22,7 @@ SHOWN = 0.5  # score from which on a detection is drawn and counted as an answer
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # Okabe and Ito
 TRUTH = "#ffffff"
 TILE, GAP, COLUMNS = 420, 6, 3  # pixels
+WRITING = TILE / 11  # times as wide as its letters are high is a picture
 MOST_CURVES = 20
 
 
@@ -31,7 +32,7 @@ def draw_found(
     """Return a copy of an image with what was found, masks half-transparent, and the objects as thin white boxes.
 
     Args:
-        image: may be smaller than the image that the boxes belong to, where `truth` says so.
+        image: may have another size than the image that the boxes belong to, where `truth` says so.
         found: with boxes in pixels of the annotated image.
         classes: names.
         truth: the objects.
@@ -42,7 +43,7 @@ def draw_found(
     shown = found.above(least)
     for mask, label in zip(shown.masks or (), shown.labels.tolist(), strict=False):
         tint(picture, unpacked(mask), COLOURS[label % len(COLOURS)])
-    draw = ImageDraw.Draw(picture)
+    draw = _pen(picture)
     width = max(1, round(max(picture.size) / 300))
     for corners in [] if truth is None else truth.corners:
         draw.rectangle([float(value) * scale for value in corners], outline=TRUTH, width=1)
@@ -50,6 +51,11 @@ def draw_found(
         text, colour = f"{classes[label]} {score:.2f}", COLOURS[label % len(COLOURS)]
         _box(draw, [float(value) * scale for value in corners], text, colour, width)
     return picture
+
+
+def at_width(image: Image.Image, width: int = TILE) -> Image.Image:
+    """Return an image at a width in pixels; what is drawn on it then is as large on every picture of a page."""
+    return image.resize((width, max(1, round(image.height * width / image.width))))
 
 
 def tint(picture: Image.Image, mask: NDArray[np.uint8], colour: str) -> None:
@@ -70,7 +76,7 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
             tint(picture, padded.numpy(), COLOURS[label % len(COLOURS)])
         zoom = TILE / picture.width  # before the words are written, which would be enlarged too
         picture = picture.resize((TILE, max(1, round(picture.height * zoom))))
-        draw = ImageDraw.Draw(picture)
+        draw = _pen(picture)
         for corners, label in zip((boxes * zoom).tolist(), labels.tolist(), strict=True):
             _box(draw, corners, str(classes[label]), COLOURS[label % len(COLOURS)], 1)
         tiles.append(picture)
@@ -79,7 +85,7 @@ def batch_sheet(batch: BoxBatch, classes: Sequence[str], mean: Sequence[float], 
 
 def sheet(pictures: Sequence[Image.Image], captions: Sequence[str] = ()) -> Image.Image:
     """Put pictures side by side on a page, each reduced to one width, with a line under each."""
-    tiles = [one.resize((TILE, max(1, round(one.height * TILE / one.width)))) for one in pictures]
+    tiles = [at_width(one) for one in pictures]
     columns = min(COLUMNS, max(len(tiles), 1))
     line = 16 if captions else 0
     heights = [max(t.height for t in tiles[i : i + columns]) + line + GAP for i in range(0, len(tiles), columns)]
@@ -128,11 +134,19 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
     return figure
 
 
+def _pen(picture: Image.Image) -> ImageDraw.ImageDraw:
+    """Return what draws on a picture, with letters that can be read where the picture fills a page or a screen."""
+    draw = ImageDraw.Draw(picture)
+    draw.font = ImageFont.load_default(max(10, round(max(picture.size) / WRITING)))
+    return draw
+
+
 def _box(draw: ImageDraw.ImageDraw, corners: Sequence[float], text: str, colour: str, width: int) -> None:
     left, top, right, bottom = corners
     draw.rectangle([left, top, max(right, left), max(bottom, top)], outline=colour, width=width)
     text = _plain(text)
-    place = (left, max(0.0, top - 12))
+    low = draw.textbbox((0, 0), text)[3]
+    place = (left, max(0.0, top - low - 1))
     draw.rectangle(draw.textbbox(place, text), fill=colour)
     draw.text(place, text, fill="white")
 

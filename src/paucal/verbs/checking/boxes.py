@@ -10,8 +10,8 @@ import numpy as np
 
 from paucal.data.boxes.described import Annotated
 from paucal.data.boxes.layouts import find_boxes
-from paucal.data.boxes.opening import read_boxes
-from paucal.data.boxes.tree import Tree, is_archive
+from paucal.data.boxes.opening import read_boxes, unlabelled
+from paucal.data.boxes.tree import is_archive
 from paucal.data.checking.findings import Finding
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
@@ -46,7 +46,7 @@ def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
     try:
         boxed = boxed_images(tree, described).images
     except UserError as problem:
-        boxed = _without_classes(tree, images)
+        boxed = unlabelled(tree, described)
         return boxed, [*_opening(images, boxed.keys), _refused(problem), *box_findings(images, boxed.keys)]
     return boxed, [*_opening(images, boxed.keys), *box_findings(images, boxed.keys)]
 
@@ -170,7 +170,8 @@ def _bare(places: Sequence[int], total: int) -> list[Finding]:
 def _refused(problem: UserError) -> Finding:
     words = str(problem).rstrip(".")
     found = _WITH_ADVICE.fullmatch(words)
-    return Finding(BAD_BOXES, "misleads", *(found.groups() if found else (words, "")))
+    text, advice = (found[1], found[2]) if found else (words, "")
+    return Finding(BAD_BOXES, "misleads", text, advice)
 
 
 def _alone(place: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
@@ -181,17 +182,3 @@ def _alone(place: Path, problem: UserError) -> tuple[ImageSet, list[Finding]]:
     except UserError:
         raise problem from None
     return images, [_refused(problem)]
-
-
-def _without_classes(tree: Tree, found: Sequence[Annotated]) -> ImageSet:
-    """Return images whose boxes are invalid as a set without labels."""
-    keys = [one.key for one in found]
-    return ImageSet(
-        name=tree.name,
-        location=tree.location,
-        classes=(),
-        keys=keys,
-        labels=np.full(len(keys), -1, dtype=np.int64),
-        declared=[one.declared for one in found],
-        store=tree.store(keys),
-    )

@@ -161,9 +161,10 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
         return {}
     areas = sizes.prod(axis=1)
     order = np.argsort(areas, kind="stable")
-    pick = {"smallest": order[0], "median": order[len(order) // 2], "largest": order[-1]}
     return {
-        **{name: sizes[place].tolist() for name, place in pick.items()},
+        "smallest": sizes[order[0]].tolist(),
+        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # of the heights, and of the widths
+        "largest": sizes[order[-1]].tolist(),
         "different": len(np.unique(sizes, axis=0)),
         "median_short_side": int(np.median(sizes.min(axis=1))),
     }

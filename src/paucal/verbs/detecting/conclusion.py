@@ -21,7 +21,7 @@ from paucal.transfer.detection.card import load_detector
 from paucal.transfer.detection.document import coco_document
 from paucal.transfer.detection.judging import MASKS, Found, detect_all
 from paucal.transfer.detection.measured import Measured, measured, told
-from paucal.transfer.detection.pictures import SHOWN, draw_found, mistakes_of, precision_recall_figure, sheet
+from paucal.transfer.detection.pictures import SHOWN, at_width, draw_found, mistakes_of, precision_recall_figure, sheet
 from paucal.types import UserError
 from paucal.verbs.detecting.assembly import AssembledDetection
 from paucal.verbs.detecting.loaders import SCORE, ordered_loader
@@ -130,7 +130,7 @@ def _draw(run: RunFolder, assembled: AssembledDetection, indices: list[int], fou
         captions = []
         for place in places:
             index, (missed, false) = indices[place], mistakes[place]
-            image = assembled.images.images.store.read(index)
+            image = at_width(assembled.images.images.store.read(index))
             pictures.append(draw_found(image, found[place], assembled.images.classes, assembled.images.of(index)))
             captions.append(f"{missed} missed, {false} wrong: {assembled.images.images.keys[index].rpartition('/')[2]}")
         page = sheet(pictures, captions)

@@ -22,7 +22,7 @@ from paucal.transfer.detection.card import DetectorCard, load_detector
 from paucal.transfer.detection.detector import Detector
 from paucal.transfer.detection.document import coco_document
 from paucal.transfer.detection.judging import Found, found_in
-from paucal.transfer.detection.pictures import SHOWN, draw_found
+from paucal.transfer.detection.pictures import SHOWN, TILE, at_width, draw_found
 from paucal.transfer.detection.views import evaluation_view
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
@@ -170,8 +170,13 @@ def _objects(
     sides = (int(seen.shape[-2]), int(seen.shape[-1]))
     answer = detector(seen[None].to(device), [sides])[0]
     found = found_in(answer, sides, size)
-    picture = draw_found(image, found, card.classes, _nothing(size)) if drawn else None
+    picture = draw_found(_legible(image), found, card.classes, _nothing(size)) if drawn else None
     return Objects(name, found, card.classes, size, picture)
+
+
+def _legible(image: Image.Image) -> Image.Image:
+    """Return an image, enlarged where it is so small that names would cover its objects."""
+    return at_width(image, round(image.width * max(1.0, TILE / max(image.size))))
 
 
 def _nothing(size: tuple[int, int]) -> Boxes:
