@@ -1,6 +1,7 @@
 """`paucal segment`: from images and masks to a judged model, and masks of new images."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def test_eval__of_the_test_images_is_what_the_run_found(segmented, tmp_path):
 
 
 def test_eval__counts_the_pixels_of_other_images_by_the_values_of_the_training(segmented, tmp_path, capsys):
-    other = make_scenes(tmp_path / "other", 4)
+    other = make_scenes(tmp_path / "other", 4, seed=1)
     found = paucal.evaluate(segmented / "run", other, output=str(tmp_path / "found"))
     confusion = np.zeros((3, 3), dtype=np.int64)
     for path in sorted((other / "masks").rglob("*.png")):
@@ -153,6 +154,23 @@ def test_eval__counts_the_pixels_of_other_images_by_the_values_of_the_training(s
     Image.fromarray(np.full_like(np.asarray(Image.open(path)), 77)).save(path)
     assert "77" in failure(capsys, "eval", segmented / "run", other, "--output", tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+def test_eval__leaves_out_images_that_were_learned_from(segmented, tmp_path):
+    own = {row["key"]: row["split"] for row in table(segmented / "run/split.csv")}
+    test = sorted(key for key, part in own.items() if part == "test")
+    shutil.copytree(segmented / "scenes", tmp_path / "copy")
+    judged = lambda folder: sorted(f"images/{one.name}" for one in (folder / "masks/images").iterdir())  # noqa: E731
+    for place, data in enumerate((segmented / "scenes", tmp_path / "copy")):
+        paucal.evaluate(segmented / "run", data, output=tmp_path / f"out{place}")
+        assert judged(tmp_path / f"out{place}") == test
+    make_scenes(tmp_path / "more", 3, seed=9)
+    for side in ("images", "masks"):
+        for path in (tmp_path / "more" / side).iterdir():
+            shutil.copy(path, tmp_path / "copy" / side / f"new{path.name}")
+    found = paucal.evaluate(segmented / "run", tmp_path / "copy", output=tmp_path / "out")
+    assert judged(tmp_path / "out") == sorted([*test, *(f"images/new{number:02d}.png" for number in range(3))])
+    assert any(f"left out {len(own) - len(test)} of the {len(own) + 3} images" in text for text in found.said)
 
 
 def test_eval__averages_over_scales_and_mirror_images(segmented, tmp_path, capsys):

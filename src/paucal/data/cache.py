@@ -33,7 +33,7 @@ class CachedStore(Copies):
         offsets: (N,) int64, where each image begins.
         shapes: (N, 2) int64, heights and widths.
         channels: of every image.
-        original: the store of images that were reduced for this one; None where they are as large as their copies.
+        original: the store of the images themselves; None where the copies are all there is.
     """
 
     def __init__(
@@ -108,8 +108,7 @@ def cache_images(
     good, names = without_bad(image_set, bad, on_bad)
     kept = np.asarray([i for i in range(len(image_set)) if i not in bad], dtype=np.int64)
     tables = [torch.from_numpy(table[kept]).share_memory_() for table in (filler.offsets, filler.shapes)]
-    original = None if image_set.reading.side is None else good.store
-    return replace(good, store=CachedStore(pixels, tables[0], tables[1], original, image_set.reading.channels)), names
+    return replace(good, store=CachedStore(pixels, tables[0], tables[1], good.store, image_set.reading.channels)), names
 
 
 class _FullError(Exception):

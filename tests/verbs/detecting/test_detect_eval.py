@@ -1,6 +1,8 @@
 """`paucal eval` of a detector: the same scores again, and those on other images by the names of the classes."""
 
+import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,17 @@ def test_eval__refuses_strange_classes_and_what_is_of_classifiers(finished: Path
         paucal.evaluate(finished, mirror=True)
     with pytest.raises(UserError, match="--protocol judges classifiers and frozen features"):
         paucal.evaluate(finished, protocol=["classification"])
+
+
+def test_eval__leaves_out_images_that_were_learned_from(finished: Path, images: Path, tmp_path: Path):
+    with (finished / "split.csv").open() as file:
+        own = {row["key"]: row["split"] for row in csv.DictReader(file)}
+    shutil.copytree(images, tmp_path / "copy")
+    for data in (images, tmp_path / "copy"):
+        (found,) = paucal.evaluate(finished, data, output=tmp_path / "out").detection
+        assert found.images == sum(part == "test" for part in own.values())
+    more = write_coco(tmp_path / "more", 26).parent  # the first twenty are those of the run
+    kept = 26 - sum(part in ("train", "val") for part in own.values())
+    result = paucal.evaluate(finished, more, output=tmp_path / "out")
+    assert result.detection[0].images == kept
+    assert any(f"left out {26 - kept} of the 26 images" in text for text in result.said)

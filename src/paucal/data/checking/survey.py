@@ -1,6 +1,7 @@
 """One look at every image of a set: what it is, how bright it is, and what it is equal or similar to."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 from paucal.data.channels.decoding import look_at
 from paucal.data.checking.perceptual_hash import hash_of, small_grey
 from paucal.data.decode import UnreadableImage
-from paucal.data.images import ImageSet, Store, locate
+from paucal.data.images import Copies, ImageSet, Store, locate
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.verify import ReportProgress, for_each
 
@@ -82,14 +83,36 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
     return found
 
 
+def image_digests(images: ImageSet) -> Iterator[str]:
+    """Yield the digest of each image in hexadecimal digits; "" where nobody reads it, as in shards, or nobody can."""
+    for index in range(len(images)):
+        yield (None if images.stream is not None else digest_or_none(images.store, index)) or ""
+
+
+def digest_or_none(store: Store, index: int) -> str | None:
+    """Return the digest of an image in hexadecimal digits; None where it cannot be read."""
+    try:
+        return digest_of(store, index).hex()
+    except UnreadableImage:
+        return None
+
+
 def digest_of(store: Store, index: int) -> bytes:
     """Return what is equal for equal images alone: a digest of the file's bytes, else of size and pixels.
+
+    The digest of a decoded copy is that of the image itself.
 
     Raises:
         UnreadableImage: the image cannot be read.
     """
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     store, index = locate(store, index)
+    while isinstance(store, Copies):
+        if (known := store.digest(index)) is not None:
+            return known
+        if store.original is None:
+            break
+        store, index = locate(store.original, index)
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     if not isinstance(store, EncodedStore):
         picture = store.read(index)
         digest.update(f"{picture.size}".encode())

@@ -137,6 +137,10 @@ class MappedStore(Copies):
     def check(self, index: int) -> None:
         """Accept: what is stored was decoded."""
 
+    def digest(self, index: int) -> bytes:
+        """Return the digest of the bytes that the image was decoded from."""
+        return self.entry.table.digests[index].tobytes()
+
 
 def find_entry(folder: Path, key: str) -> Entry | None:
     """Return an entry, which counts as used; None where there is none, or it is damaged."""

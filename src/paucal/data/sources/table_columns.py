@@ -92,7 +92,7 @@ def find_columns(
         return _of_unnamed(file, rows, labelled)
     plain = [_plain(name) for name in first]
     image = _position(file, first, image_column, "--image-column") if image_column else _first(plain, IMAGE_COLUMNS)
-    if first == OF_A_RUN and label_column is None:
+    if first[: len(OF_A_RUN)] == OF_A_RUN and label_column is None:
         label_column = "class"
     if image is None:
         raise UserError(

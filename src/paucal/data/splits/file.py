@@ -1,7 +1,7 @@
-"""The split of a run as a CSV file with the columns key, label, class and split."""
+"""The split of a run as a CSV file with the columns key, label, class, split and digest."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -24,25 +24,32 @@ _COLUMNS = ["key", "label", "class", "split"]
 _DIGEST = "digest"  # a further column: digest of the image in hexadecimal digits
 
 
-def write_split(path: Path, image_set: ImageSet, split: Split) -> None:
+def write_split(path: Path, image_set: ImageSet, split: Split, digests: Iterable[str] | None = None) -> None:
     """Write one row per image; an unlabelled image has the label -1 and an empty class.
 
     Of an image with several labels the row has the numbers and the names of all, with ";" between them ("|" or ","
     where a name has that).
+
+    Args:
+        path: Path of the file.
+        image_set: N images.
+        split: Parts of the images.
+        digests: N digests, by which the images are known again wherever they lie and whatever they are called; None
+            writes no such column.
 
     Raises:
         ValueError: the split was made for another number of images.
     """
     if len(split.parts) != len(image_set):
         raise ValueError(f"the split has {len(split.parts)} rows for {len(image_set)} images")
-    rows = zip(image_set.keys, _numbers(image_set), class_cells(image_set), split.parts.tolist(), strict=True)
+    columns = [image_set.keys, _numbers(image_set), class_cells(image_set), split.parts.tolist()]
     # File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, so that any program can
     # read the file.
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
-        writer.writerow(_COLUMNS)
-        writer.writerows(rows)
+        writer.writerow(_COLUMNS if digests is None else [*_COLUMNS, _DIGEST])
+        writer.writerows(zip(*columns, *(() if digests is None else (digests,)), strict=True))
     temporary.replace(path)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from paucal.data.images import ImageSet
 from paucal.data.loader import images_together, make_eval_loader
 from paucal.data.splits.file import read_split
-from paucal.data.splits.split import held_out_part
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
@@ -27,6 +26,7 @@ from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.explaining.mistakes import draw_mistakes
+from paucal.verbs.judging.choosing import choose_judged, is_same_place
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, load_images, open_again
@@ -70,7 +70,7 @@ def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voic
     found = []
     for target in data or [None]:
         judged = _images(folder, target, settings, model, voice)
-        for text in seen_unlabelled(folder, *judged[:2]) if target or settings.part == "test" else ():
+        for text in seen_unlabelled(folder, *judged[:2]) if target or settings.part in (None, "test") else ():
             voice.say(text)
         output = report_folder(folder, target, data, settings)
         found.append(_judge(model, judged, real, output, settings, voice))
@@ -129,19 +129,22 @@ def _advance(advance: Advance, total: int, done: int) -> None:
 def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model: Deployed, voice: Voice) -> Judged:
     """Return images with labels in the model's order of classes, the positions to judge, and training labels."""
     reading = model.card.preprocessing.reading
+    chosen = LabelledDataSettings(**{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)})
     with voice.progress("reading images") as advance:
-        if target is None:
+        if target is None or is_same_place(folder, target, chosen):
             images = open_again(folder, advance, settings.download, reading)
-            split = read_split(folder.split, images)
-            train_labels = torch.from_numpy(images.labels[split.indices("train")])
-            return _alike(images, model), split.indices(settings.part), train_labels
-        given = {name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)}
-        chosen = LabelledDataSettings(**{**given, "data": target})
-        images = _alike(match_classes(load_images(chosen, advance, reading=reading), model.classes), model)
-    for note in images.notes:
+        else:
+            images = load_images(replace(chosen, data=target), advance, reading=reading)
+    train_labels = None
+    if target is None:
+        train_labels = torch.from_numpy(images.labels[read_split(folder.split, images).indices("train")])
+    else:
+        images = match_classes(images, model.classes)
+    images = _alike(images, model)
+    judged = choose_judged(folder, images, settings.part, target)
+    for note in (*(images.notes if target is not None else ()), *judged.notes):
         voice.say(f"note: {note}")
-    part = held_out_part(images.declared)
-    return images, np.flatnonzero(np.asarray(images.declared) == part) if part else np.arange(len(images)), None
+    return images, judged.positions, train_labels
 
 
 def _alike(images: ImageSet, model: Deployed) -> ImageSet:

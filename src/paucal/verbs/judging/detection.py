@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from paucal.data.decode import WHOLE
 from paucal.data.loader import make_ordered_loader
-from paucal.data.splits.file import read_split
-from paucal.data.splits.split import held_out_part
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.intervals import Score
 from paucal.runs import RunFolder, open_run, write_text
@@ -27,6 +25,7 @@ from paucal.transfer.detection.opening import open_boxed
 from paucal.transfer.detection.pictures import precision_recall_figure
 from paucal.transfer.detection.views import evaluation_view
 from paucal.types import UserError
+from paucal.verbs.judging.choosing import choose_judged
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, decoded, reading_for
@@ -97,15 +96,10 @@ def _images(
     with voice.progress("reading images") as advance:
         reading = reading_for([max(card.resize_to)], WHOLE)
         boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
-    declared = np.asarray(boxed.images.declared)
-    part = held_out_part(boxed.images.declared)
-    if target is None:
-        part, indices = settings.part, read_split(run.split, boxed.images).indices(settings.part)
-    else:
-        indices = np.flatnonzero(declared == part) if part else np.arange(len(boxed.images))
-    if not len(indices):
-        raise UserError(f"{place!r} has no image in the part {part!r}: choose another --part, or give DATA.")
-    return boxed, indices
+    judged = choose_judged(run, boxed.images, settings.part, target)
+    for note in judged.notes:
+        voice.say(f"note: {note}")
+    return boxed, judged.positions
 
 
 def _advance(advance: Advance, total: int, done: int) -> None:

@@ -22,11 +22,12 @@ from paucal.evaluation.protocols.logistic import Solver
 from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.subjects import FLOOR, Subject, floor_of
 from paucal.evaluation.protocols.table import FOLDER, protocol_table, remarks, store_table
-from paucal.evaluation.seen_images import require_unseen, seen_unlabelled
+from paucal.evaluation.seen_images import Identities, readable_lessons, require_unseen, seen_unlabelled
 from paucal.runs import RunFolder
 from paucal.runs.ancestry import run_behind
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
+from paucal.verbs.judging.choosing import learned_from
 from paucal.verbs.judging.frozen_data import open_data
 from paucal.verbs.judging.models import find_run, open_subject
 from paucal.verbs.judging.pages import renew_report
@@ -85,6 +86,7 @@ def judge_frozen(
     sets: list[dict[str, Any]] = []
     drawn: JudgedData | None = None
     for one in _opened(data, run, settings, voice, _reading(subjects)):
+        one = _without_seen(one, model, voice)
         seen = _seen(one, [model, *(settings.compare or [])], voice)
         asked = _suiting(protocols, one) if SUITE in data else protocols
         outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
@@ -136,6 +138,28 @@ def _opened(
             voice.say(f"note: {note}")
         voice.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
         yield one
+
+
+def _without_seen(data: JudgedData, model: str, voice: Voice) -> JudgedData:
+    """Leave out the test images whose labels the judged model knows, and say so.
+
+    Raises:
+        UserError: it knows the labels of all, or its run's split cannot be read.
+    """
+    run = find_run(model) or run_behind(model)
+    if run is None:
+        return data
+    seen = learned_from(readable_lessons(run), Identities(data.images, streamed=True))
+    test = data.parts["test"]
+    left = test[~seen[test]]
+    if not len(left):
+        require_unseen(model, run, data.images, test)
+    elif len(left) < len(test):
+        voice.say(
+            f"note: left out {len(test) - len(left)} of the {len(test)} test images of {data.name}, which {model}, or "
+            f"a run it began with, was trained on or chosen by: {len(left)} remain"
+        )
+    return replace(data, parts={**data.parts, "test": left})
 
 
 def _seen(data: JudgedData, models: Sequence[str], voice: Voice) -> dict[str, list[str]]:

@@ -7,13 +7,15 @@ from typing import Protocol
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.images import ImageSet
 from paucal.data.splits.file import read_split
+from paucal.data.splits.split import Split
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
 from paucal.evaluation.protocols.metrics import MetricName
+from paucal.evaluation.seen_images import Identities, readable_lessons
 from paucal.runs import RunFolder
-from paucal.settings.groups import DataSettings
+from paucal.verbs.judging.choosing import is_same_place, own_parts
 from paucal.verbs.judging.settings import OpeningSettings
-from paucal.verbs.run.images import find_images, load_images, open_again, pin_data
+from paucal.verbs.run.images import find_images, load_images, open_again
 from paucal.verbs.run.voice import Voice
 
 
@@ -44,7 +46,7 @@ def open_data(
     voice: Voice,
     reading: Reading = WHOLE,
 ) -> JudgedData:
-    """Open a data set with its parts: a run's own where the target is None or what the run was trained on.
+    """Open a data set with its parts: those of the run where the images are the run's own, wherever they lie.
 
     Args:
         target: what was given.
@@ -60,15 +62,13 @@ def open_data(
     with voice.progress("reading images") as advance:
         if target is not None and (folder := _voc(target, opening)) is not None:
             data = voc.open_voc(folder)
-        elif run is not None and not _is_pretrained(run) and (target is None or _is_own(run, target, opening)):
-            images = open_again(run, advance, opening.download, reading)
-            data = judged_data(images, read_split(run.split, images), choice.metric)
         else:
-            if run is not None and target is None:
+            if run is not None and (target is None or is_same_place(run, target, opening)):
                 images = open_again(run, advance, opening.download, reading)
             else:
                 images = load_images(replace(opening, data=str(target)), advance, reading=reading)
-            split = with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
+            split = _parts_of_run(run, images, target) if run is not None else None
+            split = split or with_parts(images, choice.seed, opening.val_fraction, opening.test_fraction)
             data = judged_data(images, split, choice.metric)
     return data if choice.max_images is None else limit(data, choice.max_images, choice.seed)
 
@@ -92,12 +92,16 @@ def _voc(target: str, opening: OpeningSettings) -> Path | None:
     return path if voc.is_voc(path) else None
 
 
-def _is_pretrained(run: RunFolder) -> bool:
-    """Whether a run has learned without labels: then it has no parts of its own, and no label has leaked."""
-    return run.verb == "pretrain"
+def _parts_of_run(run: RunFolder, images: ImageSet, target: str | None) -> Split | None:
+    """Return the parts that images have in a run, where all are its own; None where they have to be cut.
 
-
-def _is_own(run: RunFolder, target: str, opening: OpeningSettings) -> bool:
-    """Whether a target is what the run was trained on, so that its own parts must be kept."""
-    stored, chosen = run.settings, pin_data(DataSettings(target, opening.data_root))
-    return stored.get("data") == chosen.data and opening.classes == stored.get("classes")
+    A run that has learned without labels has no parts of its own, and no label has leaked.
+    """
+    if run.config.is_file() and run.verb == "pretrain":
+        return None
+    if target is None:
+        return read_split(run.split, images)
+    parts = own_parts(readable_lessons(run), Identities(images, streamed=True))
+    if parts is None or not {"train", "test"} <= set(parts.tolist()):
+        return None
+    return Split(parts, f"the parts that the images have in {run.path}")

@@ -53,6 +53,11 @@ def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: 
     asked = settings.protocols
     if settings.real_labels is not None and (len(data) > 1 or "classification" not in asked):
         raise UserError("--real-labels goes with --protocol classification and the images of one DATA; give these.")
+    if settings.part is not None and "classification" not in asked:
+        raise UserError(
+            f"--part {settings.part}: frozen features are judged on the test images, after learning from the others: "
+            "leave --part out, or give --protocol classification."
+        )
     if settings.mirror and "classification" not in asked:
         raise UserError(
             "--mirror averages the answers of a classifier: give --protocol classification, or leave it out."

@@ -51,7 +51,8 @@ def table_folder(model: str, settings: EvalSettings) -> Path:
 
 def report_folder(run: RunFolder, target: str | None, data: Sequence[str], settings: EvalSettings) -> Path:
     """Return the folder for the report on a data set; on the run's own images where the target is None."""
-    name = settings.part if target is None else _name(target, data)
+    part = settings.part or "test"
+    name = part if target is None else _name(target, data) + (f"-{settings.part}" if settings.part else "")
     if settings.scales or (settings.mirror and task_of(str(run.path)) == SEGMENTATION):
         name = f"{name}-scales"  # beside what the run itself has found
     if settings.output is None:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from paucal.data.masks.masked_images import image_set, with_masks
 from paucal.data.masks.pairs import find_pairs
-from paucal.data.splits.split import Split, held_out_part
+from paucal.data.splits.split import Split
 from paucal.evaluation.segmentation import SegmentationReport, segmentation_report
 from paucal.runs import RunFolder, folder_in_place, open_run, write_text
 from paucal.types import UserError
+from paucal.verbs.judging.choosing import choose_judged
 from paucal.verbs.judging.places import MASKS, report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import decoded
@@ -67,12 +68,14 @@ def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voi
     found = []
     for target in data or [None]:
         if target is None:
-            prepared, part = open_segmented(stored, voice.progress, run), settings.part
+            prepared = open_segmented(stored, voice.progress, run)
         else:
-            prepared, part = _opened(target, network, settings, stored.ignore, voice), "test"
-        if not len(prepared.part(part)):
-            raise UserError(f"{prepared.images.name} has no image in the part {part!r}: choose another --part.")
-        found.append(_judge(network, prepared, part, stored, report_folder(run, target, data, settings), voice))
+            prepared = _opened(target, network, settings, stored.ignore, voice)
+        judged = choose_judged(run, prepared.images, settings.part, target)
+        for note in judged.notes:
+            voice.say(f"note: {note}")
+        places = judged.positions.tolist(), report_folder(run, target, data, settings)
+        found.append(_judge(network, prepared, *places, stored, voice))
     return found
 
 
@@ -94,16 +97,19 @@ def _opened(
         masked = with_masks(images, pairs, ignore=ignore, report=advance, coding=network.card.coding)
     for note in (*masked.images.notes, *masked.doubts()):
         voice.say(f"note: {note}")
-    declared = np.asarray(masked.images.declared)
-    part = held_out_part(masked.images.declared)
-    parts = np.where(declared == part, "test", "unused") if part else np.full(len(masked.images), "test")
-    return Segmented(masked.images, Split(parts.astype("<U6"), "judged alone"), masked=masked)
+    every = Split(np.full(len(masked.images), "test", dtype="<U6"), "judged alone")
+    return Segmented(masked.images, every, masked=masked)
 
 
 def _judge(
-    network: SegmentationModel, prepared: Segmented, part: str, stored: SegmentSettings, folder: Path, voice: Voice
+    network: SegmentationModel,
+    prepared: Segmented,
+    indices: list[int],
+    folder: Path,
+    stored: SegmentSettings,
+    voice: Voice,
 ) -> SegmentedSet:
-    indices, keys, classes = prepared.part(part).tolist(), prepared.images.keys, network.classes
+    keys, classes = prepared.images.keys, network.classes
 
     def keep(index: int, shares: Tensor) -> None:
         write_mask(masks, keys[index], shares.argmax(0).cpu().numpy(), network.card.coding)

@@ -24,7 +24,10 @@ class JudgingSettings:
         "any of classification, knn, linear, logistic, correspondence, few-labels; by default classification",
         group="judging",
     )
-    part: Literal["train", "val", "test"] = option("of the run's own images", "test", group="judging")
+    part: Literal["train", "val", "test"] | None = option(
+        "part of the run's images, or of DATA that has parts; by default test, and all images of DATA without parts",
+        group="judging",
+    )
     mirror: bool = option(
         "classifiers and segmentation: average the answers for an image and its mirror image; takes twice the time",
         False,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from lightning.pytorch import Callback
 
+from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
 from paucal.data.splits.file import require_same_images, write_split
 from paucal.evaluation.deployed import saver
@@ -209,7 +210,7 @@ def _write_beginning(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) 
     run.write_json("env.json", describe_environment(settings.device or "cpu"))
     if assembled.start is not None:
         run.write_json(RECORD, assembled.start.to_dict())
-    write_split(run.split, images, split)
+    write_split(run.split, images, split, image_digests(images))
     job.write_beginning(run, assembled)
 
 
