@@ -253,4 +253,4 @@ def test_same_place__is_opened_as_the_run_opened_it(photos: Path, tmp_path: Path
         ("photos", {"label_column": "other"}, False),
         ("run", {}, False),
     ):
-        assert is_same_place(run, spelled, EvalSettings(**flags)) == same
+        assert is_same_place(run, spelled, EvalSettings(**flags)) == same  # type: ignore[arg-type]

@@ -162,16 +162,20 @@ def _names(checked: Checked) -> list[Finding]:
         split.setdefault(name, set()).add(part)
     torn = sum(len(parts - {"unused"}) > 1 for parts in split.values())
     parts = f"; {counted(torn, 'group')} {'lies' if torn == 1 else 'lie'} in several parts" if torn else ""
+    advice = "if that is so, divide the images anew so that no group is in two parts"
+    if not checked.declared:
+        advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
+        if groups.across:
+            advice += f"; if '{groups.shared}' is one group in all of its folders: --group-by '{groups.across}'"
     return [
         Finding(
             "name-groups",
             "misleads" if torn and checked.declared else "warning" if torn else "note",
             f"the names of the files suggest {groups.count} groups of up to {groups.largest} images that belong "
             f"together, such as frames of one video (as {groups.examples[0]} and {groups.examples[1]}){parts}",
-            f"if that is so, keep groups together: --group-by '{groups.pattern}'" if not checked.declared
-            else "if that is so, divide the images anew so that no group is in two parts",
+            advice,
         )
-    ]  # fmt: skip
+    ]
 
 
 def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, int]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paucal.data.images import ImageSet
+from paucal.data.sources.folder import PARTS
 
 LEAST_MEAN = 2.0  # images in a group on average, from which on it is one
 LEAST_SHARE = 0.5  # of the images whose names have the form
@@ -21,6 +22,8 @@ class NameGroups:
         largest: images in the largest one.
         examples: two names of one group.
         pattern: regular expression whose first group is the name of the group, as `--group-by` takes it.
+        across: Pattern of groups that do not end with their folder; "" where no name occurs in two folders.
+        shared: A name that occurs in several folders, where there is one.
     """
 
     names: list[str]
@@ -28,10 +31,15 @@ class NameGroups:
     largest: int
     examples: tuple[str, str]
     pattern: str
+    across: str = ""
+    shared: str = ""
 
 
 # What stands before the last number of a name, where that holds a number of its own: patient12_slice003, v3-0001.
-PATTERN = r"([^/]*\d[^/]*?)[-_ .]+[A-Za-z]*[-_ .]?\(?\d+\)?\.[^./]+$"
+_NAME = r"[^/]*\d[^/]*?)[-_.\s]+[A-Za-z]*[-_.\s]?\(?\d+\)?"
+_ENDING = r"\.[^./#]+$"  # a row of a file (train-00001-of-00003.parquet#7) has no name of its own
+PATTERN = f"({_NAME}{_ENDING}"
+_RUNNING = re.compile(rf"\.tar/.*-(\d{{8}}){_ENDING}")  # the number that `paucal shard` gives each image
 
 
 def group_name(key: str, pattern: str = PATTERN) -> str | None:
@@ -54,8 +62,17 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     a patient's. What stands before the last number is the group. It must be so for half of the names, with two images
     or more in a group on average and two groups or more in every class, so that names which do no more than count the
     images of a class (`cat_0001.jpg`, `img_2024_0001.jpg`) suggest nothing.
+
+    A name that occurs in several folders may be one group (a patient) or several (each class counts its videos): the
+    groups are those within folders then, and `across` joins them.
     """
-    names = [group_name(key) for key in images.keys]
+    within, across = _patterns(images)
+    names = [group_name(key, within) for key in images.keys]
+    joined = [group_name(key, across) for key in images.keys]
+    folders = {name: last for name, last in zip(names, joined, strict=True) if name is not None and last is not None}
+    shared = [name for name, count in Counter(folders.values()).items() if count > 1]
+    if not shared:
+        within, names = across, joined
     told = [name for name in names if name is not None]
     if len(told) < max(2, LEAST_SHARE * len(names)):
         return None
@@ -63,12 +80,30 @@ def suggested_groups(images: ImageSet) -> NameGroups | None:
     repeated = sum(count for count in counts.values() if count > 1)
     if len(told) / len(counts) < LEAST_MEAN or repeated < LEAST_SHARE * len(names) or len(counts) < 2:
         return None
-    if not _several_in_each_class(names, images):
+    if not (_several_in_each_class(names, images) and _several_in_each_class(joined, images)):
         return None
     largest, size = counts.most_common(1)[0]
     examples = [key.rsplit("/", 1)[-1] for key, name in zip(images.keys, names, strict=True) if name == largest]
     groups = [key if name is None else name for key, name in zip(images.keys, names, strict=True)]
-    return NameGroups(groups, len(counts), size, (examples[0], examples[1]), PATTERN)
+    more = (across, shared[0]) if shared else ("", "")
+    return NameGroups(groups, len(counts), size, (examples[0], examples[1]), within, *more)
+
+
+def _patterns(images: ImageSet) -> tuple[str, str]:
+    """Return the pattern of groups within folders, and that of groups across folders.
+
+    The folder of a part is none of them, nor is the shard that an image lies in, and the number that `paucal shard`
+    gives each image is not that of a frame.
+    """
+    begin, ending, keys = "^", _ENDING, list(images.keys)
+    if all(".tar/" in key for key in keys):
+        begin, keys = r"\.tar/", [key.partition(".tar/")[2] for key in keys]
+        numbers = [found[1] for key in images.keys if (found := _RUNNING.search(key))]
+        if len(set(numbers)) == len(keys):  # each image has another one
+            ending = rf"-\d{{8}}{_ENDING}"
+    if all(key.partition("/")[0].lower() in PARTS and "/" in key for key in keys):
+        begin += "[^/]+/"
+    return f"{begin}((?:.*/)?{_NAME}{ending}", f"({_NAME}{ending}"
 
 
 def _several_in_each_class(names: Sequence[str | None], images: ImageSet) -> bool:
