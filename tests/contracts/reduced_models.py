@@ -30,6 +30,7 @@ SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 BOUND = {**SMALL, "img_size": (64, 64)}
 STAGES = {"embed_dims": (16, 24, 32, 48), "num_heads": (1, 2, 2, 3)}
 FREE = ((64, 96), (96, 64))
+SWIN = {"embed_dim": 16, "depths": (1, 2, 2, 1), "num_heads": (1, 2, 2, 4), "window_size": 4, "img_size": (64, 64)}
 REDUCED: dict[str, Reduced] = {
     "cvt_": Reduced({"embed_dims": (16, 24, 32), "depths": (1, 1, 2), "num_heads": (1, 2, 2)}, others=FREE),
     "dhvt_": Reduced(SMALL, others=FREE),
@@ -41,13 +42,11 @@ REDUCED: dict[str, Reduced] = {
     "esvit_cvt": Reduced({**STAGES, "depths": (1, 1, 2, 1)}, others=FREE),
     "esvit_deit": Reduced(BOUND, others=FREE),
     "esvit_vit": Reduced(BOUND, others=FREE),
-    "esvit_swin": Reduced(
-        {"embed_dim": 16, "depths": (1, 2, 2, 1), "num_heads": (1, 2, 2, 4), "window_size": 4, "img_size": (64, 64)},
-        others=FREE,
-    ),
+    "esvit_swin": Reduced(SWIN, others=FREE),
     "esvit_vil": Reduced({**STAGES, "depths": (1, 1, 2, 1), "window_size": 3, "img_size": (64, 64)}, others=FREE),
     "lvvit_": Reduced({**BOUND, "stem_width": 8}, bound=True),
     "lvvit_vit_s": Reduced(BOUND, bound=True),
+    "padded_swin": Reduced(SWIN, others=FREE),
     "resnet18_cifar": Reduced({"channels": (8, 16, 24, 32), "zero_init_last": False}, (32, 32), ((32, 48), (48, 32))),
     "t2t_vit_": Reduced({**BOUND, "token_dim": 16}, bound=True),
     "t2t_vit_t_": Reduced({**BOUND, "token_dim": 24}, bound=True),

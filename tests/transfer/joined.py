@@ -15,8 +15,8 @@ from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
 from paucal.transfer.detection.batch import BoxBatch
 from paucal.transfer.detection.card import build_detector
-from paucal.transfer.detection.detector import DetectorOptions
 from paucal.transfer.detection.objective import Detection
+from paucal.transfer.detection.options import DetectorOptions
 from paucal.transfer.segmentation.crops import MASK
 from paucal.transfer.segmentation.network import segmentation_network
 from paucal.types import Batch, Progress

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paucal.backbones import BackboneSpec
 from paucal.studies.registry import find_study
 from paucal.transfer.cost import PartCost, detector_cost, segmenter_cost, total
-from paucal.transfer.detection.detector import DetectorOptions
+from paucal.transfer.detection.options import DetectorOptions
 from paucal.verbs.studying.counting import counted_value
 
 SMALL = BackboneSpec("resnet18", 0, image_size=(256, 384))

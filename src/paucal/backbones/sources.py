@@ -13,6 +13,7 @@ _PAPERS = {
     "vil": "ViL (Zhang et al. 2021)",
     "vil_esvit": "ViL in EsViT (Li et al. 2022)",
     "swin_esvit": "Swin in EsViT (Li et al. 2022)",
+    "swin_padded": "Swin (Liu et al. 2021), padded before it is shifted",
     "flavours": "ViT in the papers' programs",
     "resnet_cifar": "ResNet (He et al. 2016), stem for small images",
     "vit_cifar": "plain ViT, DHVT's baseline",

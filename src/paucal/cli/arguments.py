@@ -207,7 +207,7 @@ def _metavar(name: str) -> str:
 def _choices(hint: Any) -> str | None:
     members = [hint, *typing.get_args(hint)] if typing.get_origin(hint) is not typing.Literal else [hint]
     words = [w for m in members if typing.get_origin(m) is typing.Literal for w in typing.get_args(m)]
-    words += [NUMBERS[int]] if words and int in members else []
+    words += [NUMBERS[kind] for kind in (int, float) if words and kind in members]
     return "{" + ",".join(map(str, words)) + "}" if words else None
 
 

@@ -12,6 +12,7 @@ from paucal.settings.parts import (
     AugmentationSettings,
     BalanceSettings,
     FineTuningSettings,
+    JointNormSettings,
     SplitSettings,
     TrainScheduleSettings,
 )
@@ -27,6 +28,7 @@ class MethodSettings(DrLocSettings, LocalitySettings, DistillationSettings, Toke
 
 @dataclass(frozen=True)
 class TrainSettings(
+    JointNormSettings,
     AugmentationSettings,
     TrainScheduleSettings,
     MethodSettings,
@@ -44,4 +46,3 @@ class TrainSettings(
         "digits",
         group="data",
     )
-    sync_bn: bool = option("batch norms take their statistics over all GPUs", False, group="run")

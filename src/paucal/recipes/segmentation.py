@@ -2,14 +2,18 @@
 
 from typing import Any
 
-from paucal.recipes.recipe import Recipe
+from paucal.recipes.recipe import Recipe, Variant
 
 # DrLoc's supplement, Tables 12 and 13, which use the Swin code base, as EsViT's and LV-ViT's numbers rest on it.
 _ADE20K: dict[str, Any] = {
+    "ignore": [0],  # what nobody has labelled; 150 classes are left
     "img_size": [512],
+    "resize_to": [512, 2048],
     "width": 512,
+    "auxiliary_width": 256,
     "dropout": 0.1,
     "auxiliary": 0.4,
+    "sync_bn": True,
     "batch_size": 2,
     "devices": 8,
     "epochs": 127,  # of 20,210 images: 160,000 steps
@@ -25,8 +29,7 @@ _ADE20K: dict[str, Any] = {
     "clip": 0.0,
     "scale": [0.5, 2.0],
     "hflip": 0.5,
-    "colour": 0.4,
-    "overlap": 0.33,
+    "colour": "photometric",
 }
 SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]  # of the test images; the supplement's section 4.2
 _COST = "160,000 steps of 16 crops of 512 pixels: eight GPUs with 2 crops each (--devices 8), about a day"
@@ -36,15 +39,29 @@ RECIPES: dict[str, Recipe] = {
         "arXiv:2106.03746, supplement, tables 12 and 13",
         _COST,
         "Swin-T from ImageNet-1K: mean IoU 43.87, with DrLoc in the pre-training 44.33 (table 12)",
-        {**_ADE20K, "model": "swin_tiny_patch4_window7_224", "drop_path": 0.2, "scales": SCALES},
+        {
+            **_ADE20K,
+            "model": "padded_swin_tiny_patch4_window7_224",
+            "drop_path": 0.2,
+            "test_mode": "whole",
+            "scales": SCALES,
+            "mirror": True,
+        },
         tunes="a pre-trained backbone: give --init a run, a weights file or timm",
     ),
     "upernet-ade20k-lvvit": Recipe(
-        "the same for LV-ViT, whose head is half as wide",
+        "the same for LV-ViT, whose head is half as wide, or as wide for LV-ViT-L",
         "arXiv:2104.10858, the table of ADE20K, and the program",
         _COST,
-        "LV-ViT-S: mean IoU 47.9, at several scales 48.6; LV-ViT-M: 49.4 and 50.6",
-        {**_ADE20K, "model": "lvvit_s", "width": 256},
+        "LV-ViT-S: mean IoU 47.9, at several scales 48.6; LV-ViT-M: 49.4 and 50.6; LV-ViT-L: 50.9 and 51.8",
+        {
+            **_ADE20K,
+            "model": "lvvit_s",
+            "width": 256,
+            "test_mode": "windows",
+            "overlap": 0.334,  # windows of 512 pixels every 341
+        },
         tunes="a pre-trained LV-ViT: give --init a run or a weights file",
+        variants={"lvvit_l": Variant({"width": 512, "auxiliary_width": 512})},
     ),
 }

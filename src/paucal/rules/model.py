@@ -83,7 +83,7 @@ def expected_side(facts: Facts, img_size: Sides) -> int:
 def drop_path(model: str | None) -> Choice:
     """The papers' 0.2 for Swin, 0.1 for DHVT, 0.1 to 0.3 for LV-ViT; DrLoc's other backbones have none."""
     name = model or ""
-    if name.startswith(("swin", "esvit_swin")):
+    if name.startswith(("swin", "esvit_swin", "padded_swin")):
         return 0.2, "the paper's value for Swin"
     if name.startswith(("dhvt_tiny", "dhvt_small")):
         return 0.1, "the DHVT paper's value"

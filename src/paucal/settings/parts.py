@@ -44,6 +44,13 @@ class MaskFileSettings:
 
 
 @dataclass(frozen=True)
+class JointNormSettings:
+    """Whether processes share the statistics of batch norms."""
+
+    sync_bn: bool = option("batch norms take their statistics over all GPUs", False, group="run")
+
+
+@dataclass(frozen=True)
 class SplitSettings(CutSettings):
     """Which images are used, and for what."""
 

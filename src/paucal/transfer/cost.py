@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models.detection.roi_heads import RoIHeads
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.cost import NoAttention
 from paucal.transfer.detection.card import build_detector
 from paucal.transfer.detection.cascade import CascadeHeads
-from paucal.transfer.detection.detector import CELLS, Detector, DetectorOptions
+from paucal.transfer.detection.detector import CELLS, Detector
 from paucal.transfer.detection.masks.head import CELLS as MASK_CELLS
+from paucal.transfer.detection.options import DetectorOptions
+from paucal.transfer.detection.region_heads import RegionHeads
 from paucal.transfer.segmentation.network import segmentation_network
 
 REGIONS = 1000  # that are judged in an image, as the published numbers count them
@@ -113,9 +114,9 @@ def _empty() -> Iterator[None]:
         yield
 
 
-def _stages(detector: Detector) -> list[RoIHeads]:
+def _stages(detector: Detector) -> list[RegionHeads]:
     heads = detector.heads
-    return [one for one in (heads.stages if isinstance(heads, CascadeHeads) else [heads]) if isinstance(one, RoIHeads)]
+    return heads.heads if isinstance(heads, CascadeHeads) else [heads]
 
 
 def _judging(detector: Detector) -> Callable[[Tensor], Any]:

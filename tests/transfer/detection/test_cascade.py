@@ -2,34 +2,33 @@
 
 import pytest
 import torch
-from torch.nn import functional as F
 from torchvision.models.detection.roi_heads import RoIHeads
 
-from paucal.transfer.detection.cascade import CascadeHeads, refined, region_losses
+from paucal.transfer.detection.cascade import CascadeHeads
 from transfer.detection.test_detector import batch, made
 
 
-def test_region_losses__are_cross_entropy_and_the_hits_share_of_smooth_l1():
+def test_box_losses__are_the_hits_share_of_smooth_l1():
     generator = torch.Generator().manual_seed(0)
-    logits, deltas = torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator)
-    wanted, labels = torch.randn(5, 4, generator=generator), torch.tensor([0, 2, 0, 1, 0])
-    loss, box = region_losses(logits, deltas, labels, wanted)
+    deltas, wanted = torch.randn(5, 4, generator=generator), torch.randn(5, 4, generator=generator)
+    labels, regions = torch.tensor([0, 2, 0, 1, 0]), torch.zeros(5, 4)
+    heads = made(cascade=True).heads
+    assert isinstance(heads, CascadeHeads)
+    box = heads.heads[0]._box_loss(deltas, labels, wanted, regions)
     expected = 0.0
     for row in (1, 3):
         for a, b in zip(deltas[row].tolist(), wanted[row].tolist(), strict=True):
             expected += 0.5 * (a - b) ** 2 if abs(a - b) < 1 else abs(a - b) - 0.5
     assert float(box) == pytest.approx(expected / 5, rel=1e-5)
-    assert float(loss) == pytest.approx(float(F.cross_entropy(logits, labels)))
-    assert float(region_losses(logits, deltas, torch.zeros(5, dtype=torch.int64), wanted)[1]) == 0
+    assert float(heads.heads[0]._box_loss(deltas, torch.zeros(5, dtype=torch.int64), wanted, regions)) == 0
 
 
-def test_refined__moves_boxes_as_the_corrections_say_and_stops_the_gradient():
+def test_refine__moves_boxes_as_the_corrections_say_and_stops_the_gradient():
     heads = made(cascade=True).heads
     assert isinstance(heads, CascadeHeads)
-    stage = heads.stages[1]
     deltas = torch.tensor([[2.0, -1.0, 0.0, 0.0], [0.0, 0.0, 10.0, 100.0]], requires_grad=True)
     regions = [torch.tensor([[10.0, 10.0, 50.0, 30.0]]), torch.tensor([[20.0, 20.0, 40.0, 40.0]])]
-    first, second = refined(stage, deltas, regions, [(100, 100), (60, 70)])
+    first, second = heads.heads[1].refine(deltas, torch.tensor([1, 2]), regions, [(100, 100), (60, 70)])
     # Moved by 2/20 of 40 pixels to the right and 1/20 of 20 pixels up; e times as wide and as high as fits.
     torch.testing.assert_close(first, torch.tensor([[14.0, 9.0, 54.0, 29.0]]))
     width = 20 * torch.e

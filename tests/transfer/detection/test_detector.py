@@ -9,8 +9,9 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.transfer.detection.batch import BoxBatch
 from paucal.transfer.detection.card import DetectorCard, build_detector
 from paucal.transfer.detection.cascade import CascadeHeads
-from paucal.transfer.detection.detector import Detector, DetectorOptions
+from paucal.transfer.detection.detector import Detector
 from paucal.transfer.detection.objective import Detection
+from paucal.transfer.detection.options import DetectorOptions
 from paucal.types import Progress, UserError
 
 START = Progress(0, 10, 10)

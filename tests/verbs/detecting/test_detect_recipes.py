@@ -13,7 +13,7 @@ from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
 from paucal.training import CosineWarmup
 from paucal.training.schedules import WarmupThenSteps
-from paucal.transfer.detection.detector import DetectorOptions
+from paucal.transfer.detection.options import DetectorOptions
 from paucal.transfer.detection.views import PAPER_SCALES, training_view
 from paucal.types import UserError
 from paucal.verbs.detecting.assembly import assemble

@@ -20,7 +20,7 @@ from paucal.transfer.detection.card import build_detector
 from paucal.transfer.segmentation.network import segmentation_network
 from paucal.types import UserError, height_and_width
 from paucal.verbs.comparing.cells.jobs import job_of
-from paucal.verbs.detecting.assembly import detector_parts
+from paucal.verbs.detecting.structure import detector_parts
 from paucal.verbs.studying.counting import count_model, count_network
 from verbs.studying.resolved import checked
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -92,10 +93,13 @@ class BoxedDataset(Dataset[BoxSample]):
             (seed, epoch, index, repeat) as for all other images.
         seed: of the run.
         pasting: puts objects of another image into an image, drawn from the same generator; None for never.
+        least: Shortest side of a box that is kept, in pixels of the image as it was annotated.
     """
 
-    def __init__(self, boxed: BoxedImages, view: View, seed: int, pasting: CopyPaste | None = None) -> None:
-        self._boxed, self._view, self._seed, self._pasting = boxed, view, seed, pasting
+    def __init__(
+        self, boxed: BoxedImages, view: View, seed: int, pasting: CopyPaste | None = None, least: float = 0.0
+    ) -> None:
+        self._boxed, self._view, self._seed, self._pasting, self._least = boxed, view, seed, pasting, least
 
     def __len__(self) -> int:
         return len(self._boxed.images)
@@ -122,21 +126,22 @@ class BoxedDataset(Dataset[BoxSample]):
         return BoxSample(key.index, seen.as_subclass(Tensor), boxes, target["labels"], size, masks)
 
     def _read(self, index: int) -> tuple[tv_tensors.Image, dict[str, Tensor]]:
-        """Return an image as it is kept, with its boxes, labels and masks but those of crowds."""
+        """Return an image as it is kept, with its boxes, labels and masks, without those of crowds and small boxes."""
         image = tv_tensors.Image(self._boxed.images.store.read(index))
         known = self._boxed.of(index)
         height, width = known.size
         scale = torch.tensor([image.shape[-1] / width, image.shape[-2] / height]).repeat(2)
-        whole = ~torch.from_numpy(known.crowd)
-        corners = (torch.from_numpy(known.corners) * scale)[whole]
+        large = (known.corners[:, 2:] - known.corners[:, :2]).min(1, initial=np.inf) >= self._least
+        kept = torch.from_numpy(~known.crowd & large)
+        corners = (torch.from_numpy(known.corners) * scale)[kept]
         sides = (int(image.shape[-2]), int(image.shape[-1]))
         target: dict[str, Tensor] = {
             "boxes": tv_tensors.BoundingBoxes(corners, format="XYXY", canvas_size=sides),  # type: ignore[call-overload]
-            "labels": torch.from_numpy(known.labels)[whole],
+            "labels": torch.from_numpy(known.labels)[kept],
         }
         if known.masks is not None:
-            kept = [mask for mask, many in zip(known.masks, known.crowd, strict=True) if not many]
-            target["masks"] = tv_tensors.Mask(stacked(kept, sides))
+            masks = [mask for mask, wanted in zip(known.masks, kept.tolist(), strict=True) if wanted]
+            target["masks"] = tv_tensors.Mask(stacked(masks, sides))
         return image, target
 
 

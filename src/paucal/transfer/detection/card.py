@@ -8,7 +8,8 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.evaluation.deployed import MAX_SIDE, Card
 from paucal.runs import RunFolder, read_weights
-from paucal.transfer.detection.detector import Detector, DetectorOptions
+from paucal.transfer.detection.detector import Detector
+from paucal.transfer.detection.options import DetectorOptions
 from paucal.transfer.stages import stage_maps
 from paucal.types import UserError
 

@@ -7,78 +7,28 @@ which is what lets few images with small batches train it from the start. With m
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.roi_heads import RoIHeads
-from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
-from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from paucal.transfer.detection.cascade import CascadeHeads
+from paucal.transfer.detection.heads import HEADS
 from paucal.transfer.detection.masks.head import CELLS as MASK_CELLS
 from paucal.transfer.detection.masks.head import mask_layers
+from paucal.transfer.detection.options import DetectorOptions
+from paucal.transfer.detection.pooling import make_pooling
+from paucal.transfer.detection.proposals import ProposalNetwork
+from paucal.transfer.detection.region_heads import RegionHeads, SharedPredictor
 from paucal.transfer.stages import StageMaps
-from paucal.types import UserError
 
-RATIOS = (0.5, 1.0, 2.0)
 CELLS = 7  # of a region, along each side
 GROUPS = 32
-RPN_IOU, RPN_NEGATIVE, RPN_SAMPLES, RPN_NMS = 0.7, 0.3, 256, 0.7
-REGION_IOU, POSITIVE_SHARE, NMS = 0.5, 0.25, 0.5
-
-
-@dataclass(frozen=True)
-class DetectorOptions:
-    """The size of a detector; the defaults are those of the papers.
-
-    Attributes:
-        channels: of the pyramid.
-        head_dim: of the two layers that judge a region.
-        finest: stride in pixels of the finest map.
-        anchor: side of the anchors over the stride of their map.
-        regions: that learn, per image.
-        proposals: kept per image for training; half as many for predictions.
-        cascade: whether three heads follow each other (Cascade R-CNN).
-        least_score: of a detection.
-        most: detections per image.
-        masks: whether the pixels of each object are answered too (Mask R-CNN).
-    """
-
-    channels: int = 256
-    head_dim: int = 1024
-    finest: int = 4
-    anchor: int = 8
-    regions: int = 512
-    proposals: int = 2000
-    cascade: bool = False
-    least_score: float = 0.05
-    most: int = 100
-    masks: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a model's card."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, stored: Any) -> "DetectorOptions":
-        """Read what `to_dict` gave, from a file of anybody.
-
-        Raises:
-            UserError: an entry is missing, unknown, of another type or out of range.
-        """
-        known = {item.name: type(item.default) for item in fields(cls)}
-        if not isinstance(stored, dict) or set(stored) != set(known):
-            raise UserError("model.json describes no detector of this version of paucal: restore it or train again.")
-        for name, kind in known.items():
-            if type(stored[name]) is not kind or not 0 <= stored[name] <= 100_000:
-                raise UserError(f"model.json gives a detector {name} {stored[name]!r}: restore it or train again.")
-        return cls(**stored)
+HIT, POSITIVE_SHARE, NMS = 0.5, 0.25, 0.5
+CASCADE_BETA = 1.0  # of smooth L1, as in the paper of Cascade R-CNN
 
 
 class Detector(nn.Module):
@@ -102,12 +52,12 @@ class Detector(nn.Module):
     def __init__(self, stages: StageMaps, classes: int, options: DetectorOptions) -> None:
         super().__init__()
         self.stages, self.options = stages, options
-        norm = partial(nn.GroupNorm, min(GROUPS, options.channels))
+        norm = partial(nn.GroupNorm, min(GROUPS, options.channels)) if options.pyramid_norm == "group" else None
         self.pyramid = FeaturePyramidNetwork(
             list(stages.channels), options.channels, extra_blocks=LastLevelMaxPool(), norm_layer=norm
         )
-        self.proposals = _proposal_network(stages, options)
-        self.heads = _cascade(stages, classes, options) if options.cascade else _region_heads(stages, classes, options)
+        self.proposals = ProposalNetwork(stages, options)
+        self.heads = _heads(stages, classes, options)
 
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Tensor]]:
         """Return the objects of each image, the surest first.
@@ -147,7 +97,8 @@ class Detector(nn.Module):
 
     def loss_weights(self) -> dict[str, float]:
         """Return the weights of the losses; those that are not named count once."""
-        return self.heads.loss_weights() if isinstance(self.heads, CascadeHeads) else {}
+        heads = self.heads
+        return heads.loss_weights() if isinstance(heads, CascadeHeads) else {"box": heads.box_weight}
 
     def _run(
         self, images: Tensor, sizes: Sequence[tuple[int, int]], targets: list[dict[str, Tensor]] | None
@@ -163,51 +114,28 @@ class Detector(nn.Module):
         return found, {_NAMES.get(str(name), str(name)): value for name, value in {**first, **second}.items()}
 
 
-_NAMES = {
-    "loss_objectness": "object",
-    "loss_rpn_box_reg": "proposal",
-    "loss_classifier": "class",
-    "loss_box_reg": "box",
-    "loss_mask": "mask",
-}
+_NAMES = {"loss_objectness": "object", "loss_rpn_box_reg": "proposal"}
 
 
-def _proposal_network(stages: StageMaps, options: DetectorOptions) -> RegionProposalNetwork:
-    strides = [*stages.strides, 2 * stages.strides[-1]]
-    anchors = AnchorGenerator(tuple((options.anchor * stride,) for stride in strides), (RATIOS,) * len(strides))
-    kept = {"training": options.proposals, "testing": max(options.proposals // 2, options.most)}
-    head = RPNHead(options.channels, anchors.num_anchors_per_location()[0])
-    return RegionProposalNetwork(
-        anchors, head, RPN_IOU, RPN_NEGATIVE, RPN_SAMPLES, 0.5, dict(kept), dict(kept), RPN_NMS
-    )
+def _heads(stages: StageMaps, classes: int, options: DetectorOptions) -> CascadeHeads | RegionHeads:
+    """Return what judges the proposals: one head, or three in a row that share the pooling, which learns nothing."""
+    pool, masks = (make_pooling(stages.strides, cells, options.pooling == "aligned") for cells in (CELLS, MASK_CELLS))
+    shared = options.cascade and options.cascade_boxes == "shared"
+    beta = {"beta": CASCADE_BETA} if options.cascade else {}
 
+    def make_head(hit: float, weights: tuple[float, ...] | None) -> RegionHeads:
+        dim = options.head_dim
+        return RegionHeads(
+            *(pool, HEADS[options.head].build(options.channels, CELLS, dim)),
+            SharedPredictor(dim, classes) if shared else FastRCNNPredictor(dim, classes + 1),
+            *(hit, hit, options.regions, POSITIVE_SHARE, weights, options.least_score, NMS, options.most),
+            *((masks, *mask_layers(options.channels, classes)) if options.masks else ()),
+            hit=hit,
+            box_loss=options.box_loss,
+            matching=options.matching,
+            **beta,
+        )
 
-def _pool(stages: StageMaps, cells: int = CELLS) -> MultiScaleRoIAlign:
-    return MultiScaleRoIAlign([str(level) for level in range(len(stages.strides))], cells, 2)
-
-
-def _masks(stages: StageMaps, classes: int, options: DetectorOptions) -> Sequence[nn.Module]:
-    """Return the three parts of a mask head, as torchvision's heads take them."""
-    return _pool(stages, MASK_CELLS), *mask_layers(options.channels, classes)
-
-
-def _region_heads(stages: StageMaps, classes: int, options: DetectorOptions) -> RoIHeads:
-    head = TwoMLPHead(options.channels * CELLS**2, options.head_dim)
-    predictor = FastRCNNPredictor(options.head_dim, classes + 1)
-    return RoIHeads(
-        *(_pool(stages), head, predictor, REGION_IOU, REGION_IOU, options.regions, POSITIVE_SHARE, None),
-        *(options.least_score, NMS, options.most),
-        *(_masks(stages, classes, options) if options.masks else ()),
-    )
-
-
-def _cascade(stages: StageMaps, classes: int, options: DetectorOptions) -> CascadeHeads:
-    return CascadeHeads(
-        _pool(stages),
-        lambda: TwoMLPHead(options.channels * CELLS**2, options.head_dim),
-        options.head_dim,
-        classes,
-        (options.regions, POSITIVE_SHARE),
-        (options.least_score, NMS, options.most),
-        partial(_masks, stages, classes, options) if options.masks else None,
-    )
+    if options.cascade:
+        return CascadeHeads(make_head, classes, options.cascade_average)
+    return make_head(HIT, None)

@@ -1,7 +1,8 @@
 """Training crops: an image and its mask are scaled, cut and mirrored together; colours change in the image alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from paucal.data.masks.coding import IGNORED
 from paucal.data.masks.masked_images import MaskStore
 from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
+from paucal.transfer.segmentation.colours import distort_colours
+from paucal.transfer.segmentation.windows import fitting_scale
 
 TRIES = 10  # crops that are drawn until one shows several classes, as in the papers' programs
 MASK = "mask"  # the name of the masks among a batch's label maps
@@ -33,7 +36,9 @@ class CropOptions:
         hflip: chance of a mirrored crop, left to right.
         vflip: chance of one mirrored top to bottom.
         colour: strength of changes to brightness, contrast and saturation, each a factor of up to 1 plus or minus this;
-            the hue turns by up to a quarter of it.
+            the hue turns by up to a quarter of it. "photometric" for the papers' distortion.
+        resize_to: Shorter and longer side in pixels that an image is brought to before `scale`, as large as fits in
+            both; None for its own size.
     """
 
     size: Size
@@ -41,7 +46,8 @@ class CropOptions:
     most_of_one: float = 0.75
     hflip: float = 0.5
     vflip: float = 0.0
-    colour: float = 0.2
+    colour: float | Literal["photometric"] = 0.2
+    resize_to: Size | None = None
 
 
 class CropTransform:
@@ -56,8 +62,7 @@ class CropTransform:
         self.options = options
         self._mean, self._std = list(statistics.mean), list(statistics.std)
         self._fill = tuple(round(255 * value) for value in statistics.mean)
-        strength = options.colour
-        self._colour = v2.ColorJitter(strength, strength, strength, strength / 4) if strength > 0 else None
+        self._colour = _colour_change(options.colour)
 
     def __call__(self, image: Any, mask: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return a normalised (C, H, W) float crop and its (H, W) uint8 class numbers.
@@ -84,6 +89,7 @@ class CropTransform:
         """Return a scaled crop: the part of the image that it will show is cut first, which is quicker."""
         low, high = self.options.scale
         scale = low + (high - low) * _drawn()
+        scale *= fitting_scale((pixels.shape[-2], pixels.shape[-1]), self.options.resize_to)
         height, width = (max(1, round(side / scale)) for side in self.options.size)
         right, bottom = max(0, width - pixels.shape[-1]), max(0, height - pixels.shape[-2])
         if right or bottom:
@@ -127,6 +133,12 @@ class MaskedCrops(ViewDataset):
         reseed(self.seed, *key)
         view, classes = self.transform(image, mask)
         return Sample(id=key.index, views=[view], label=None, geometry=None, label_maps={MASK: classes})
+
+
+def _colour_change(colour: float | Literal["photometric"]) -> Callable[[Tensor], Tensor] | None:
+    if colour == "photometric":
+        return distort_colours
+    return v2.ColorJitter(colour, colour, colour, colour / 4) if colour > 0 else None
 
 
 def _drawn() -> float:

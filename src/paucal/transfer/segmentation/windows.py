@@ -25,6 +25,9 @@ class WindowOptions:
         scales: factors on the image's sides, over which probabilities are averaged.
         mirror: whether mirror images are averaged, too.
         batch: windows per forward pass.
+        whole: Whether the network sees the image as a whole, in the place of windows.
+        resize_to: Shorter and longer side in pixels that the image is brought to before `scales`, as large as fits in
+            both; None for its own size.
     """
 
     size: Size
@@ -32,6 +35,8 @@ class WindowOptions:
     scales: tuple[float, ...] = (1.0,)
     mirror: bool = False
     batch: int = 4
+    whole: bool = False
+    resize_to: Size | None = None
 
 
 @torch.inference_mode()
@@ -44,12 +49,13 @@ def pixel_probabilities(network: nn.Module, image: Tensor, options: WindowOption
         options: how.
     """
     total, height, width = None, image.shape[-2], image.shape[-1]
+    fitting = fitting_scale((height, width), options.resize_to)
     for scale, mirrored in product(options.scales, (False, True) if options.mirror else (False,)):
-        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        size = (max(1, round(height * fitting * scale)), max(1, round(width * fitting * scale)))
         seen = image.flip(-1) if mirrored else image
         if size != (height, width):
             seen = F.interpolate(seen[None], size, mode="bilinear", antialias=True)[0]
-        logits = window_logits(network, seen, options)
+        logits = network(seen[None])[0].float() if options.whole else window_logits(network, seen, options)
         if size != (height, width):
             logits = F.interpolate(logits[None], (height, width), mode="bilinear", align_corners=False)[0]
         shares = (logits.flip(-1) if mirrored else logits).softmax(0)
@@ -98,6 +104,20 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
     stride = max(1, round(window * (1 - overlap)))
     count = max(0, -(-(length - window) // stride))
     return [min(place * stride, length - window) for place in range(count + 1)]
+
+
+def fitting_scale(size: Size, sides: Size | None) -> float:
+    """Return the factor that brings an image to a shorter and a longer side, as large as fits in both.
+
+    Args:
+        size: (height, width) of the image in pixels.
+        sides: The two sides in pixels, in any order; None for a factor of 1.
+
+    Example:
+        >>> fitting_scale((256, 256), (512, 2048)), fitting_scale((200, 1000), (512, 2048)), fitting_scale((8, 9), None)
+        (2.0, 2.048, 1.0)
+    """
+    return 1.0 if sides is None else min(max(sides) / max(size), min(sides) / min(size))
 
 
 def scales_in_words(scales: Sequence[float], mirror: bool) -> str:

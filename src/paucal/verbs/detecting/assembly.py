@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.decode import WHOLE
-from paucal.data.splits.split import make_split
+from paucal.data.splits.split import Split, make_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import Preprocessing
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import StartFacts
 from paucal.rules.resolve import origins, resolve
 from paucal.runs import RunFolder
@@ -23,7 +21,6 @@ from paucal.settings.options import flag
 from paucal.training import Plan
 from paucal.transfer.detection.annotations import BoxedImages
 from paucal.transfer.detection.card import DetectorCard, build_detector
-from paucal.transfer.detection.detector import DetectorOptions
 from paucal.transfer.detection.judging import require_metrics
 from paucal.transfer.detection.objective import Detection
 from paucal.transfer.detection.opening import open_boxed
@@ -31,6 +28,7 @@ from paucal.types import UserError
 from paucal.verbs.detecting.masks import kind_of, with_masks
 from paucal.verbs.detecting.rules import RULES, BoxFacts
 from paucal.verbs.detecting.settings import DetectSettings
+from paucal.verbs.detecting.structure import LARGEST_SIDE, check_structure, detector_parts
 from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.images import Prepared, decoded, reading_for
 from paucal.verbs.run.job import Bars
@@ -38,12 +36,11 @@ from paucal.verbs.run.loaders import normalisation
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import find_start, load_start
-from paucal.verbs.run.trainer_inputs import check_rates, seconds_of, trainer_plan
+from paucal.verbs.run.trainer_inputs import check_rates, seconds_of, trainer_plan, with_joint_norms
 from paucal.verbs.training.ladder.start import choose
+from paucal.wording import counted
 
 LOOKS = 20  # at the validation images, at most, where nobody says when to look
-MULTIPLE = 32  # pixels
-LARGEST_SIDE = 1333
 UNUSED = ("image_column", "data_root", "download", "channels", "compile")
 
 
@@ -100,8 +97,7 @@ def check(settings: DetectSettings) -> None:
         raise UserError("--strategy fsdp cuts models that a detector's are small beside: leave it out.")
     if settings.batch_size == "auto":
         raise UserError("--batch-size auto tries batches of images without boxes: give a number.")
-    if settings.finest is not None and settings.finest not in (4, 8, 16, 32):
-        raise UserError(f"--finest is {settings.finest}, and maps have strides of 4, 8, 16 and 32 pixels: give one.")
+    check_structure(settings)
     lengths = [name for name in ("time", "epochs", "steps") if getattr(settings, name) is not None]
     # A plan that was made for a time is stored beside it.
     if len(lengths) > 1 and not (set(lengths) == {"time", "steps"} and settings.judge_every is not None):
@@ -177,7 +173,21 @@ def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) 
     shares = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
-    return Prepared(boxed.images, make_split(boxed.images, seed=settings.seed, **shares))
+    split = make_split(boxed.images, seed=settings.seed, **shares)
+    return Prepared(boxed.images, _without_empty(split, boxed) if settings.empty_images == "drop" else split)
+
+
+def _without_empty(split: Split, boxed: BoxedImages) -> Split:
+    """Leave the training images without an object unused."""
+    empty = np.asarray([not len(boxed.of(index)) for index in range(len(boxed.images))]) & (split.parts == "train")
+    if not empty.any():
+        return split
+    if empty.sum() == len(split.indices("train")):
+        raise UserError(
+            "--empty-images is drop, and no training image shows an object: give training images with boxes."
+        )
+    words = f"{split.description}; {counted(int(empty.sum()), 'training image')} without an object left out"
+    return Split(np.where(empty, "unused", split.parts), words)
 
 
 def _decoded(
@@ -218,7 +228,7 @@ def _build(
         torch.manual_seed(settings.seed)
         spec, options, notes = detector_parts(settings)
         notes = [*check_room(settings, spec), *notes]
-        detector = build_detector(spec, len(boxed.classes), options, settings.drop_path)
+        detector = with_joint_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
         tuning = FineTuning(freeze=settings.freeze_stages or None, eval_mode=settings.norms == "still")
         objective = Detection(detector, tuning, 1.0 if settings.backbone_rate is None else settings.backbone_rate)
     statistics = _statistics(settings, prepared, start, run)
@@ -231,22 +241,6 @@ def _build(
         resize_to=(min(sides), max(sides)),
     )
     return objective, card, notes
-
-
-def detector_parts(settings: DetectSettings) -> tuple[BackboneSpec, DetectorOptions, list[str]]:
-    """Return the backbone and the options of the detector that settings describe, and sentences on what was chosen.
-
-    Raises:
-        UserError: the backbone's name is unknown, or it cannot take images of that size.
-    """
-    canvas = -(-max(settings.img_size or [LARGEST_SIDE]) // MULTIPLE) * MULTIPLE
-    spec, notes = backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
-    options = DetectorOptions(
-        *(settings.pyramid_channels or 256, settings.head_dim or 1024, settings.finest or 4, settings.anchor or 8),
-        *(settings.regions or 512, settings.proposals or 2000, settings.cascade),
-        masks=settings.masks == "on",
-    )
-    return spec, options, notes
 
 
 def _statistics(

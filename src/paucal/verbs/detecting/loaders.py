@@ -41,7 +41,7 @@ def train_loader(assembled: AssembledDetection, start: int, plan: Plan | None = 
     )
     partners = [int(index) for index in assembled.prepared.part("train")]
     pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
-    dataset = BoxedDataset(assembled.images, view, settings.seed, pasting)
+    dataset = BoxedDataset(assembled.images, view, settings.seed, pasting, settings.least_box)
     return make_train_loader(dataset, sampler, settings.workers or 0, settings.device == "cuda", collate_boxes)
 
 

@@ -3,8 +3,11 @@
 import os
 import re
 import time
+from typing import TypeVar
 
 import torch
+from timm.layers.norm_act import convert_sync_batchnorm
+from torch import nn
 
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.mixing import Mixing
@@ -17,6 +20,7 @@ from paucal.types import UserError
 from paucal.verbs.run.processes import launched_shape
 from paucal.wording import counted
 
+M = TypeVar("M", bound=nn.Module)
 FEW_STEPS = 5
 
 
@@ -121,6 +125,27 @@ def _check_strategy(settings: JobSettings) -> None:
             "--precision is 16-mixed, which does not go with --strategy fsdp: use bf16-mixed or 32-true, or "
             "--strategy ddp."
         )
+
+
+def check_sync(settings: JobSettings) -> None:
+    """Refuse joint batch norms where torch has none."""
+    if getattr(settings, "sync_bn", False) and settings.device != "cuda":
+        raise UserError(
+            f"--sync-bn: torch joins the statistics of batch norms on GPUs only and --device is "
+            f"{settings.device or 'cpu'}: leave it out."
+        )
+
+
+def with_joint_norms(settings: JobSettings, module: M) -> M:
+    """Return a module whose batch norms share their statistics, where that is wanted and there are several processes.
+
+    Raises:
+        UserError: The processes are not on GPUs.
+    """
+    if not getattr(settings, "sync_bn", False) or settings.processes == 1:
+        return module
+    check_sync(settings)
+    return convert_sync_batchnorm(module)  # type: ignore[return-value]
 
 
 def check_rates(settings: JobSettings) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from paucal.backbones.layout import Size
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.evaluation.deployed import Preprocessing
 from paucal.objectives.finetuning import FineTuning
@@ -24,7 +25,7 @@ from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import find_start, load_start
-from paucal.verbs.run.trainer_inputs import check_rates, trainer_plan
+from paucal.verbs.run.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.verbs.segmenting.card import Head, SegmentationCard
 from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.objective import PixelObjective
@@ -147,16 +148,20 @@ def _build(
             head=Head(settings.width or 64, settings.dropout),
             coding=prepared.masked.coding,  # type: ignore[union-attr]
             overlap=settings.overlap,
+            whole=settings.test_mode == "whole",
+            resize_to=_sides(settings),
         )
-        network = card.build(drop_path_rate=settings.drop_path)
+        network = with_joint_norms(settings, card.build(drop_path_rate=settings.drop_path))
+        _refuse_whole(settings, network.maps.fixed_size)
         objective = PixelObjective(
             network,
             settings.auxiliary,
             fine_tuning(settings),
             settings.backbone_lr or 1.0,
-            min(AUXILIARY_WIDTH, settings.width or 64),
+            settings.auxiliary_width or min(AUXILIARY_WIDTH, settings.width or 64),
             settings.dropout,
         )
+        objective.auxiliary = objective.auxiliary and with_joint_norms(settings, objective.auxiliary)
         return card, objective, notes
 
 
@@ -222,18 +227,39 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
         hflip=settings.hflip or 0.0,
         vflip=settings.vflip,
         colour=settings.colour or 0.0,
+        resize_to=_sides(settings),
     )
 
 
 def quick_look(settings: SegmentSettings) -> WindowOptions:
     """Return how validation images are looked at after each epoch: once, with windows side by side."""
-    return WindowOptions(height_and_width(settings.img_size or USUAL_SIDE), overlap=0.0)
+    return replace(careful_look(settings), overlap=0.0, scales=(1.0,), mirror=False)
 
 
 def careful_look(settings: SegmentSettings) -> WindowOptions:
     """Return how the test images are looked at."""
-    size = height_and_width(settings.img_size or USUAL_SIDE)
-    return WindowOptions(size, settings.overlap, tuple(settings.scales or (1.0,)), settings.mirror)
+    return WindowOptions(
+        height_and_width(settings.img_size or USUAL_SIDE),
+        settings.overlap,
+        tuple(settings.scales or (1.0,)),
+        settings.mirror,
+        whole=settings.test_mode == "whole",
+        resize_to=_sides(settings),
+    )
+
+
+def _sides(settings: SegmentSettings) -> Size | None:
+    """Return the shorter and the longer side that images are brought to; None for their own size."""
+    return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
+
+
+def _refuse_whole(settings: SegmentSettings, fixed: Size | None) -> None:
+    """Raise a UserError where whole images are wanted of a model that takes one size."""
+    if settings.test_mode == "whole" and fixed is not None:
+        raise UserError(
+            f"--test-mode is whole, and {settings.model} takes images of {fixed[0]}x{fixed[1]} pixels only: use "
+            "--test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
+        )
 
 
 def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:

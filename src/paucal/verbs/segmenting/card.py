@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.masks.coding import MaskCoding
-from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.evaluation.deployed import MAX_SIDE, Card, Preprocessing
 from paucal.transfer.segmentation.network import SegmentationNetwork, segmentation_network
 from paucal.types import UserError
 
@@ -43,11 +44,15 @@ class SegmentationCard(Card):
         head: of the network.
         coding: what the values of its training masks meant; predicted masks have the same.
         overlap: share of a window that the next one sees again.
+        whole: Whether the network sees images as a whole, in the place of windows.
+        resize_to: Shorter and longer side in pixels that images are brought to; None for their own size.
     """
 
     head: Head
     coding: MaskCoding
     overlap: float = 1 / 3
+    whole: bool = False
+    resize_to: Size | None = None
 
     def build(self, pretrained: bool = False, drop_path_rate: float | None = None) -> SegmentationNetwork:
         """Build the network with fresh weights.
@@ -72,6 +77,8 @@ class SegmentationCard(Card):
                 "ignore": self.coding.ignore,
             },
             "overlap": self.overlap,
+            "whole": self.whole,
+            "resize_to": None if self.resize_to is None else list(self.resize_to),
             "preprocessing": self.preprocessing.to_dict(),
         }
 
@@ -103,6 +110,12 @@ class SegmentationCard(Card):
             raise UserError(f"model.json must name the {coding.count} classes of its masks: restore it.")
         if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:
             raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore it.")
+        whole, sides = value.get("whole", False), value.get("resize_to")  # which older cards lack
+        if type(whole) is not bool or not (sides is None or _are_sides(sides)):
+            raise UserError(
+                f"model.json has whole {whole!r} and resize_to {sides!r}, expected true or false and two sides up to "
+                f"{MAX_SIDE}: restore it."
+            )
         card = cls(
             backbone=BackboneSpec.from_dict(value["backbone"]),
             classes=tuple(names),
@@ -110,6 +123,8 @@ class SegmentationCard(Card):
             head=Head(value["head"]["width"], value["head"]["dropout"]),
             coding=coding,
             overlap=float(overlap),
+            whole=whole,
+            resize_to=_tuples(sides),
         )
         if card.preprocessing.image_size != card.backbone.image_size:
             raise UserError(
@@ -122,6 +137,11 @@ class SegmentationCard(Card):
                 f"{card.backbone.in_chans}: restore it."
             )
         return card
+
+
+def _are_sides(value: Any) -> bool:
+    """Tell whether a value of a file is two sides in pixels."""
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 8 <= n <= MAX_SIDE for n in value)
 
 
 def _tuples(value: Any) -> Any:

@@ -16,7 +16,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import usable_device
 from paucal.memory import available_memory
 from paucal.runs import RunFolder, open_run, read_weights
-from paucal.transfer.segmentation.windows import WindowOptions, pixel_probabilities
+from paucal.transfer.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
 from paucal.types import UserError
 from paucal.verbs.segmenting.card import SegmentationCard
 
@@ -48,8 +48,10 @@ class SegmentationModel:
         return replace(self.card.preprocessing.reading, side=None)
 
     def look(self, scales: tuple[float, ...] = (1.0,), mirror: bool = False) -> WindowOptions:
-        """Return how images are looked at: with the windows of the training, at scales, and mirrored."""
-        return WindowOptions(self.card.preprocessing.image_size, self.card.overlap, scales, mirror)
+        """Return how images are looked at: as the run was told to, at scales, and mirrored."""
+        card = self.card
+        size = card.preprocessing.image_size
+        return WindowOptions(size, card.overlap, scales, mirror, whole=card.whole, resize_to=card.resize_to)
 
     def probabilities(
         self, image: Image.Image | np.ndarray, scales: tuple[float, ...] = (1.0,), mirror: bool = False
@@ -67,7 +69,8 @@ class SegmentationModel:
         picture = as_read(image, self.reading)
         statistics = Normalisation(self.card.preprocessing.mean, self.card.preprocessing.std)
         pixels = statistics.apply(picture).to(self.device)
-        require_room(len(self.classes), pixels.shape[-2], pixels.shape[-1], max(scales))
+        size = (pixels.shape[-2], pixels.shape[-1])
+        require_room(len(self.classes), *size, max(scales) * fitting_scale(size, self.card.resize_to))
         return pixel_probabilities(self.network, pixels, self.look(scales, mirror)).cpu()
 
     def mask(

@@ -73,6 +73,7 @@ class SegmentationJob:
         _refuse_meaningless(settings)
         check_factors("scale", settings.scale, exact=2)
         check_factors("scales", settings.scales)
+        _check_sides(settings.resize_to)
         return _one_length(settings, origin), origin
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
@@ -146,6 +147,13 @@ def _refuse_meaningless(settings: SegmentSettings) -> None:
         raise UserError(
             f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} to the backbone: give "
             "fewer, more --epochs, or --freeze backbone."
+        )
+
+
+def _check_sides(sides: list[int] | None) -> None:
+    if sides is not None and len(sides) != 2:
+        raise UserError(
+            f"--resize-to is {' '.join(map(str, sides))}, expected a shorter and a longer side, such as 512 2048."
         )
 
 

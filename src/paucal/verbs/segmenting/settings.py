@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paucal.settings.groups import JobSettings
-from paucal.settings.options import MOST_EPOCHS, option
-from paucal.settings.parts import CutSettings, MaskFileSettings
+from paucal.settings.options import MAX_SIDE, MOST_EPOCHS, option
+from paucal.settings.parts import CutSettings, JointNormSettings, MaskFileSettings
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class HeadSettings:
         group="model",
         low=0,
         high=10,
+    )
+    auxiliary_width: int | None = option(
+        "channels within the auxiliary head; by default those of the head, 256 at most",
+        group="model",
+        low=4,
+        high=4096,
     )
     backbone_lr: float | None = option(
         "factor on the learning rate of the backbone, beside the head's 1", group="fine-tuning", low=0.0001, high=10
@@ -84,12 +90,20 @@ class SegmentScheduleSettings:
 class CropSettings:
     """How training crops are changed."""
 
+    resize_to: list[int] | None = option(
+        "shorter and longer side in pixels that images are brought to before --scale and --scales, as large as fits in "
+        "both; by default their own size",
+        group="augmentation",
+        low=8,
+        high=MAX_SIDE,
+    )
     scale: list[float] | None = option(
         "smallest and largest factor on an image's sides before it is cropped", group="augmentation"
     )
     vflip: float = option("probability of a vertical flip", 0.0, group="augmentation", low=0, high=1)
-    colour: float | None = option(
-        "strength of changes to brightness, contrast and saturation, such as 0.2; 0 for none",
+    colour: float | Literal["photometric"] | None = option(
+        "strength of changes to brightness, contrast and saturation, such as 0.2, or 0 for none; photometric makes the "
+        "papers' changes, each with a chance of a half",
         group="augmentation",
         low=0,
         high=1,
@@ -100,6 +114,9 @@ class CropSettings:
 class LookSettings:
     """How whole images are looked at after the training."""
 
+    test_mode: Literal["windows", "whole"] = option(
+        "whether the network sees an image in windows of the size of the crops, or as a whole", "windows", group="test"
+    )
     overlap: float = option("share of a window that the next one sees again", 0.33, group="test", low=0, high=0.9)
     scales: list[float] | None = option(
         "sizes of the image over which answers are averaged, such as 0.75 1 1.25; by default its own", group="test"
@@ -109,7 +126,14 @@ class LookSettings:
 
 @dataclass(frozen=True)
 class SegmentSettings(
-    MaskSettings, HeadSettings, SegmentScheduleSettings, CropSettings, LookSettings, CutSettings, JobSettings
+    MaskSettings,
+    HeadSettings,
+    SegmentScheduleSettings,
+    CropSettings,
+    LookSettings,
+    JointNormSettings,
+    CutSettings,
+    JobSettings,
 ):
     """Every setting of `paucal segment`; the command line and `paucal.segment` share it."""
 

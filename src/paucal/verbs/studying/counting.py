@@ -14,10 +14,12 @@ from paucal.backbones.cost import image_cost
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.probe import probe_images
 from paucal.backbones.sizing import fit_to_image_size
+from paucal.recipes.detection import RECIPES
 from paucal.rules.backbone import model_arguments
 from paucal.studies.study import Column, Row, Study
 from paucal.transfer.cost import detector_cost, segmenter_cost, total
-from paucal.transfer.detection.detector import DetectorOptions
+from paucal.verbs.detecting.settings import DetectSettings
+from paucal.verbs.detecting.structure import detector_options
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def count_network(
     if network == "upernet":
         parts = segmenter_cost(spec, 150 if classes is None else classes, width)
     else:
-        options = DetectorOptions(cascade=network == "cascade", masks=True)
+        options = detector_options(DetectSettings(masks="on", **RECIPES[f"{network}-coco-1x"].settings))
         parts = detector_cost(spec, 80 if classes is None else classes, options)
     whole = total(parts)
     return Count(whole.parameters / 1e6, whole.macs / 1e9, None)

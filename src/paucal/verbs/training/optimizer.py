@@ -3,8 +3,7 @@
 from paucal.data.views.mixing import Mixing
 from paucal.methods.training_settings import TrainSettings
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan
-from paucal.types import UserError
-from paucal.verbs.run.trainer_inputs import check_length, trainer_plan
+from paucal.verbs.run.trainer_inputs import check_length, check_sync, trainer_plan
 
 START_LR = 1e-3  # of the peak; the published program warms up from 1e-6 to 1e-3
 
@@ -20,15 +19,6 @@ def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan
     if settings.mixup or settings.cutmix:
         mixing = Mixing(mixup=settings.mixup or 0.0, cutmix=settings.cutmix or 0.0)
     return trainer_plan(settings, n_train, mixing, n_classes)
-
-
-def check_sync(settings: TrainSettings) -> None:
-    """Refuse joint batch norms where torch has none."""
-    if settings.sync_bn and settings.device != "cuda":
-        raise UserError(
-            f"--sync-bn: torch joins the statistics of batch norms on GPUs only and --device is "
-            f"{settings.device or 'cpu'}: leave it out."
-        )
 
 
 def optimization(settings: TrainSettings, plan: Plan) -> Optimization:

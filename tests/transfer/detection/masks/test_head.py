@@ -14,11 +14,12 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.transfer.detection.batch import BoxBatch
 from paucal.transfer.detection.card import build_detector
 from paucal.transfer.detection.cascade import CascadeHeads
-from paucal.transfer.detection.detector import Detector, DetectorOptions
+from paucal.transfer.detection.detector import Detector
 from paucal.transfer.detection.judging import found_in
 from paucal.transfer.detection.masks.head import mask_layers, mask_loss, mean_masks, pasted_masks
 from paucal.transfer.detection.masks.run_lengths import unpacked
 from paucal.transfer.detection.objective import Detection
+from paucal.transfer.detection.options import DetectorOptions
 from transfer.detection.test_detector import SPECS, START, TINY, batch, both
 
 

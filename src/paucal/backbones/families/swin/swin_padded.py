@@ -1,0 +1,43 @@
+"""Swin as published for images of any size: maps are padded, then shifted; timm shifts them first.
+
+Liu et al., ICCV 2021, and its programs for detection and segmentation. The models and their weights are timm's Swin of
+the same name without `padded_`. At 224 pixels both compute the same; where a map does not divide into windows they do
+not (see `paucal.backbones.families.common.windows`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from timm.models import generate_default_cfgs, register_model
+from timm.models._registry import get_arch_pretrained_cfgs
+from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filter_fn
+
+from paucal.backbones.families.common.contract import build
+from paucal.backbones.families.swin.swin_esvit import EsvitSwin
+
+PREFIX, NORM_EPS = "padded_", 1e-5
+SIZES: Mapping[str, dict[str, Any]] = {
+    "tiny": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)},
+    "small": {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)},
+    "base": {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)},
+    "large": {"embed_dim": 192, "depths": (2, 2, 18, 2), "num_heads": (6, 12, 24, 48)},
+}
+NAMES = {f"swin_{size}_patch4_window7_224": arguments for size, arguments in SIZES.items()}
+default_cfgs = generate_default_cfgs(
+    {f"{PREFIX}{tagged}": cfg for name in NAMES for tagged, cfg in get_arch_pretrained_cfgs(name).items()}
+)
+
+
+def _register(name: str, size: Mapping[str, Any]) -> None:
+    """Register a model with timm."""
+    settings = {"window_size": 7, "norm_eps": NORM_EPS, **size}
+
+    def make(pretrained: bool = False, **arguments: Any) -> EsvitSwin:
+        return build(EsvitSwin, name, pretrained, settings, arguments, pretrained_filter_fn=checkpoint_filter_fn)
+
+    make.__name__ = make.__qualname__ = name
+    register_model(make)
+
+
+for _name, _size in NAMES.items():
+    _register(f"{PREFIX}{_name}", _size)
