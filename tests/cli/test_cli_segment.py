@@ -198,6 +198,29 @@ def test_eval__averages_over_scales_and_mirror_images(segmented, tmp_path, capsy
     assert "masks' would be replaced" in failure(capsys, "eval", segmented / "run", "--output", tmp_path / "mine")
 
 
+def test_whole_images_at_their_sides__are_what_is_deployed(segmented, tmp_path, capsys):
+    """The run, `eval`, a loaded model and one whose settings are forgotten answer the same."""
+    run, sides = tmp_path / "run", ["--test-mode", "whole", "--resize-to", "64", "128", "--auxiliary-width", "6"]
+    colour = ["--colour", "photometric"]
+    assert call("segment", segmented / "scenes", *QUICK, "--epochs", "1", *sides, *colour, "--output", run) == 0
+    model = paucal.load_segmenter(run)
+    look = model.look((0.5,))
+    assert (look.whole, look.resize_to, model.card.resize_to) == (True, (64, 128), (64, 128))
+    for path in (run / "evaluation/test/masks").rglob("*.png"):
+        image = Image.open(next((segmented / "scenes/images").rglob(f"{path.stem}.*")))
+        assert np.array_equal(np.asarray(Image.open(path)), model.card.coding.decode(model.mask(image)))
+    assert call("eval", run, "--output", tmp_path / "again") == 0
+    losses = [
+        json.loads((folder / "segmentation.json").read_text())["loss"]
+        for folder in (tmp_path / "again", run / "evaluation/test", segmented / "run/evaluation/test")
+    ]
+    assert losses[0] == losses[1] != losses[2]
+    plain = json.loads((run / "model.json").read_text())
+    del plain["whole"], plain["resize_to"]
+    (run / "model.json").write_text(json.dumps(plain))
+    assert paucal.load_segmenter(run).look() == paucal.load_segmenter(segmented / "run").look()
+
+
 def test_eval__says_what_is_of_classifiers(segmented, capsys):
     for words in (["--real-labels", "real.json"], ["--protocol", "classification"]):
         assert "is for segmentation: leave it out" in failure(capsys, "eval", segmented / "run", *words)
@@ -235,6 +258,10 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
         (["--batch-size", "1"], "batch norms need at least 2 crops"),
         (["--scale", "2", "1"], "the smallest and the largest factor"),
         (["--scales", "0"], "each from 0.05 to 20"),
+        (["--resize-to", "64"], "expected a shorter and a longer side, such as 512 2048"),
+        (["--resize-to", "4", "64"], "--resize-to has 4"),
+        (["--colour", "wild"], "--colour"),
+        (["--test-mode", "whole", "--model", "convit_tiny"], "convit_tiny takes images of 32x32 pixels only"),
         (["--time", "5m", "--epochs", "2"], "both say how long"),
         (["--download"], "--download says nothing about"),
         (["--model", "no_such_net"], "no_such_net"),

@@ -61,6 +61,42 @@ def test_small_images__are_filled_with_the_mean_and_nothing_is_labelled_there():
     assert float(view[:, 20:].abs().max()) < 0.01  # the mean colour
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_images__are_brought_to_their_sides_before_they_are_scaled_and_cut(seed):
+    """The grey level is the column of the image, so that the slope in a crop tells by how much it was scaled."""
+    rng = np.random.default_rng(seed)
+    height, width = (int(side) for side in rng.integers(60, 160, 2))
+    ramp = np.repeat(np.arange(width, dtype=np.uint8)[None], height, 0)
+    image = Image.fromarray(np.repeat(ramp[..., None], 3, axis=2))
+    ratio = float(rng.uniform(0.5, 2.0))
+    options = CropOptions((64, 64), (ratio, ratio), hflip=0.0, colour=0.0, resize_to=(64, 100))
+    view, classes = drawn(options, seed, image, np.zeros((height, width), np.uint8))
+    factor = ratio * min(64 / min(height, width), 100 / max(height, width))
+    inside = (classes != 255).sum(1).max().item()
+    levels = (view[0, 0] * 0.5 + 0.5) * 255
+    middle = levels[inside // 4 : inside // 4 + inside // 2]
+    slope = float((middle[-1] - middle[0]) / (len(middle) - 1))
+    assert slope == pytest.approx(1 / factor, rel=0.06)
+    assert inside == pytest.approx(min(64, width * factor), abs=1.5)
+    assert (classes != 255).sum(0).max().item() == pytest.approx(min(64, height * factor), abs=1.5)
+
+
+def test_small_images_at_their_sides__fill_the_crop():
+    image, mask = pictured(20, 30)
+    for sides, filled in ((None, 20 * 30 / 64**2), ((64, 256), 1.0)):
+        options = CropOptions((64, 64), scale=(1.0, 1.0), colour=0.0, resize_to=sides)
+        assert float((drawn(options, 0, image, mask)[1] != 255).float().mean()) == pytest.approx(filled, abs=1e-3)
+
+
+def test_photometric_colours__change_the_image_alone():
+    image, mask = pictured()
+    options = {"size": (40, 60), "scale": (1.0, 1.0), "hflip": 0.0}
+    changed = [drawn(CropOptions(**options, colour="photometric"), seed, image, mask) for seed in range(12)]
+    plain = drawn(CropOptions(**options, colour=0.0), 0, image, mask)
+    assert all(torch.equal(one[1], plain[1]) for one in changed)
+    assert sum(float((one[0] - plain[0]).abs().mean()) > 0.01 for one in changed) > 6
+
+
 def test_flips__turn_image_and_mask_together():
     image, mask = pictured()
     options = {"size": (40, 60), "scale": (1.0, 1.0), "colour": 0.0}

@@ -68,3 +68,47 @@ def test_scales__are_averaged_at_the_size_of_the_image():
     assert both.shape == (3, 10, 14)
     assert torch.allclose(both, (one + two) / 2, atol=1e-6)
     assert torch.allclose(both.sum(0), torch.ones(10, 14), atol=1e-5)
+
+
+class Recording(nn.Module):
+    """Keeps the sizes of the images that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, images):
+        self.sizes.append(tuple(images.shape[2:]))
+        return Plain()(images)
+
+
+@pytest.mark.parametrize(
+    ("size", "sides", "seen"),
+    [
+        ((20, 30), None, [(10, 15), (20, 30), (30, 45)]),
+        ((20, 30), (64, 256), [(32, 48), (64, 96), (96, 144)]),
+        ((30, 20), (256, 64), [(48, 32), (96, 64), (144, 96)]),
+        ((10, 100), (64, 200), [(10, 100), (20, 200), (30, 300)]),  # the longer side would pass 200
+    ],
+)
+def test_whole_images__are_seen_at_their_sides_times_each_scale(size, sides, seen):
+    network, image = Recording(), torch.randn(3, *size)
+    options = WindowOptions((8, 8), scales=(0.5, 1.0, 1.5), mirror=True, whole=True, resize_to=sides)
+    shares = pixel_probabilities(network, image, options)
+    assert network.sizes == [one for one in seen for _ in range(2)]  # and its mirror image
+    assert shares.shape == (3, *size)
+    assert torch.allclose(shares.sum(0), torch.ones(size), atol=1e-5)
+
+
+def test_whole_images__are_seen_at_once_and_answered_pixel_by_pixel():
+    image = torch.randn(3, 21, 13)
+    found = pixel_probabilities(Plain(), image, WindowOptions((8, 8), whole=True))
+    assert torch.allclose(found, Plain()(image[None])[0].softmax(0), atol=1e-6)
+
+
+def test_windows__see_images_at_their_sides_too():
+    network = Recording()
+    pixel_probabilities(
+        network, torch.randn(3, 10, 10), WindowOptions((8, 8), overlap=0.0, resize_to=(16, 64), batch=1)
+    )
+    assert network.sizes == [(8, 8)] * 4

@@ -32,6 +32,13 @@ def test_card__is_read_back_as_it_was_written():
     assert card().build().eval()(torch.zeros(1, 3, 64, 96)).shape == (1, 2, 64, 96)
 
 
+def test_older_cards__open_with_windows_on_images_of_their_own_size():
+    whole = card(whole=True, resize_to=(64, 256))
+    assert SegmentationCard.from_dict(whole.to_dict()) == whole
+    older = {name: value for name, value in whole.to_dict().items() if name not in ("whole", "resize_to")}
+    assert SegmentationCard.from_dict(older) == card()
+
+
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
@@ -45,6 +52,10 @@ def test_card__is_read_back_as_it_was_written():
         (("masks", "values"), [-1, 0], "from 0"),
         (("masks", "kind"), "odd", "kind 'odd'"),
         (("overlap",), 1.0, "overlap by 1.0"),
+        (("whole",), 1, "has whole 1"),
+        (("resize_to",), [64], "two sides"),
+        (("resize_to",), [64, "256"], "two sides"),
+        (("resize_to",), [64, 10**6], "two sides"),
         (("preprocessing", "image_size"), [32, 32], "windows of"),
         (("preprocessing", "mean"), [0.5], "as many numbers|channels"),
         (("backbone", "name"), "no_such_model", "no_such_model"),
