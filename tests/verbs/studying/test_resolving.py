@@ -106,9 +106,29 @@ def test_settings__of_detectors_and_segmenters_at_full_scale_are_the_papers():
             assert settings.batch_size * settings.accumulate * settings.devices == 16, run
             assert settings.masks == "on" if studies()[name].kind == "detect" else settings.img_size == [512]
     assert [settings.init for _, settings in checked("drloc-table-12", "full")] == ["timm", "run"]
-    cascades = {run: (one.cascade, one.epochs, one.lr) for run, one in checked("drloc-table-11", "full")}
-    assert cascades["Cascade Mask R-CNN, Swin-T + L_drloc"] == (True, 12, 1e-4)
-    assert cascades["Mask R-CNN, Swin-T"] == (False, 12, 1e-4)
+    for name in ("drloc-table-10", "drloc-table-11"):
+        found = dict(checked(name, "full"))
+        assert len(found) == 4
+        for run, one in found.items():
+            cascade = run.startswith("Cascade")
+            assert (one.model, one.epochs, one.lr) == ("padded_swin_tiny_patch4_window7_224", 12, 1e-4)
+            assert (one.cascade, one.drop_path) == (cascade, 0.0 if cascade else 0.1)
+            assert (one.head, one.box_loss) == (("4conv1fc", "giou") if cascade else ("2fc", "l1"))
+            assert (one.proposals, one.matching) == ((2000, "anchors") if cascade else (1000, "regions"))
+            assert (one.pooling, one.pyramid_norm, one.empty_images, one.least_box) == ("aligned", "none", "drop", 1.0)
+    for name in ("drloc-table-12", "drloc-table-13", "lvvit-segmentation"):
+        for run, one in checked(name, "full"):
+            assert (one.ignore, one.resize_to, one.scale, one.colour) == (
+                [0],
+                [512, 2048],
+                [0.5, 2.0],
+                "photometric",
+            ), run
+            whole = ("whole", True, [0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
+            windows = ("windows", False, None)
+            assert (one.test_mode, one.mirror, one.scales) == (windows if "lvvit" in name else whole)
+            assert one.auxiliary_width == (512 if run == "LV-ViT-L" else 256)
+    assert {settings.drop_path for _, settings in checked("esvit-table-4", "full")} == {0.2}
     assert {settings.epochs for _, settings in checked("esvit-table-4", "full")} == {36}
     large = dict(checked("lvvit-segmentation", "full"))["LV-ViT-L"]
     assert (large.model, large.width, large.lr, large.schedule) == ("lvvit_l", 512, 6e-5, "linear")
