@@ -10,7 +10,7 @@ import pytest
 from paucal.methods import pretraining, training
 
 PACKAGE = Path(__file__).parents[1] / "src" / "paucal"
-BASE = {"wording", "memory", "reading", "signals"}
+BASE = {"wording", "memory", "cores", "reading", "signals"}
 LOWER = {
     *BASE,
     *("types", "distributed", "losses", "backbones", "data", "objectives", "labeling", "runs", "training"),
@@ -21,17 +21,28 @@ UPPER = ("settings", "recipes", "rules", "methods", "studies", "verbs", "cli")
 ALLOWED = {
     "wording": set(),
     "memory": set(),
+    "cores": set(),
     "reading": {"types"},
     "signals": set(),
     "types": {"wording"},
     "distributed": {"types"},
     "losses": {"types", "distributed"},
     "backbones": {"types", "wording", "memory"},
-    "data": {"types", "wording", "memory", "reading", "signals"},
+    "data": {"types", "wording", "memory", "cores", "reading", "signals"},
     "objectives": {"types", "distributed", "losses", "backbones"},
     "labeling": {"types", "reading", "backbones", "data", "runs"},
-    "runs": {"types", "reading"},
-    "training": {"types", "wording", "signals", "distributed", "data", "runs", "evaluation", "objectives.base"},
+    "runs": {"types", "reading", "cores"},
+    "training": {
+        "types",
+        "wording",
+        "cores",
+        "signals",
+        "distributed",
+        "data",
+        "runs",
+        "evaluation",
+        "objectives.base",
+    },
     "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
     "explain": {"types", "backbones", "data", "runs"},
     "export": {"types", "wording", "backbones", "data", "evaluation", "runs"},

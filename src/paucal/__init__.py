@@ -1,6 +1,8 @@
 """paucal trains vision transformers well when images are few.
 
-Importing it registers its backbones with timm and does nothing else; each name is loaded where it is first used.
+Importing it registers its backbones with timm, and each name is loaded where it is first used. Since that loads torch,
+variables that torch's libraries read once, on loading, are set before it where the user has not: how long threads wait
+for each other before they sleep, and how many there are in a container with a quota (`paucal.cores`).
 
 Example:
     >>> import torch, paucal
@@ -16,6 +18,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from paucal.cores import prepare_threads
 
 if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keeps the two alike
     from paucal.evaluation.deployed import Deployed as Deployed
@@ -141,6 +145,7 @@ __all__ = [
 ]
 
 
+prepare_threads()
 if Path(sys.argv[0] if sys.argv else "").stem != "paucal":
     # timm.create_model shall know our backbones. The command's verbs load them themselves, where they need them:
     # timm takes seconds to load, and a help page should not.

@@ -1,4 +1,4 @@
-"""How much of the machine this process may take: memory and processor cores."""
+"""How much of the machine's memory this process may take."""
 
 import ctypes
 import os
@@ -24,20 +24,12 @@ def available_memory() -> int:
     return min(limits) if limits else _from_sysconf()
 
 
-def usable_cores() -> int:
-    """Return the processor cores that this process may run on, which taskset, SLURM and containers make fewer."""
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except (AttributeError, OSError):  # macOS and Windows
-        return os.cpu_count() or 1
-
-
 def peak_memory(device: str) -> int | None:
     """Return the bytes that this process has taken at most: of its GPU where it computes on one, else of the machine.
 
     None where the system does not say (Windows).
     """
-    import torch  # here: who counts cores needs no more than a moment
+    import torch  # here: who asks for free memory needs no more than a moment
 
     if device.startswith("cuda") and torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())

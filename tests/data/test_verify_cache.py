@@ -1,5 +1,4 @@
 import multiprocessing
-import os
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from paucal.data import cache
 from paucal.data.cache import CachedStore, cache_images
 from paucal.data.sources.opening import open_images
 from paucal.data.verify import verify_images
-from paucal.memory import usable_cores
 from paucal.types import UserError
 
 
@@ -139,14 +137,3 @@ def test_available_memory__is_the_smaller_of_machine_and_container(tmp_path, mon
     assert memory.available_memory() == 20000
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available_memory() == 50 * 1024
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux alone")
-def test_usable_cores__are_those_the_process_is_bound_to():
-    before = os.sched_getaffinity(0)
-    assert usable_cores() == len(before)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)

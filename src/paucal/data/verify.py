@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from paucal.cores import usable_cores
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.memory import usable_cores
 from paucal.types import UserError
 
 OnBad = Literal["refuse", "skip"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from paucal.cores import usable_cores
+
 PACKAGES = (
     "paucal",
     "torch",
@@ -30,7 +32,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "device": device,
         "accelerator": torch.cuda.get_device_name() if device.startswith("cuda") else None,
-        "cpu_cores": os.cpu_count(),
+        "cpu_cores": usable_cores(),
         "torch_threads": torch.get_num_threads(),
     }
 

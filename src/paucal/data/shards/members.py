@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paucal.cores import usable_cores
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, locate
 from paucal.data.randomness import derive_seed
@@ -19,7 +20,6 @@ from paucal.data.shards.texts import taken
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.verify import ReportProgress
-from paucal.memory import usable_cores
 
 _CHUNK = 256  # images that are read and checked at once
 _MOST_THREADS = 16

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from paucal.cores import usable_cores
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runs.lock import RunLock
@@ -162,7 +163,11 @@ def _claimed() -> Path:
 def threads_of_worker(asked: GridSettings) -> int:
     """Return the threads of each worker: its share of this machine's, or what it asks of another one."""
     wanted = slurm_options(asked.slurm or ()).get("cpus_per_task") if asked.on == "slurm" else None
-    return wanted if isinstance(wanted, int) else max(1, torch.get_num_threads() // max(1, asked.jobs))
+    return (
+        wanted
+        if isinstance(wanted, int)
+        else max(1, min(torch.get_num_threads(), usable_cores()) // max(1, asked.jobs))
+    )
 
 
 def _pinned(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paucal.cores import usable_cores
 from paucal.data.channels.counting import count_channels
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.prepare import prepare_images, side_for
@@ -22,7 +23,6 @@ from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
 from paucal.evaluation.yardstick import Yardstick, yardstick
-from paucal.memory import usable_cores
 from paucal.rules.circumstances import Facts, best_device
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings, LabelledDataSettings

@@ -1,6 +1,5 @@
 """Settings turned into what the trainer is told."""
 
-import os
 import re
 import time
 from typing import TypeVar
@@ -9,6 +8,7 @@ import torch
 from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 
+from paucal.cores import usable_cores
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.mixing import Mixing
 from paucal.evaluation.deployed import DEVICES
@@ -104,7 +104,7 @@ def hardware(settings: JobSettings) -> Hardware:
 
 def _check_count(device: str, wanted: int) -> None:
     if device == "cpu":
-        there, what = max(2, os.cpu_count() or 1), "processor core"
+        there, what = max(2, usable_cores()), "processor core"
     else:
         there, what = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
     if wanted > there:

@@ -1,0 +1,166 @@
+"""Processor cores: how many this process may use, and how its threads share them with other programs."""
+
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger("paucal")
+
+_MEMBERSHIP, _CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_MOUNTS = ("", "unified", "cpu", "cpu,cpuacct", "cpuacct,cpu")  # version 2, then the places of version 1
+_LIMITS = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))  # of version 2, of version 1
+
+# Two threads that wait by spinning take five times as long as one where another program needs one of their cores.
+# libgomp comes with torch on Linux and reads the first name, in rounds of a loop (about 10 microseconds). LLVM's libomp
+# (macOS) and Intel's libiomp (Windows, conda) read the second, in milliseconds.
+SHORT_SPIN = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+THREADS = "OMP_NUM_THREADS"
+LATE = (
+    "torch was loaded before paucal: its threads keep their cores busy while they wait, and on a machine with other "
+    "work a step takes up to five times as long; import paucal before torch, or set "
+    + " and ".join(f"{name}={value}" for name, value in SHORT_SPIN.items())
+    + " for the program."
+)
+
+QUICKER = 0.9  # share of a step's seconds that another number of threads may take to be chosen
+BUSY = 0.3  # cores that other programs use, from which on the number of threads is measured
+_state = {"threads": "", "late": False}  # the number of threads that this module has set, and whether LATE applies
+
+
+def usable_cores() -> int:
+    """Return the processor cores that this process may use: those it is bound to, within its container's quota.
+
+    taskset and SLURM bind processes. A part of a core counts as one, since one thread cannot use a quota of 1.5.
+    """
+    return max(1, min(_bound_cores(), math.ceil(min(cpu_quota(), 1e6))))
+
+
+def cpu_quota(membership: Path = _MEMBERSHIP, root: Path = _CGROUP) -> float:
+    """Return the processor cores that control groups allow on average; infinity where nothing limits them.
+
+    Args:
+        membership: File that names the groups of the process.
+        root: Folder in which groups are mounted.
+    """
+    try:
+        groups = {line.split(":", 2)[-1].lstrip("/") for line in membership.read_text().splitlines()}
+    except OSError:  # macOS and Windows
+        return math.inf
+    # A group is limited by those it lies in. In a container the path may be that of the machine outside of it, which is
+    # not mounted; the container's own group is mounted at the top.
+    folders = {folder for mount in _MOUNTS for group in groups for folder in _and_parents(root / mount, group)}
+    return min(map(_limit, folders), default=math.inf)
+
+
+def prepare_threads() -> None:
+    """Set how OpenMP's threads wait for each other, and their number where a quota limits the cores.
+
+    Called by `import paucal`, since the libraries read these variables once, when torch loads them. Variables that
+    the user has set stay, and processes that this one starts inherit them.
+    """
+    given = any(name in os.environ for name in (*SHORT_SPIN, "OMP_WAIT_POLICY"))
+    if "torch" in sys.modules:
+        _state["late"] = not given
+        return
+    if not given:
+        os.environ.update(SHORT_SPIN)
+    if usable_cores() < _bound_cores() and THREADS not in os.environ:
+        _state["threads"] = os.environ[THREADS] = str(usable_cores())
+
+
+def note_late_import() -> None:
+    """Log once that the waiting of threads could not be set, in a program that has loaded torch before paucal."""
+    import torch
+
+    if _state["late"] and torch.get_num_threads() > 1:
+        log.warning(LATE)
+    _state["late"] = False
+
+
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """Give torch no more threads than usable cores inside the block, and after it as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    if not threads_are_given() and before > usable_cores():
+        torch.set_num_threads(usable_cores())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_are_given() -> bool:
+    """Return whether the user, or the program that started this one, has set the number of threads."""
+    return os.environ.get(THREADS, "") not in ("", _state["threads"])
+
+
+def cores_are_shared() -> bool:
+    """Return whether other programs use this process's cores, or a quota gives it a part of a core."""
+    if cpu_quota() < usable_cores():
+        return True
+    try:
+        load = os.getloadavg()[0]  # of the last minute
+    except (AttributeError, OSError):  # Windows
+        return False
+    idle = (os.cpu_count() or 1) - usable_cores()  # other programs may have all their work there
+    return load - min(1.0, time.process_time() / 60) - idle > BUSY
+
+
+def choose_threads(step: Callable[[], object]) -> int:
+    """Return the number of threads with which a step is quickest, and let torch use it.
+
+    Halves and doubles torch's number as long as that makes the step clearly quicker.
+
+    Args:
+        step: Work to time, which may be repeated.
+    """
+    import torch
+
+    best, known = torch.get_num_threads(), dict[int, float]()
+    if threads_are_given():
+        return best
+
+    def seconds(count: int) -> float:
+        torch.set_num_threads(count)
+        if count not in known:
+            step()  # code for this number of threads is prepared
+            begin = time.perf_counter()
+            step()
+            known[count] = time.perf_counter() - begin
+        return known[count]
+
+    for move in (lambda count: count // 2, lambda count: 2 * count):
+        while 1 <= move(best) <= usable_cores() and seconds(move(best)) < QUICKER * seconds(best):
+            best = move(best)
+    torch.set_num_threads(best)
+    return best
+
+
+def _bound_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # macOS and Windows
+        return os.cpu_count() or 1
+
+
+def _and_parents(mount: Path, group: str) -> list[Path]:
+    folder = mount / group
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(mount))]
+
+
+def _limit(folder: Path) -> float:
+    for names in _LIMITS:
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if quota.isdecimal() and int(quota) > 0:  # else "max", or -1
+                return int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return math.inf
