@@ -31,6 +31,7 @@ from paucal.training import (
     Outcome,
     Plan,
     Records,
+    TimePlan,
     Watch,
     checkpoint_position,
     fit,
@@ -228,12 +229,19 @@ def train(
     lr: float = 3e-3,
     save_every: int = 500,
     optimizer: OptimizerName = "adamw",
+    time: TimePlan | None = None,
+    on_change=None,
 ) -> Outcome:
     """Train an objective on some digits, from the folder's saved state where there is one."""
     hardware = hardware or Hardware()
     per_epoch = images // (batch * accumulate * hardware.devices)
     plan = Plan(
-        epochs * per_epoch, per_epoch, accumulate, seed=3, n_classes=10, save_every=save_every, hardware=hardware
+        *(epochs * per_epoch, per_epoch, accumulate),
+        seed=3,
+        n_classes=10,
+        save_every=save_every,
+        hardware=hardware,
+        time=time,
     )
     run = RunFolder(folder)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -241,7 +249,7 @@ def train(
     dataset = toy_dataset(objective)
 
     def make_loader():
-        steps = plan.total_steps * accumulate
+        steps = plan.most_steps * accumulate
         sampler = StepSampler(np.arange(images), batch, steps, 3, start, rank(), world_size(), accumulate=accumulate)
         return make_train_loader(dataset, sampler, workers)
 
@@ -251,6 +259,9 @@ def train(
         make_loader,
         Optimization(schedule, average_decay=average, optimizer=optimizer),
         plan,
-        Records(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), watch, None, on_start),
+        Records(
+            *(run, lambda module: torch.save(module.state_dict(), folder / "deployed.pt"), watch, None, on_start),
+            on_change,
+        ),
         callbacks=callbacks,
     )

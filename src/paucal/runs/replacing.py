@@ -28,7 +28,7 @@ FILES = {
         "metrics.csv",
     ),
     *("summary.json", "report.html", "model.json", "model.safetensors", "checkpoints", "plots", "evaluation"),
-    *("check.json", "rungs.json", "probe.safetensors", "trials"),
+    *("check.json", "rungs.json", "time_plan.json", "probe.safetensors", "trials"),
     *("loggers.json", "tensorboard", "mlflow.db", "mlartifacts", "wandb"),
 }
 NUMBERED = re.compile(r"head-\d+(x\d+)?\.safetensors")

@@ -4,7 +4,7 @@ from paucal.training.checkpoints import checkpoint_position, checkpoint_rows
 from paucal.training.fit import Outcome, fit
 from paucal.training.keeper import Records, Watch
 from paucal.training.memory import largest_batch
-from paucal.training.plan import Hardware, Optimization, Plan
+from paucal.training.plan import Hardware, Optimization, Plan, PlanChange, TimePlan
 from paucal.training.schedules import CosineWarmup, LaggingEpochs, WarmupThenCosine
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "Optimization",
     "Outcome",
     "Plan",
+    "PlanChange",
     "Records",
+    "TimePlan",
     "WarmupThenCosine",
     "Watch",
     "checkpoint_position",

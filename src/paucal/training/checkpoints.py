@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.plugins import CheckpointIO
 
 from paucal.runs import load_checkpoint, write_atomically
+from paucal.training.plan import PlanChange
 from paucal.types import UserError
 
 
@@ -63,6 +64,19 @@ def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
     with _of_this_version(path):
         kept = load_checkpoint(path)["callbacks"]["RunKeeper"]
         return int(kept["step"]), dict(kept["best"])
+
+
+def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
+    """Return the corrections of a run's length that a checkpoint holds; none where there is no checkpoint.
+
+    Raises:
+        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+    """
+    if not path.exists():
+        return ()
+    with _of_this_version(path):
+        stored = load_checkpoint(path)["callbacks"]["RunKeeper"].get("changes", [])
+        return tuple(PlanChange(*map(int, change)) for change in stored)
 
 
 @contextmanager

@@ -4,18 +4,21 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Callback as LightningCallback
 from torch.utils.data import DataLoader
 
+from paucal.cores import usable_cores
 from paucal.objectives.base import Objective
 from paucal.training.average import MovingAverage
-from paucal.training.checkpoints import AtomicCheckpoints, fitting_state
+from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, fitting_state
+from paucal.training.clock import RunClock
 from paucal.training.compiling import compile_advice
 from paucal.training.health import FiniteWatch
 from paucal.training.keeper import AfterStep, Records, RunKeeper
@@ -46,6 +49,7 @@ class Outcome:
         rows: the metrics of every epoch so far.
         best: the row of the best epoch.
         seconds: time spent in training, over all resumptions.
+        plan: of the run, as it was corrected while it went on; None where nothing was to train.
     """
 
     finished: bool
@@ -53,6 +57,23 @@ class Outcome:
     rows: Sequence[dict[str, float]]
     best: dict[str, float]
     seconds: float
+    plan: Plan | None = None
+
+    def passes(self, planned: int | None) -> float | None:
+        """Return the passes over the training images that were made, where a run of so many was planned."""
+        if self.plan is None or not self.plan.changes:
+            return planned
+        return round(self.step / self.plan.steps_per_epoch, 2)
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on what was corrected while the run went on."""
+        lengths = [change.total_steps for change in self.plan.changes] if self.plan is not None else []
+        if self.plan is None or not lengths or {*lengths} == {self.plan.total_steps}:
+            return []
+        return [
+            f"steps took another time than planned: {self.step} were made where {self.plan.total_steps} were planned"
+        ]
 
 
 def fit(
@@ -69,7 +90,7 @@ def fit(
         objective: what to train.
         make_loader: called once the processes are joined, so that it knows their number. Its loader yields
             `Batch`es from the forward pass at which the run stands (see `checkpoint_position`) and has the
-            length of the whole run in forward passes.
+            length of the whole run in forward passes, or of the longest that it may become (`Plan.most_steps`).
         optimization: the optimizer and its schedule.
         plan: length, randomness and hardware.
         records: what is kept, and who is told.
@@ -83,6 +104,8 @@ def fit(
     for module in objective.compilable() if compiled else ():
         # A run has few sizes of batches, and code for any size is slower and fails more often.
         module.compile(backend=plan.hardware.compile_backend, dynamic=False)
+    if plan.time is not None:
+        plan = replace(plan, changes=checkpoint_changes(records.run.last))
     stop = StopSignal(plan.deadline, slow_start=compiled)
     average = None
     if optimization.average_decay is not None:
@@ -91,7 +114,8 @@ def fit(
     cut = plan.hardware.strategy == "fsdp"
     evaluated = WholeCopy(judged).filled if cut else lambda: nullcontext(judged())
     health = FiniteWatch()
-    keeper = RunKeeper(records, evaluated, stop, health)
+    clock = None if plan.time is None else RunClock(plan, records.on_change)
+    keeper = RunKeeper(records, evaluated, stop, health, clock, plan.changes)
     kept: list[LightningCallback] = [
         AfterStep(),
         *([EqualBuffers()] if cut else []),
@@ -100,13 +124,19 @@ def fit(
         keeper,
         stop,
     ]
-    with _without_advice(), interruptible(), memory_advice(plan), compile_advice(plan), fitting_state(records.run.last):
+    module, last = TrainingModule(objective, optimization, plan, make_loader), records.run.last
+    with (
+        _without_advice(),
+        _threads(plan),
+        interruptible(),
+        memory_advice(plan),
+        compile_advice(plan),
+        fitting_state(last),
+    ):
         trainer = build_trainer(plan, records.run.path, [*kept, *callbacks])
-        trainer.fit(
-            TrainingModule(objective, optimization, plan, make_loader),
-            ckpt_path=records.run.last if records.run.last.exists() else None,
-        )
-    return Outcome(keeper.step >= plan.total_steps, keeper.step, keeper.rows, keeper.best, keeper.seconds)
+        trainer.fit(module, ckpt_path=last if last.exists() else None)
+    plan = module.plan
+    return Outcome(keeper.step >= plan.last_step, keeper.step, keeper.rows, keeper.best, keeper.seconds, plan)
 
 
 def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:
@@ -126,7 +156,7 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
         strategy=ShardedStrategy(hardware.processes) if hardware.strategy == "fsdp" else hardware.strategy,
         precision=hardware.precision,  # type: ignore[arg-type]
         max_epochs=1,
-        max_steps=plan.total_steps,
+        max_steps=plan.last_step,
         accumulate_grad_batches=plan.accumulate,
         callbacks=list(callbacks),
         # Lightning itself would save beside the run at SIGUSR1, and requeue the job.
@@ -140,6 +170,18 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
         num_sanity_val_steps=0,
         limit_val_batches=0,
     )
+
+
+@contextmanager
+def _threads(plan: Plan) -> Iterator[None]:
+    """Let torch use the threads that were chosen for the run, whose number decides the last bits of its sums."""
+    before = torch.get_num_threads()
+    if plan.threads is not None and plan.hardware.accelerator == "cpu":
+        torch.set_num_threads(min(plan.threads, usable_cores()))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

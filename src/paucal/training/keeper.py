@@ -1,9 +1,10 @@
 """What happens after a step: hooks of the objective, validation, records and saved states."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch import nn
 
 from paucal.runs import RunFolder
 from paucal.training.checkpoints import checkpoint_best
+from paucal.training.clock import OnChange, RunClock
 from paucal.training.health import FiniteWatch
 from paucal.training.module import TrainingModule
-from paucal.training.plan import Plan
+from paucal.training.plan import Plan, PlanChange
 from paucal.training.soup import KeptEpochs
 from paucal.training.stopping import StopSignal
 from paucal.types import UserError
@@ -55,6 +57,7 @@ class Records:
             the run is saved and stopped.
         on_start: called on the first process with the scores of the weights that the run begins with; without it
             they are not judged.
+        on_change: called on the first process with the plan and the seconds of a step where the length is corrected.
     """
 
     run: RunFolder
@@ -62,6 +65,7 @@ class Records:
     watch: Watch | None = None
     on_epoch: OnEpoch | None = None
     on_start: Callable[[Mapping[str, float]], None] | None = None
+    on_change: OnChange | None = None
 
     @property
     def kept(self) -> KeptEpochs | None:
@@ -94,13 +98,25 @@ class RunKeeper(Callback):
         evaluated: gives the module that is judged and deployed; called on every process.
         stop: the request to stop.
         health: says when to give up.
+        clock: corrects the length of a run that has a time; None for one whose length is given.
+        changes: corrections so far.
     """
 
-    def __init__(self, records: Records, evaluated: Evaluated, stop: StopSignal, health: FiniteWatch) -> None:
+    def __init__(
+        self,
+        records: Records,
+        evaluated: Evaluated,
+        stop: StopSignal,
+        health: FiniteWatch,
+        clock: RunClock | None = None,
+        changes: Sequence[PlanChange] = (),
+    ) -> None:
         self.records = records
         self.evaluated = evaluated
         self.stop = stop
         self.health = health
+        self.clock = clock
+        self.changes = tuple(changes)
         self.rows: list[dict[str, float]] = []
         self.step = 0
         self.micro_step = 0
@@ -124,6 +140,8 @@ class RunKeeper(Callback):
                 scores = self.records.watch.validate(judged, pl_module.device)
             if trainer.is_global_zero:
                 self.records.on_start(scores)
+        if self.clock is not None:
+            self.clock.start(self.seconds)
 
     def _find_best(self) -> None:
         """Take over the best of the epochs that a kill has undone: its files were written, and are what they say."""
@@ -146,15 +164,21 @@ class RunKeeper(Callback):
         """
         if not stepped(pl_module, batch_idx):
             return
-        plan = pl_module.plan
         self.step, self.micro_step = trainer.global_step, batch_idx + 1
-        finished = self.step >= plan.total_steps
-        if self.step % plan.steps_per_epoch == 0 or finished:
+        changed = self.clock is not None and self.clock.correct(trainer, pl_module, batch)
+        plan, begin = pl_module.plan, time.monotonic()
+        self.changes = plan.changes
+        finished = self.step >= plan.last_step
+        evaluates = self.step % plan.steps_per_epoch == 0 or finished
+        if evaluates:
             with self.evaluated() as judged:
                 self._finish_epoch(trainer, pl_module, judged)
         stopping = self.stop.requested(trainer) or self._asked_to_stop
-        if stopping or finished or self.health.hopeless or self._save_is_due(trainer, plan):
+        # A state from before a correction would be gone on with in another way, so there is none.
+        if stopping or finished or changed or self.health.hopeless or self._save_is_due(trainer, plan):
             self._save(trainer, pl_module)
+        if self.clock is not None:
+            self.clock.pause(time.monotonic() - begin if evaluates else None)
         if self.health.hopeless and not stopping:  # a run that stops may go back to a better state
             raise UserError(self.health.hopeless)
         trainer.should_stop = trainer.should_stop or stopping
@@ -180,8 +204,11 @@ class RunKeeper(Callback):
                 kept.after_epoch(self.rows, judged)
         asked = False
         if self.records.on_epoch is not None and trainer.is_global_zero:
-            epochs = module.plan.total_steps // module.plan.steps_per_epoch
-            asked = bool(self.records.on_epoch(self.step // module.plan.steps_per_epoch, epochs, row))
+            # The last one may be a part of an epoch.
+            epoch, epochs = (
+                math.ceil(steps / module.plan.steps_per_epoch) for steps in (self.step, module.plan.last_step)
+            )
+            asked = bool(self.records.on_epoch(epoch, epochs, row))
         self._asked_to_stop = trainer.strategy.broadcast(asked)
         if self._improves(row):
             self.best = row
@@ -217,7 +244,8 @@ class RunKeeper(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
         names = ("rows", "step", "micro_step", "best", "seconds")
-        return {name: getattr(self, name) for name in names} | {"meters": self._meters}
+        changes = [list(astuple(change)) for change in self.changes]
+        return {name: getattr(self, name) for name in names} | {"meters": self._meters, "changes": changes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what a checkpoint stored."""

@@ -48,9 +48,10 @@ class TrainingModule(LightningModule):
         self.meters = Meters()
 
     def progress(self, micro_step: int = 0) -> Progress:
-        """Return where the run stands."""
+        """Return where the run stands in its schedules, see `Plan.position`."""
         plan = self.plan
-        return Progress(self.trainer.global_step, plan.total_steps, plan.steps_per_epoch, micro_step)
+        position = int(plan.position(self.trainer.global_step))
+        return Progress(position, plan.total_steps, plan.steps_per_epoch, micro_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the total loss of a batch."""
@@ -136,7 +137,7 @@ class TrainingModule(LightningModule):
         """Leave clipping to `on_before_optimizer_step`, which needs the norm anyway."""
 
     def _set_rates(self, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        rate = self.optimization.schedule(progress.step)
+        rate = self.optimization.schedule(self.plan.position(self.trainer.global_step))
         scales = self.objective.group_scales(progress)
         for group in optimizer.param_groups:
             scale = scales.get(group["label"], GroupScale())

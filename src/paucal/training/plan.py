@@ -62,11 +62,49 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class TimePlan:
+    """The time that a run has, and what its length was planned from.
+
+    Attributes:
+        budget: Seconds of the whole run, from opening the images to the last file.
+        spent: Seconds of it that were over when the length was planned.
+        closing: Seconds between the last step and the last file, as they were measured.
+        step: Seconds of an optimizer step, as they were measured.
+        evaluation: Seconds of scoring the validation images once, as they were measured.
+        most_steps: Optimizer steps after which more would not help.
+        threads: Threads of the processor that were measured with.
+    """
+
+    budget: float
+    spent: float
+    closing: float
+    step: float
+    evaluation: float
+    most_steps: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class PlanChange:
+    """A correction of a run's length while it goes on.
+
+    Attributes:
+        step: Optimizer steps that were completed when it was made.
+        total_steps: Optimizer steps of the whole run from then on.
+        threads: Threads of the processor from then on.
+    """
+
+    step: int
+    total_steps: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """The length and the randomness of a run.
 
     Attributes:
-        total_steps: optimizer steps.
+        total_steps: optimizer steps, as they were planned before the first one.
         steps_per_epoch: optimizer steps per pass over the training images.
         accumulate: forward passes per optimizer step.
         seed: of everything.
@@ -75,6 +113,9 @@ class Plan:
         save_every: optimizer steps between saved states within an epoch, at most.
         save_seconds: the end of an epoch saves a state if the newest one is older than this.
         deadline: value of `time.monotonic()` after which the run is stopped and saved; None for no limit.
+        hardware: where and how precisely to compute.
+        time: the time that decides the length; None where the number of steps is given.
+        changes: corrections of the length so far, the oldest first.
     """
 
     total_steps: int
@@ -87,3 +128,39 @@ class Plan:
     save_seconds: float = 15.0
     deadline: float | None = None
     hardware: Hardware = field(default_factory=Hardware)
+    time: TimePlan | None = None
+    changes: tuple[PlanChange, ...] = ()
+
+    @property
+    def last_step(self) -> int:
+        """The optimizer steps of the whole run, as far as they are known now."""
+        return self.changes[-1].total_steps if self.changes else self.total_steps
+
+    @property
+    def most_steps(self) -> int:
+        """The optimizer steps that the run may be lengthened to."""
+        return max(self.last_step, self.total_steps if self.time is None else self.time.most_steps)
+
+    @property
+    def threads(self) -> int | None:
+        """The threads of the processor that were chosen for the run; None where nobody has chosen."""
+        return self.changes[-1].threads if self.changes else self.time and self.time.threads
+
+    def position(self, step: int) -> float:
+        """Return the step of the first plan whose place in the schedules a step takes.
+
+        A change spreads what is left of the first plan over the steps that are left, so that every schedule goes on
+        where it was and reaches its end with the last step.
+
+        Example:
+            >>> plan = Plan(total_steps=100, steps_per_epoch=10, changes=(PlanChange(40, 70, threads=1),))
+            >>> [plan.position(step) for step in (0, 40, 41, 55, 70)]
+            [0.0, 40.0, 42.0, 70.0, 100.0]
+        """
+        begin, position, end = 0, 0.0, self.total_steps
+        for change in self.changes:
+            if step <= change.step:
+                break
+            position += (change.step - begin) * (self.total_steps - position) / max(end - begin, 1)
+            begin, end = change.step, change.total_steps
+        return position + (step - begin) * (self.total_steps - position) / max(end - begin, 1)

@@ -1,6 +1,7 @@
 """Groups that names suggest: what is advised gives the groups that were counted, in every layout."""
 
 import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

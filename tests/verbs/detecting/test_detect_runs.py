@@ -217,7 +217,7 @@ def test_planned_length__ends_where_more_passes_would_not_help_and_where_nothing
 
 
 def test_time__is_planned_stored_and_kept_when_resumed(images: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("paucal.verbs.detecting.timing.measure", lambda made: Pace(step=1.0, image=0.1))
+    monkeypatch.setattr("paucal.verbs.detecting.timing.measure", lambda made, threads: Pace(step=1.0, image=0.1))
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), time="50s", **TINY)
     stopped = begin(DetectionJob(), settings, {**GIVEN, "time": "flag"}, Quiet(), [StopAfter(2)])
     assert isinstance(stopped, Stopped)
@@ -225,9 +225,21 @@ def test_time__is_planned_stored_and_kept_when_resumed(images: Path, tmp_path: P
     assert 10 <= stored["steps"] <= 38
     assert stopped.total_steps == stored["steps"]
     assert RunFolder(stopped.run).read_yaml("config.yaml")["origin"]["steps"].startswith("auto: ")
+    kept = RunFolder(stopped.run).read_json("time_plan.json")
+    assert (kept["budget"], kept["step"], kept["evaluation"]) == (
+        50.0,
+        1.0,
+        pytest.approx(0.1 * counts(stopped)["val"]),
+    )
+    assert kept["closing"] == pytest.approx(0.1 * counts(stopped)["test"] + 12)
+
+
+def counts(stopped: Stopped) -> dict[str, int]:
+    rows = (stopped.run / "split.csv").read_text().splitlines()
+    return {part: sum(part in row.split(",") for row in rows) for part in ("val", "test")}
 
 
 def test_time__that_does_not_suffice_is_refused_with_one_that_does(images: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("paucal.verbs.detecting.timing.measure", lambda made: Pace(step=20.0, image=1.0))
+    monkeypatch.setattr("paucal.verbs.detecting.timing.measure", lambda made, threads: Pace(step=20.0, image=1.0))
     with pytest.raises(UserError, match=r"a step takes 20\.0 s here.*give --time \d+m or more"):
         detect(images, output=str(tmp_path / "run"), time="30s", **TINY)

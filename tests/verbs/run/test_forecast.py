@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from paucal.training import Plan
 from paucal.verbs.run import forecast
 from paucal.verbs.run.forecast import Expectation, Forecast, duration, finish
 from paucal.verbs.run.voice import Heard
@@ -16,7 +17,7 @@ def test_forecast__is_the_time_of_a_step_times_those_that_are_left(monkeypatch, 
     clock, said = [100.0], []
     monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
     one = Forecast(said.append)
-    module = SimpleNamespace(plan=SimpleNamespace(total_steps=total))
+    module = SimpleNamespace(plan=Plan(total, 1))
     for step in range(1, 12):
         clock[0] += 50.0 if step == 1 else step_seconds  # the first step is no measure
         one.on_train_batch_end(SimpleNamespace(global_step=step, is_global_zero=True), module, None, None, step - 1)
@@ -30,7 +31,7 @@ def test_forecast__leaves_the_word_to_the_first_process():
     one = Forecast(said.append)
     for step in range(1, 30):
         trainer = SimpleNamespace(global_step=step, is_global_zero=False)
-        one.on_train_batch_end(trainer, SimpleNamespace(plan=SimpleNamespace(total_steps=10**9)), None, None, step)
+        one.on_train_batch_end(trainer, SimpleNamespace(plan=Plan(10**9, 1)), None, None, step)
     assert said == []
 
 

@@ -153,7 +153,7 @@ def _summary(assembled: AssembledDetection, outcome: Outcome, result: DetectResu
         "test_ap50": result.metrics["ap50"],
         **{f"test_{name}": score.value for name, score in result.scores.items() if name.startswith(MASKS)},
         "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": list(assembled.remarks),
+        "remarks": [*assembled.remarks, *outcome.remarks],
     }
 
 

@@ -40,11 +40,11 @@ class DetectionWatcher:
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Say what was seen, after how many passes over the images."""
-        settings, plan = self._assembled.settings, self._assembled.plan
-        passes = row["step"] * settings.effective_batch / len(self._assembled.prepared.part("train"))
+        each = self._assembled.settings.effective_batch
+        passes = row["step"] * each / len(self._assembled.prepared.part("train"))
         losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
         scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED]
-        parts = [f"step {row['step']:.0f}/{plan.total_steps} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
+        parts = [f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
         parts += [f"val: {', '.join(scores)}"] if scores else []
         self._voice.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
 

@@ -32,7 +32,7 @@ def train_loader(assembled: AssembledDetection, start: int, plan: Plan | None = 
     sampler = StepSampler(
         assembled.prepared.part("train"),
         settings.images_per_pass,
-        plan.total_steps * plan.accumulate,
+        plan.most_steps * plan.accumulate,
         settings.seed,
         start,
         rank=rank(),

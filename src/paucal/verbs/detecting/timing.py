@@ -2,17 +2,20 @@
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder
+from paucal.training import TimePlan
 from paucal.transfer.detection.judging import detect_all
-from paucal.types import Progress, UserError
+from paucal.types import Batch, Progress, UserError
 from paucal.verbs.detecting.assembly import AssembledDetection
 from paucal.verbs.detecting.loaders import ordered_loader, scores_of, train_loader
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.resuming import store_changes
+from paucal.verbs.run.time_plan import store_time_plan, suit_threads, tried_steps
 from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 
@@ -55,23 +58,26 @@ class Length:
     seconds: float
 
 
-def measure(assembled: AssembledDetection) -> Pace:
-    """Return what a step and an image take; the objective comes back as it was."""
+def measure(assembled: AssembledDetection, threads: bool = False) -> Pace:
+    """Return what a step and an image take; the objective comes back as it was.
+
+    Args:
+        assembled: Run of a detector.
+        threads: Whether to choose the number of threads first, where other programs use the same cores.
+    """
     objective, device = assembled.objective, torch.device(assembled.settings.device or "cpu")
-    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     accumulate = assembled.plan.accumulate
     loader = train_loader(assembled, 0, replace(assembled.plan, total_steps=STEPS + 1, accumulate=1))
-    objective.to(device).train()
     times: list[float] = []
-    try:
-        with torch.random.fork_rng(devices=[]):
+    with tried_steps(objective.train(), device):
+        begin = time.perf_counter()
+        for batch in loader:
+            step = partial(_step, objective, batch.to(device), device)
+            step()
+            if threads and not times:
+                suit_threads(step, device)
+            times.append(time.perf_counter() - begin)
             begin = time.perf_counter()
-            for batch in loader:
-                objective(batch.to(device), Progress(0, 1, 1)).total.backward()
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                times.append(time.perf_counter() - begin)
-                begin = time.perf_counter()
         indices = assembled.prepared.part("test")[:LOOKED_AT]
         if len(assembled.prepared.part("val")):
             indices = assembled.prepared.part("val")[:LOOKED_AT]
@@ -83,12 +89,14 @@ def measure(assembled: AssembledDetection) -> Pace:
             begin = time.perf_counter()
             scores_of(assembled, found, indices)
             judged += (time.perf_counter() - begin) / max(len(indices), 1)
-    finally:
-        objective.zero_grad(set_to_none=True)
-        objective.to("cpu")
-        objective.load_state_dict(before)
     later = times[1:] or times
     return Pace(SLOWER * accumulate * sum(later) / len(later), judged)
+
+
+def _step(objective: torch.nn.Module, batch: Batch, device: torch.device) -> None:
+    objective(batch, Progress(0, 1, 1)).total.backward()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def seconds_of_run(assembled: AssembledDetection) -> float:
@@ -130,7 +138,7 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     """
     settings = assembled.settings
     budget = seconds_of(settings.time or "", "--time")
-    pace, counts = measure(assembled), assembled.prepared.counts()
+    pace, counts = measure(assembled, threads=True), assembled.prepared.counts()
     share = settings.effective_batch / max(counts["train"], 1)
     most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
     left = budget - (time.monotonic() - assembled.began)
@@ -145,5 +153,12 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     reasons = {"steps": words, "judge_every": "looks at the validation images take a seventh of the time at most"}
     changed = replace(settings, steps=found.steps, judge_every=found.judge_every)
     free = {name: origin for name, origin in assembled.origin.items() if name not in reasons}
+    ending = counts["test"] * pace.image + WRITING
+    time_plan = TimePlan(
+        *(budget, time.monotonic() - assembled.began, ending, pace.step, counts["val"] * pace.image),
+        most_steps=int(most / share),
+        threads=torch.get_num_threads(),
+    )
+    store_time_plan(run, time_plan)
     store_changes(run, changed, origins(changed, free, reasons))
     voice.say(f"plan: {words}; about {duration(found.seconds)} from now, until {finish(found.seconds)}")

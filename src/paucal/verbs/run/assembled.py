@@ -1,7 +1,8 @@
 """Everything a run needs, checked, with nothing written yet; and how it is described."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from paucal.backbones.weights.load_report import LoadReport
@@ -27,6 +28,7 @@ class Assembled(Generic[S]):
         card: describes the deployable model.
         remarks: sentences that people should read before it starts.
         start: what was taken of the weights it starts from; None for none.
+        planned_at: value of `time.monotonic()` when its length was planned, or when it was opened.
     """
 
     settings: S
@@ -37,6 +39,7 @@ class Assembled(Generic[S]):
     card: Card
     remarks: tuple[str, ...]
     start: LoadReport | None = None
+    planned_at: float = field(default_factory=time.monotonic, kw_only=True)
 
     @property
     def weights_text(self) -> str:

@@ -37,7 +37,7 @@ class Forecast(Callback):
         if steps < SHOWN and (steps < 1 or seconds < PATIENCE):
             return
         self._told = True
-        left = (pl_module.plan.total_steps - trainer.global_step) * seconds / steps
+        left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
         if left > WORTH_SAYING:
             self._say(f"time: about {duration(left)} of training from now, until {finish(left)}")
 

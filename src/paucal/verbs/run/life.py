@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import yaml
 from lightning.pytorch import Callback
 
+from paucal.cores import note_late_import, own_threads
 from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
 from paucal.data.splits.file import require_same_images, write_split
@@ -38,6 +40,7 @@ from paucal.verbs.run.processes import (
 )
 from paucal.verbs.run.resuming import places_of, reopen, store_changes, stored_settings
 from paucal.verbs.run.start_weights import RECORD
+from paucal.verbs.run.time_plan import change_line, with_time
 from paucal.verbs.run.voice import Mute, Quiet, Voice
 from paucal.verbs.run.writing import Writing
 
@@ -98,7 +101,7 @@ def begin(
         _write_beginning(job, run, made[0])
         return run.path
 
-    with Writing(voice) as writing:
+    with own_threads(), Writing(voice) as writing:
         return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
 
 
@@ -138,7 +141,7 @@ def resume(
             store_changes(run, settings, origin)
         return run.path
 
-    with Writing(voice) as writing:
+    with own_threads(), Writing(voice) as writing:
         return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
 
 
@@ -156,6 +159,7 @@ def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path
         TypeError: a setting does not exist.
     """
     made, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
+    note_late_import()
     with kept_memory():
         if resumed is None:
             result = begin(job, made, dict.fromkeys(given, "given"), Quiet())
@@ -240,7 +244,7 @@ def _go(
                     break
                 loggers.go_back()
                 assembled = _next_stage(job, run, assembled, watcher, voice)
-            stopped = Stopped(run.path, outcome.step, assembled.plan.total_steps, job.verb)
+            stopped = Stopped(run.path, outcome.step, (outcome.plan or assembled.plan).last_step, job.verb)
             for line in [*watcher.last_words(), str(stopped)]:
                 voice.say(line)
             return stopped
@@ -261,11 +265,12 @@ def _settled(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], voice: V
             done[0] = False
 
     first_does(find_out)
+    planned_at = time.monotonic()
     if not agreed(done[0]):
         return None
     settings, origin = stored_settings(run, job.kind, job.verb)
     made = _again(job, run, settings, origin, voice)
-    return replace(made, plan=replace(made.plan, deadline=assembled.plan.deadline))
+    return replace(made, plan=replace(made.plan, deadline=assembled.plan.deadline), planned_at=planned_at)
 
 
 def _next_stage(
@@ -301,11 +306,13 @@ def _fit(
     if not assembled.plan.total_steps:  # what the run has is all that it will have
         return Outcome(True, 0, [], {}, 0.0)
     start = checkpoint_position(run.last)[1] if run.last.exists() else 0
+    plan = with_time(run, assembled.plan, assembled.planned_at)
+    assembled = replace(assembled, plan=plan)
+    records = Records(
+        *(run, saver(run, assembled.card), watcher.watch(), loggers.heard(watcher.on_epoch), watcher.on_start),
+        lambda plan, pace: voice.say(change_line(plan, pace)),
+    )
+    callbacks = [*voice.callbacks(), *callbacks]
     return fit(
-        assembled.objective,
-        lambda: job.loader(assembled, start),
-        job.optimization(assembled),
-        assembled.plan,
-        Records(run, saver(run, assembled.card), watcher.watch(), loggers.heard(watcher.on_epoch), watcher.on_start),
-        [*voice.callbacks(), *callbacks],
+        assembled.objective, lambda: job.loader(assembled, start), job.optimization(assembled), plan, records, callbacks
     )

@@ -63,7 +63,7 @@ def step_loader(
     sampler = StepSampler(
         train,
         settings.images_per_pass,
-        plan.total_steps * plan.accumulate,
+        plan.most_steps * plan.accumulate,
         settings.seed,
         start,
         rank=rank(),

@@ -191,7 +191,7 @@ class LiveBar(Callback):
         """Open the bar at the step where the run stands."""
         if trainer.is_global_zero and self.voice.console.is_terminal:
             self._bar = self.voice._bar(transient=True)
-            self._task = self._bar.add_task("training", total=pl_module.plan.total_steps, news="")
+            self._task = self._bar.add_task("training", total=pl_module.plan.last_step, news="")
             self._bar.update(self._task, completed=trainer.global_step)
             self._bar.start()
 
@@ -202,7 +202,7 @@ class LiveBar(Callback):
         epoch = trainer.global_step // pl_module.plan.steps_per_epoch
         loss = pl_module.meters.newest_mean("train_loss")
         news = f"epoch {epoch}" + ("" if loss != loss else f", loss {loss:.3f}")
-        self._bar.update(self._task, completed=trainer.global_step, news=news)
+        self._bar.update(self._task, completed=trainer.global_step, total=pl_module.plan.last_step, news=news)
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Close the bar."""

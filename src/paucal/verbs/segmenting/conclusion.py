@@ -180,7 +180,7 @@ def summary(
         "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
         "looks": scales_in_words(tuple(settings.scales or (1.0,)), settings.mirror),
-        "epochs": settings.epochs,
+        "epochs": outcome.passes(settings.epochs),
         "selected": selected,
         "best_epoch": outcome.best.get("epoch"),
         "best_val_mean_iou": _number(outcome.best.get(SCORE)) if selected else None,
@@ -189,7 +189,7 @@ def summary(
         "test_mean_iou": _number(report.mean_iou.value),
         "test_pixel_accuracy": _number(report.accuracy.value),
         "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": list(assembled.remarks),
+        "remarks": [*assembled.remarks, *outcome.remarks],
         "next_steps": next_steps(run, assembled),
     }
 
@@ -210,7 +210,8 @@ def closing_lines(
         f"over {counted(report.images, 'image')}); always answering the commonest class: {percent(commonest)} of the "
         "pixels",
         *([f"{len(unseen)} of the classes occur in no test mask: {', '.join(unseen[:8])}"] if unseen else []),
-        f"trained: {assembled.describe()}, epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s; kept: {kept}",
+        f"trained: {assembled.describe()}, epochs: {outcome.passes(assembled.settings.epochs)}, "
+        f"{outcome.seconds:.0f} s; kept: {kept}",
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/ "
         "(worst_images.png), evaluation/test/masks/",
         "try next:",

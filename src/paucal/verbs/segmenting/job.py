@@ -12,6 +12,7 @@ from paucal.training import Optimization, Outcome, Watch
 from paucal.types import UserError
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.start_weights import pin_start, plain_init
+from paucal.verbs.run.time_plan import store_time_plan
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.assembly import AssembledSegmentation, assemble, optimization, quick_look
 from paucal.verbs.segmenting.conclusion import SegmentResult, conclude
@@ -109,7 +110,9 @@ class SegmentationJob:
         return True
 
     def write_beginning(self, run: RunFolder, assembled: AssembledSegmentation) -> None:
-        """Draw crops as the network will see them, with their masks."""
+        """Draw crops as the network will see them, with their masks; keep what the length was planned from."""
+        if assembled.plan.time is not None:
+            store_time_plan(run, assembled.plan.time)
         alone = replace(assembled, settings=replace(assembled.settings, workers=0))
         picture = crop_sheet(next(iter(self.loader(alone, 0))), alone.seg_card)  # type: ignore[arg-type]
         write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))

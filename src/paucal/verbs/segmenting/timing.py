@@ -2,14 +2,16 @@
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from paucal.evaluation.segmentation import Tally
 from paucal.objectives.base import Objective
-from paucal.training import Plan
+from paucal.training import Plan, TimePlan
 from paucal.types import Batch, Progress, UserError
 from paucal.verbs.run.forecast import duration
+from paucal.verbs.run.time_plan import suit_threads, tried_steps
 from paucal.verbs.run.trainer_inputs import seconds_of, trainer_plan
 from paucal.verbs.segmenting.assembly import (
     WARMUP,
@@ -24,6 +26,7 @@ from paucal.wording import counted
 STEPS, LONGEST = 6, 15.0  # that are timed after one that is not; seconds after which fewer do
 SLOWER = 1.05  # clipping, records and saved states, which a bare step lacks
 LOOKS = 10  # epochs that a run should have, however short it is
+LONGER = 10  # times the planned length that a run may have where steps become quicker
 CLOSING = 8.0  # seconds that pictures and the page take, and the beginning of the training
 
 
@@ -51,7 +54,7 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
     settings = assembled.settings
     if settings.epochs is not None or settings.time is None:
         return assembled
-    budget, pace = seconds_of(settings.time, "--time"), measure(assembled)
+    budget, pace = seconds_of(settings.time, "--time"), measure(assembled, threads=True)
     counts = assembled.prepared.counts()
     spent = time.monotonic() - assembled.begun
     room = budget - (spent + counts["test"] * pace.test + CLOSING)
@@ -74,9 +77,21 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
     if crops != settings.crops:
         origin["crops"] = f"auto: so that {counted(epochs, 'epoch')} {'fills' if epochs == 1 else 'fill'} the time"
     plan = trainer_plan(changed, counts["train"] * crops)
+    time_plan = TimePlan(
+        *(budget, time.monotonic() - assembled.begun, counts["test"] * pace.test + CLOSING, pace.step, looks),
+        most_steps=LONGER * plan.total_steps,
+        threads=torch.get_num_threads(),
+    )
     whole = duration(budget - room + epochs * epoch)
     words = f"time: about {whole} in all, {counted(epochs, 'epoch')} of {duration(epoch)}"
-    return replace(assembled, settings=changed, origin=origin, plan=plan, remarks=(*assembled.remarks, words))
+    return replace(
+        assembled,
+        settings=changed,
+        origin=origin,
+        plan=replace(plan, time=time_plan),
+        remarks=(*assembled.remarks, words),
+        planned_at=time.monotonic(),
+    )
 
 
 def seconds_of_run(assembled: AssembledSegmentation) -> float:
@@ -116,23 +131,23 @@ def _given(assembled: AssembledSegmentation) -> set[str]:
     return {name for name, words in assembled.origin.items() if not words.startswith(("auto:", "default"))}
 
 
-def measure(assembled: AssembledSegmentation) -> Pace:
-    """Try a few steps and looks; the objective comes back as it was."""
+def measure(assembled: AssembledSegmentation, threads: bool = False) -> Pace:
+    """Try a few steps and looks; the objective comes back as it was.
+
+    Args:
+        assembled: Run of segmentation.
+        threads: Whether to choose the number of threads first, where other programs use the same cores.
+    """
     objective, device = assembled.objective, torch.device(assembled.settings.device or "cpu")
-    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
-    objective.to(device)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            step = _seconds_per_step(assembled, objective, device)
-            look, test = _seconds_per_look(assembled, device)
-    finally:
-        objective.zero_grad(set_to_none=True)
-        objective.to("cpu")
-        objective.load_state_dict(before)
+    with tried_steps(objective, device):
+        step = _seconds_per_step(assembled, objective, device, threads)
+        look, test = _seconds_per_look(assembled, device)
     return Pace(SLOWER * step, look, test)
 
 
-def _seconds_per_step(assembled: AssembledSegmentation, objective: Objective, device: torch.device) -> float:
+def _seconds_per_step(
+    assembled: AssembledSegmentation, objective: Objective, device: torch.device, threads: bool
+) -> float:
     settings = assembled.settings
     plan: Plan = replace(assembled.plan, total_steps=STEPS + 1)
     loader = train_loader(assembled, start=0, plan=plan, workers=0)
@@ -143,7 +158,10 @@ def _seconds_per_step(assembled: AssembledSegmentation, objective: Objective, de
     times: list[float] = []
     begin = time.perf_counter()
     for batch in loader:
-        _pass(objective, batch.to(device), device, dtype)  # type: ignore[union-attr]
+        step = partial(_pass, objective, batch.to(device), device, dtype)  # type: ignore[union-attr]
+        step()
+        if threads and not times:
+            suit_threads(step, device)
         if (len(times) + 1) % settings.accumulate == 0:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

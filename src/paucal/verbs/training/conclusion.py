@@ -166,7 +166,7 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
         "parts": per_class,
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
         "grid": assembled.grid_text,
-        "epochs": assembled.settings.epochs,
+        "epochs": outcome.passes(assembled.settings.epochs),
         "rungs": rung_rows(assembled.rungs, outcome, finish, measure),
         "kept": None if one_epoch else kept_words(assembled.rungs, outcome, finish, _selected(assembled)),
         f"kept_val_{measure.score}": kept_score(assembled.rungs, outcome, finish, measure),
@@ -179,7 +179,7 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
         "peak_memory": peak_memory(assembled.settings.device or "cpu"),
         f"test_{measure.score}": judged.report.scores[measure.score].value,
         "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": list(assembled.remarks),
+        "remarks": [*assembled.remarks, *outcome.remarks],
         "next_steps": next_steps(run, assembled),
     }
 
@@ -201,7 +201,7 @@ def closing_lines(
         *([due] if due else []),
         *([calibration_line(judged.calibrated)] if judged.calibrated else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
-        f"epochs: {assembled.settings.epochs}, "
+        f"epochs: {outcome.passes(assembled.settings.epochs)}, "
         f"{whole_time(assembled.rungs, outcome):.0f} s; kept: {kept}",
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
         f"{'metrics.csv, ' if outcome.rows else ''}plots/",

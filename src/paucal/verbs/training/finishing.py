@@ -1,5 +1,6 @@
 """Between the last step and the test images: epochs that are averaged, and probabilities that mean what they say."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -123,7 +124,7 @@ def _averaged(
     if rank() == 0:
         save_deployed(run, module, assembled.card)
     wait_for_all()
-    epochs = tuple(sorted(round(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
+    epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
     voice.say(
         f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
         f"{measure.told(score[0], 'validation images')}, the best alone {percent(best[0])}"

@@ -12,6 +12,7 @@ from paucal.cli.main import main
 from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
+from paucal.training.clock import RunClock
 from paucal.types import UserError
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.voice import Quiet
@@ -20,6 +21,7 @@ from paucal.verbs.training.job import TrainingJob, one_length
 from paucal.verbs.training.ladder import climb as climbing
 from paucal.verbs.training.ladder import start as starting
 from paucal.verbs.training.ladder import trials, tuning
+from paucal.verbs.training.ladder.climb import SCRATCH_PASSES
 from paucal.verbs.training.ladder.first_rung import affordable, winner_of
 from paucal.verbs.training.ladder.rungs import Rung
 from paucal.verbs.training.ladder.trials import best_of
@@ -241,7 +243,8 @@ def test_race__leaves_time_to_tune_the_winner():
 
 
 def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(climbing, "seconds_per_image", lambda made: 0.02)
+    monkeypatch.setattr(climbing, "seconds_per_image", lambda made, threads: 0.02)
+    monkeypatch.setattr(RunClock, "_find_change", lambda *_: None)  # these steps are quicker than that
     result = started(data, tmp_path / "run", time="40s", init="none", model="vit_mini", model_args=["depth=1"])
     epochs = RunFolder(result.folder).settings["epochs"]
     rows = (tmp_path / "run" / "split.csv").read_text().splitlines()
@@ -249,10 +252,14 @@ def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
     assert 40 * 0.5 / per_pass < epochs <= 40 / per_pass
     assert len(RunFolder(result.folder).read_rows()) == epochs
     assert "fit in the time" in rungs_of(result.folder)["plan"]
+    kept = json.loads((result.folder / "time_plan.json").read_text())
+    assert (kept["budget"], kept["most_steps"]) == (40.0, SCRATCH_PASSES * (sum("train" in row for row in rows) // 16))
+    assert kept["step"] == pytest.approx(16 * 0.02, rel=0.05)
+    assert 0 < kept["spent"] < 40
 
 
 def test_time__that_does_not_suffice_for_a_pass_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(climbing, "seconds_per_image", lambda made: 10.0)
+    monkeypatch.setattr(climbing, "seconds_per_image", lambda made, threads: 10.0)
     with pytest.raises(UserError, match=r"--time is 1m, and one pass over the \d+ training images takes"):
         started(data, tmp_path / "run", time="1m", init="none", model="vit_mini")
 
@@ -308,10 +315,11 @@ def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path
 def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp_path, monkeypatch):
     real, seen = tuning.attempt, []
 
-    def slower(run, made, way, steps, voice):
+    def slower(run, made, way, steps, voice, time_plan):
         seen.append((steps, list(made.settings.img_size)))
         if len(seen) == 2:
             raise KeyboardInterrupt
+        assert time_plan is None  # so many passes were asked for
         return real(run, made, way, steps, voice)
 
     monkeypatch.setattr(tuning, "attempt", slower)

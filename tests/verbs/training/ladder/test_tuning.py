@@ -53,7 +53,7 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
             prepared=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
             settings=SimpleNamespace(img_size=[224]),
         ),
-        image_seconds=0.0,
+        look=lambda shrink=1.0: 0.0,
         left=lambda shrink=1.0: left,
         epoch=epoch,
         voice=SimpleNamespace(say=said.append),
@@ -99,3 +99,30 @@ def test_choose_way__goes_on_as_it_was_begun(tried):
     assert chosen is not None
     assert chosen[0] == CAREFUL
     assert tried == ["careful", "head [160]"]
+
+
+def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
+    """It has half the steps, half as much time, and the number of threads that steps are timed with."""
+    ascent, asked = timed(left=500, epoch=52), []
+    ascent.look, ascent.made.plan = lambda shrink: 2.0, SimpleNamespace(steps_per_epoch=50)
+    ascent.made.prepared.yardstick = SimpleNamespace(told=str)
+    ascent.run, ascent.settle, ascent.keep = None, lambda **_: None, lambda **_: None
+    ascent.rungs.trials = (Rung("careful", 0.5, 30.0, {"steps": 10}),)
+    ascent.rungs.tuning = {"careful": {"steps": 20}, "bold": {"steps": 30}}
+
+    def attempt(run, made, way, steps, voice, time_plan):
+        asked.append((steps, time_plan))
+        return Rung(way.name, 0.6, 20.0, {"steps": steps})
+
+    monkeypatch.setattr(tuning, "attempt", attempt)
+    monkeypatch.setattr(tuning, "is_timed", lambda made: True)
+    monkeypatch.setattr(tuning, "_prepare_head", lambda ascent, side: None)
+    tuning._tried(ascent, BOLD, Prospect([224], epoch=52.0, steps=30))
+    assert asked[0][0] == 15
+    found = asked[0][1]
+    assert (found.step, found.evaluation, found.most_steps) == (1.0, 2.0, 15)
+    assert found.budget == 1.5 * (15 * 1.0 + 2.0) + 5.0
+    assert (found.spent, found.closing) == (0.0, 0.0)
+    monkeypatch.setattr(tuning, "is_timed", lambda made: False)
+    tuning._tried(ascent, BOLD, Prospect([224], epoch=52.0, steps=30))
+    assert asked[1][1] is None

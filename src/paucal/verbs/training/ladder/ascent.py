@@ -45,9 +45,12 @@ class Ascent:
 
     def looking(self, shrink: float = 1.0) -> float:
         """Return the seconds that judging takes after training, at so large a share of the first size's pixels."""
-        looks = len(self.made.prepared.part("test"))
-        looks += len(self.made.prepared.part("val")) * (1 + (self.made.settings.soup or 0))  # see `finish_model`
-        return shrink * self.image_seconds * looks
+        test = shrink * self.image_seconds * len(self.made.prepared.part("test"))
+        return test + (1 + (self.made.settings.soup or 0)) * self.look(shrink)  # see `finish_model`
+
+    def look(self, shrink: float = 1.0) -> float:
+        """Return the seconds of scoring the validation images once, at so large a share of the first size's pixels."""
+        return shrink * self.image_seconds * len(self.made.prepared.part("val"))
 
     def left(self, shrink: float = 1.0) -> float:
         """Return the seconds that may still go into training, when what comes after it has its share."""

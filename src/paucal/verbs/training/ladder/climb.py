@@ -8,12 +8,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
+from paucal.cores import cores_are_shared
 from paucal.runs import RunFolder
+from paucal.training import TimePlan
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.run.time_plan import store_time_plan
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
-from paucal.verbs.training.ladder.ascent import Ascent, is_free
+from paucal.verbs.training.ladder.ascent import Ascent, is_free, is_timed
 from paucal.verbs.training.ladder.first_rung import measure, probe, race
 from paucal.verbs.training.ladder.frozen import linear_classifier
 from paucal.verbs.training.ladder.timing import seconds_per_image
@@ -21,6 +26,7 @@ from paucal.verbs.training.ladder.tuning import choose_way
 
 FEW = 100  # training images under which a probe is all that validation can tell from luck
 MOST_PASSES = 20
+WRITING = 4.0  # seconds of pictures and the page at the end
 SCRATCH_PASSES = 300
 
 
@@ -55,7 +61,7 @@ def _at_once(ascent: Ascent) -> None:
     if ascent.rungs.candidates:
         ascent.voice.say(f"note: {made.settings.model} has no linear classifier: it is tuned at once, without a probe")
     counts = made.prepared.counts()
-    each = seconds_per_image(made) / made.settings.processes
+    each = seconds_per_image(made, threads=True) / made.settings.processes
     epoch = each * (counts["train"] + counts["val"] / 3)
     ascent.image_seconds = each / 3
     if made.settings.epochs is not None:
@@ -70,10 +76,12 @@ def _at_once(ascent: Ascent) -> None:
         )
     most = SCRATCH_PASSES if made.settings.init is None else MOST_PASSES
     epochs = max(1, min(most, int(left / epoch)))
-    _set_length(ascent, epochs, epoch, {})
+    _set_length(ascent, epochs, epoch, {}, most=most)
 
 
 def _from_trained(ascent: Ascent) -> bool:
+    if cores_are_shared():
+        seconds_per_image(ascent.made, threads=True)
     measure(ascent)
     if len(ascent.rungs.candidates) > 1 and not ascent.rungs.race and ascent.rungs.probe is None:
         race(ascent)
@@ -104,8 +112,16 @@ def _lacking(ascent: Ascent) -> str:
     return f"the memory does not suffice to tune ({advice})"
 
 
-def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str, Any], shrink: float = 1.0) -> None:
+def _set_length(
+    ascent: Ascent,
+    epochs: int,
+    epoch: float,
+    changes: Mapping[str, Any],
+    shrink: float = 1.0,
+    most: int = MOST_PASSES,
+) -> None:
     """Store how long the run is, with the settings that follow, and say when it ends."""
+    timed = is_timed(ascent.made)
     made = ascent.settle(**{**changes, "epochs": epochs})
     seconds = epochs * epoch + ascent.looking(shrink)
     tried = [name for name in changes if is_free(ascent.made, name)]
@@ -117,6 +133,14 @@ def _set_length(ascent: Ascent, epochs: int, epoch: float, changes: Mapping[str,
         reasons["epochs"] = plan
     ascent.store(made, reasons)
     ascent.voice.say(f"plan: {plan}; about {duration(seconds)} from now, until {finish(seconds)}")
+    if timed:
+        look, steps = ascent.look(shrink), made.plan.steps_per_epoch
+        time_plan = TimePlan(
+            *(ascent.rungs.budget, ascent.spent, ascent.looking(shrink) + WRITING, (epoch - look) / steps, look),
+            most_steps=most * steps,
+            threads=torch.get_num_threads(),
+        )
+        store_time_plan(ascent.run, time_plan)
     ascent.keep(plan=plan)
 
 

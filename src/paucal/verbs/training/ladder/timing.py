@@ -3,11 +3,13 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from paucal.objectives import Objective
 from paucal.types import Batch, Progress
+from paucal.verbs.run.time_plan import suit_threads, tried_steps
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.loaders import train_loader
 
@@ -16,8 +18,13 @@ STEPS = 2  # that are timed, after one that is not
 SLOWER = 1.08  # optimizer, moving average and records, which a bare step lacks
 
 
-def seconds_per_image(assembled: AssembledTraining) -> float:
-    """Return the seconds that training takes for an image: reading, changing, forward and backward."""
+def seconds_per_image(assembled: AssembledTraining, threads: bool = False) -> float:
+    """Return the seconds that training takes for an image: reading, changing, forward and backward.
+
+    Args:
+        assembled: the run.
+        threads: whether to choose the number of threads first, where other programs use the same cores.
+    """
     settings, objective = assembled.settings, assembled.objective
     size = min(settings.images_per_pass, MOST_IMAGES, max(2, len(assembled.prepared.part("train"))))
     device = torch.device(settings.device or "cpu")
@@ -26,11 +33,11 @@ def seconds_per_image(assembled: AssembledTraining) -> float:
     loader = train_loader(
         assembled.prepared, assembled.card.preprocessing, alone, plan, objective.data_request, start=0
     )
-    return SLOWER * seconds_per_batch(objective, loader, device, settings.precision) / size
+    return SLOWER * seconds_per_batch(objective, loader, device, settings.precision, threads) / size
 
 
 def seconds_per_batch(
-    objective: Objective, loader: Iterable[Batch], device: torch.device, precision: str | None
+    objective: Objective, loader: Iterable[Batch], device: torch.device, precision: str | None, threads: bool = False
 ) -> float:
     """Return the seconds that a forward and backward pass over a batch takes; the objective comes back as it was.
 
@@ -39,25 +46,22 @@ def seconds_per_batch(
         loader: of a few batches of one size; the first is not timed.
         device: to compute on.
         precision: of the arithmetic, as in the settings of a run.
+        threads: whether to choose the number of threads first, where other programs use the same cores.
     """
-    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
-    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float16
-    objective.to(device).train()
+    dtype = None if precision == "32-true" else torch.bfloat16 if precision == "bf16-mixed" else torch.float16
     times: list[float] = []
-    try:
-        with torch.random.fork_rng(devices=[]):
-            begin = time.perf_counter()
-            for batch in loader:
-                _step(objective, batch.to(device), device, None if precision == "32-true" else dtype)
-                now = time.perf_counter()
-                times.append(now - begin)
-                begin = now
-                if len(times) > STEPS:
-                    break
-    finally:
-        objective.zero_grad(set_to_none=True)
-        objective.to("cpu")
-        objective.load_state_dict(before)
+    with tried_steps(objective.train(), device):
+        begin = time.perf_counter()
+        for batch in loader:
+            step = partial(_step, objective, batch.to(device), device, dtype)
+            step()
+            if threads and not times:
+                suit_threads(step, device)
+            now = time.perf_counter()
+            times.append(now - begin)
+            begin = now
+            if len(times) > STEPS:
+                break
     return min(times[1:] or times)
 
 

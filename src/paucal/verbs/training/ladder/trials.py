@@ -12,7 +12,17 @@ from torch import nn
 
 from paucal.backbones.layers import count_stages
 from paucal.runs import RunFolder
-from paucal.training import CosineWarmup, Optimization, Outcome, Plan, Records, Watch, checkpoint_position, fit
+from paucal.training import (
+    CosineWarmup,
+    Optimization,
+    Outcome,
+    Plan,
+    Records,
+    TimePlan,
+    Watch,
+    checkpoint_position,
+    fit,
+)
 from paucal.training.memory import memory_advice
 from paucal.types import UserError
 from paucal.verbs.run.voice import Voice
@@ -70,7 +80,13 @@ def ways(model: nn.Module) -> Sequence[Way]:
 
 
 def attempt(
-    run: RunFolder, assembled: AssembledTraining, way: Way, steps: int, voice: Voice, callbacks: Sequence[Callback] = ()
+    run: RunFolder,
+    assembled: AssembledTraining,
+    way: Way,
+    steps: int,
+    voice: Voice,
+    callbacks: Sequence[Callback] = (),
+    time_plan: TimePlan | None = None,
 ) -> Rung | None:
     """Train for a few steps from the probe, and judge on the validation images.
 
@@ -81,6 +97,7 @@ def attempt(
         steps: optimizer steps.
         voice: shows progress.
         callbacks: more of Lightning's.
+        time_plan: Time of the trial, which has fewer steps where they become slower; None for all steps.
 
     Returns:
         The trial; None where it was stopped before its end.
@@ -88,7 +105,7 @@ def attempt(
     begin = time.monotonic()
     folder = RunFolder(run.path / FOLDER / way.name.replace(" ", "-").replace(",", ""))
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-    plan = replace(assembled.plan, total_steps=steps, steps_per_epoch=steps)
+    plan = replace(assembled.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
     scores = validation(assembled.prepared, assembled.card.preprocessing, assembled.settings)
     start = checkpoint_position(folder.last)[1] if folder.last.exists() else 0
     records = Records(folder, lambda module: None, Watch(scores))
@@ -101,7 +118,7 @@ def attempt(
     if not outcome.finished:
         return None
     row = outcome.rows[-1]
-    details = {"loss": row["val_loss"], "steps": steps, TRAINED: row["seconds"], **way.settings}
+    details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED: row["seconds"], **way.settings}
     return Rung(way.name, row[assembled.prepared.yardstick.column], time.monotonic() - begin, details)
 
 

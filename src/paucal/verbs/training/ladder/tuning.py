@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from paucal.training import TimePlan
 from paucal.training.memory import is_out_of_memory
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration
@@ -18,6 +21,7 @@ TRIED_PASSES = 4  # where fewer fit, trials would take what the way itself needs
 AT_ONCE = ", at once"  # after a way's name, where it is not tried
 JUDGED = "validation images"
 TRIAL_SHARE = 0.08  # of the time left, for each way
+LONGEST_TRIAL, BEGINNING = 1.5, 5.0  # a trial may take so many times its planned seconds, and some to begin
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,9 @@ def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
     clear(ascent.run)
     way, cost = found[best]
     ascent.voice.say(f"tuning goes on with: {way.name}")
-    judging = cost.shrink * ascent.image_seconds * len(ascent.made.prepared.part("val"))
-    return way, cost.observed(trials[best].details.get(TRAINED, 0.0), judging, ascent.made.plan.steps_per_epoch)
+    details, look = trials[best].details, ascent.look(cost.shrink)
+    tried = replace(cost, steps=details["steps"])
+    return way, tried.observed(details.get(TRAINED, 0.0), look, ascent.made.plan.steps_per_epoch)
 
 
 def _is_short(ascent: Ascent, options: Sequence[Way]) -> bool:
@@ -95,7 +100,7 @@ def _is_short(ascent: Ascent, options: Sequence[Way]) -> bool:
 def _epoch(ascent: Ascent, seconds: float, side: Sequence[int]) -> float:
     """Return the seconds of a pass over training and validation images, of so many for a training image."""
     counts = ascent.made.prepared.counts()
-    return seconds * counts["train"] + _shrink(ascent, side) * ascent.image_seconds * counts["val"]
+    return seconds * counts["train"] + ascent.look(_shrink(ascent, side))
 
 
 def _at_once(ascent: Ascent, way: Way) -> tuple[Way, Prospect] | None:
@@ -129,13 +134,26 @@ def _tried(ascent: Ascent, way: Way, cost: Prospect) -> Rung:
         return done[way.name]
     _prepare_head(ascent, cost.side)  # not before: a head takes as long as a look at all images
     runner = ascent.settle(img_size=cost.side, epochs=1, freeze_epochs=0, **way.settings)
-    trial = attempt(ascent.run, runner, way, cost.steps, ascent.voice)
+    # Where one had to be shorter than planned, those it is compared with are shorter by as much.
+    shares = [one.details["steps"] / ascent.rungs.tuning[one.name]["steps"] for one in ascent.rungs.trials]
+    steps = max(1, int(cost.steps * min([1.0, *shares])))
+    trial = attempt(ascent.run, runner, way, steps, ascent.voice, time_plan=_time_of_trial(ascent, cost, steps))
     if trial is None:
         raise KeyboardInterrupt
     ascent.keep(trials=(*ascent.rungs.trials, trial))
     told = ascent.made.prepared.yardstick.told(trial.score)
-    ascent.voice.say(f"trial: {way.name}: {told} after {cost.steps} steps, {duration(trial.seconds)}")
+    ascent.voice.say(f"trial: {way.name}: {told} after {trial.details['steps']} steps, {duration(trial.seconds)}")
     return trial
+
+
+def _time_of_trial(ascent: Ascent, cost: Prospect, steps: int) -> TimePlan | None:
+    """Return the time that a trial may take at most, where the time decides how long the run is."""
+    if not is_timed(ascent.made):
+        return None
+    look = ascent.look(cost.shrink)
+    step = max(0.0, cost.epoch - look) / max(1, ascent.made.plan.steps_per_epoch)
+    most = LONGEST_TRIAL * (steps * step + look) + BEGINNING
+    return TimePlan(most, 0.0, 0.0, step, look, most_steps=steps, threads=torch.get_num_threads())
 
 
 def _prospect(ascent: Ascent, way: Way, count: int) -> Prospect | None:

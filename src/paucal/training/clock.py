@@ -1,0 +1,144 @@
+"""Keeping a run within its time: where steps take longer or shorter than planned, its length is corrected.
+
+A correction is part of the state that is saved at the same step, so a run that goes on makes the same steps at the same
+rates as one that was never stopped.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from lightning.pytorch import Trainer
+
+from paucal.cores import choose_threads
+from paucal.training.module import TrainingModule
+from paucal.training.plan import Plan, PlanChange, TimePlan
+from paucal.training.stopping import POLL_EVERY
+from paucal.types import Batch
+
+MARGIN = 0.03  # share of the time that is left free, since what follows the last step varies
+TOLERANCE, EARLY = 0.03, 0.15  # shares of the whole time, and of what is left, that the expected end may be off by
+LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01  # between two looks at the clock; the last one of the whole time
+NEWEST = 0.15  # weight of the newest look in the mean pace
+SHORT_EPOCH = 0.1  # share of an epoch that is not worth an evaluation of its own
+SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps that choosing threads takes; share of the time left that they may take
+
+OnChange = Callable[[Plan, float], None]
+
+
+class RunClock:
+    """Measures the steps of a run and corrects its length.
+
+    Args:
+        plan: Plan of the run, with its time.
+        on_change: Called on the first process with the corrected plan and the seconds of a step.
+    """
+
+    def __init__(self, plan: Plan, on_change: OnChange | None = None) -> None:
+        assert plan.time is not None
+        self._time: TimePlan = plan.time
+        self._on_change = on_change
+        self._deadline = math.inf
+        self._pace: float | None = None
+        self._evaluation: float | None = None
+        self._steps, self._seconds = 0, 0.0
+        self._tick: float | None = None
+        self._next_threads = math.inf
+
+    def start(self, trained: float) -> None:
+        """Begin to count; `trained` are the seconds of training before a run goes on."""
+        budget = self._time.budget
+        self._deadline = time.monotonic() + (1 - MARGIN) * budget - self._time.spent - trained
+
+    def pause(self, evaluation: float | None = None) -> None:
+        """Leave out the time since the step, which went into an evaluation of so many seconds or into a saved state."""
+        self._evaluation = self._evaluation if evaluation is None else evaluation
+        self._tick = time.monotonic()
+
+    def correct(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> bool:
+        """Count a step, and correct the module's plan where its end is no longer expected in time.
+
+        Returns:
+            Whether the plan has changed; every process gets the same answer.
+        """
+        now, plan, step = time.monotonic(), module.plan, trainer.global_step
+        if self._tick is not None:  # the first step prepares what later ones use
+            self._steps, self._seconds = self._steps + 1, self._seconds + now - self._tick
+        self._tick = now
+        if step >= plan.last_step or (trainer.world_size > 1 and step % POLL_EVERY):
+            return False
+        change = self._find_change(trainer, module, batch) if trainer.is_global_zero else None
+        change = trainer.strategy.broadcast(change)
+        if change is None:
+            return False
+        module.plan = replace(plan, changes=(*plan.changes, change))
+        trainer.fit_loop.epoch_loop.max_steps = change.total_steps
+        if trainer.world_size == 1 and module.device.type == "cpu":
+            torch.set_num_threads(change.threads)
+        if self._on_change is not None and trainer.is_global_zero:
+            self._on_change(module.plan, self._pace or self._time.step)
+        if change.threads != plan.threads:
+            self._pace = None
+        return True
+
+    def _find_change(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> PlanChange | None:
+        if self._steps < LEAST_STEPS or self._seconds < max(LEAST_SECONDS, SHARE * self._time.budget):
+            return None
+        newest = self._seconds / self._steps
+        self._pace = newest if self._pace is None else NEWEST * newest + (1 - NEWEST) * self._pace
+        self._steps, self._seconds = 0, 0.0
+        plan, step, left = module.plan, trainer.global_step, self._deadline - time.monotonic()
+        if abs(self._seconds_left(plan, step) - left) <= max(TOLERANCE * self._time.budget, EARLY * left):
+            return None
+        total = self._fitting_length(plan, step, left)
+        if total == plan.last_step:
+            return None
+        before = plan.threads or torch.get_num_threads()
+        threads = self._threads(trainer, module, batch, left) or before
+        # With other threads, the next looks tell how long a step takes and how many fit.
+        return PlanChange(step, total if threads == before else plan.last_step, threads)
+
+    def _costs(self) -> tuple[float, float, float]:
+        """Return the seconds of a step, of an evaluation, and of what follows the last step, as fast as steps are."""
+        pace = self._pace or self._time.step
+        slower = pace / max(self._time.step, 1e-9)
+        evaluation = self._time.evaluation * slower if self._evaluation is None else self._evaluation
+        return pace, evaluation, self._time.closing * slower
+
+    def _seconds_left(self, plan: Plan, step: int) -> float:
+        pace, evaluation, closing = self._costs()
+        evaluations = math.ceil(plan.last_step / plan.steps_per_epoch) - (step - 1) // plan.steps_per_epoch
+        return (plan.last_step - step) * pace + evaluations * evaluation + closing
+
+    def _fitting_length(self, plan: Plan, step: int, left: float) -> int:
+        """Return the steps of the whole run with which it ends in time; none but those made where no more fit."""
+        pace, evaluation, closing = self._costs()
+        more = (left - closing - evaluation) / (pace + evaluation / plan.steps_per_epoch)
+        total = min(step + max(0, int(more)), self._time.most_steps)
+        extra = total % plan.steps_per_epoch
+        return (
+            total - extra if extra < SHORT_EPOCH * plan.steps_per_epoch and total - extra > step else max(total, step)
+        )
+
+    def _threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, left: float) -> int | None:
+        """Return the number of threads with which a step is quickest; None where measuring would take too long."""
+        several = trainer.world_size > 1 or module.device.type != "cpu"
+        if several or SPARE_STEPS * (self._pace or 0.0) > SPARE_SHARE * left or left > self._next_threads:
+            return None
+        self._next_threads = left - 0.1 * self._time.budget
+        objective = module.objective
+        buffers = [(buffer, buffer.clone()) for buffer in objective.buffers()]
+
+        def spare_step() -> None:
+            with trainer.precision_plugin.forward_context():
+                terms = objective(batch, module.progress())
+            terms.total.backward()
+
+        with torch.random.fork_rng(devices=[]):
+            threads = choose_threads(spare_step)
+        objective.zero_grad(set_to_none=True)
+        for buffer, kept in buffers:
+            buffer.copy_(kept)
+        return threads
