@@ -11,7 +11,7 @@ from paucal.data.boxes.naming import LABEL_FOLDERS
 from paucal.data.boxes.part_names import part_of_folders
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
 from paucal.data.boxes.unread import find_unread
-from paucal.data.masks.pairs import IMAGE_FOLDERS
+from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.types import UserError
 
 # The order counts where a set has the same boxes in several layouts.

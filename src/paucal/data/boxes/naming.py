@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from paucal.data.boxes.part_names import part_fits, part_of_folders
 from paucal.data.boxes.tree import Tree
-from paucal.data.masks.pairs import IMAGE_FOLDERS
-from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
 from paucal.types import UserError
 
 # As programs call the folders of annotation files, in any case.

@@ -10,11 +10,11 @@ from typing import NamedTuple, NoReturn
 
 from paucal.data.images import spread
 from paucal.data.sources.file_finder import FileFinder, unescaped
+from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.data.sources.part_names import tells_part
 from paucal.types import UserError
 from paucal.wording import counted
 
-IMAGE_FOLDERS = ("images", "image", "imgs", "img", "photos", "pictures")
 FOLDERS_OF_TABLES = (
     *("annotations", "annotation", "labels", "label", "lists", "list", "splits", "split"),
     *("tables", "csv", "metadata", "meta"),
