@@ -165,3 +165,19 @@ def test_tables__that_only_seem_to_be_of_a_part(tmp_path):
     assert open_images(tmp_path).declared == ["", ""]
     (tmp_path / "latest.csv").write_text("id,label\n2,a\n3,b\n")
     assert open_images(tmp_path).keys == ["2.png", "3.png"]
+
+
+def test_tables__of_parts_whose_columns_are_named(tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / "a" / part).mkdir(parents=True)
+        (tmp_path / "b" / part).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / "a" / part / f"{number}.png").write_bytes(encode(number))
+            (tmp_path / "b" / part / f"{number}.png").write_bytes(encode(number))
+        rows = "where,finding\n0.png,x\n1.png,y\n"
+        (tmp_path / "a" / part / "metadata.csv").write_text(rows)
+        (tmp_path / "b" / f"{part}.csv").write_text(rows)
+    for place in ("a", "b", "b/train.csv"):
+        images = open_images(tmp_path / place, image_column="where", label_column="finding")
+        assert images.declared == ["train", "train", "test", "test"]
+        assert images.keys[::2] == ["train/0.png", "test/0.png"]

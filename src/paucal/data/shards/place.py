@@ -13,6 +13,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.folder import OFF, VARIABLE, usable_folder
 from paucal.data.shards.index import Shard
 from paucal.data.sources.archive import checked_name
+from paucal.data.sources.folder import require_readable
 from paucal.reading import read_bytes
 from paucal.types import UserError
 
@@ -73,6 +74,7 @@ class LocalPlace:
 
     def listing(self) -> list[Shard]:
         """Return the files of the folder, and of the folders in it."""
+        require_readable(self.root)
         files = sorted(file for pattern in ("*", "*/*") for file in self.root.glob(pattern) if file.is_file())
         return [stamped(file, file.relative_to(self.root).as_posix()) for file in files]
 

@@ -94,12 +94,19 @@ def _alike(name: str, names: frozenset[str]) -> list[str]:
     return [other for other in names if likeness(other) == wanted]
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads nowhere
+        return False
+
+
 def _list(folder: Path) -> _Names | None:
     files, folders = [], []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                (folders if entry.is_dir() else files).append(entry.name)
+                (folders if _is_folder(entry) else files).append(entry.name)
     except PermissionError:
         return None
     except OSError:

@@ -1,5 +1,6 @@
 """Folders of image files: class folders, class folders below train/val/test, or any nested folder."""
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -142,6 +143,17 @@ def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict
             passed_over.update(os.path.splitext(name)[1].lower() for name in set(shown) - set(images))
         found.extend(name if prefix == "." else f"{prefix}/{name}" for name in images)
     return sorted(found)
+
+
+def require_readable(folder: Path) -> None:
+    """Refuse a folder with folders in it that cannot be read, which patterns of names pass over.
+
+    Raises:
+        UserError: A folder cannot be read.
+    """
+    for below in folder.iterdir():
+        if not ignored(below.name) and below.is_dir() and not os.access(below, os.R_OK | os.X_OK):
+            _refuse_unreadable(PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(below)))
 
 
 def _refuse_unreadable(problem: OSError) -> None:

@@ -88,7 +88,7 @@ def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
     Raises:
         UserError: there are several; one has to be named.
     """
-    found = train_files([file for file in sorted(folder.glob(f"*{LIST_SUFFIX}")) if _is_list(file, root)])
+    found = train_files([file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root)])
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise UserError(f"{folder} has the lists of several sets ({names}); name one of them, such as {found[0]}")
@@ -109,7 +109,7 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     Raises:
         UserError: a line of such a list is no path.
     """
-    lists = [file for file in sorted(folder.glob(f"*{LIST_SUFFIX}")) if _is_list(file, root, False)]
+    lists = [file for file in sorted(folder.glob(f"[!.]*{LIST_SUFFIX}")) if _is_list(file, root, False)]
     known = {file: part_name(file) for file in lists}
     parts: dict[tuple[str, ...], set[str]] = {}
     for name in known.values():

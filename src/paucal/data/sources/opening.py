@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.boxes.layouts import STRUCTURE, SUFFIXES, find_boxes, refuse_boxes
+from paucal.data.boxes.layouts import STRUCTURE, find_boxes, refuse_boxes
 from paucal.data.boxes.opening import images_of
 from paucal.data.class_names import with_plain_classes
 from paucal.data.images import ImageSet
@@ -137,19 +137,15 @@ def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet
     if not path.exists():
         raise UserError(f"{path} does not exist{_near_names(path)}")
     if wanted.image_column is not None and path.is_dir() and not find_parquet(path):
-        return open_tables(_require_tables(path), *_of(wanted))
+        return open_tables(_require_tables(path, wanted), *_of(wanted))
     try:
-        images = (_open_file if path.is_file() else _open_directory)(path, wanted)
+        return (_open_file if path.is_file() else _open_directory)(path, wanted)
     except UserError:
         if wanted.labelled:
             refuse_boxes(path)
         elif path.is_file() and find_boxes(path):
             return images_of(path)
         raise
-    if wanted.labelled and path.is_file() and path.suffix.lower() in SUFFIXES and find_boxes(path):
-        note = f"{path.name} has the edges of boxes too, which `paucal detect` learns"
-        return replace(images, notes=(*images.notes, note))
-    return images
 
 
 def _open_remote(location: str, wanted: _Wanted) -> ImageSet:
@@ -179,7 +175,7 @@ def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
     if train_list := find_train_list(path, wanted.root):
         return open_listing(train_list, root=wanted.root)
     if wanted.label_column is not None or wanted.separator is not None:
-        return open_tables(_require_tables(path), *_of(wanted))
+        return open_tables(_require_tables(path, wanted), *_of(wanted))
     try:
         images = open_folder(path)
     except UserError:  # no class folders: a table may tell the classes
@@ -200,9 +196,10 @@ def _of(wanted: _Wanted) -> tuple[bool, Path | None, str | None, str | None, str
     return wanted.labelled, wanted.root, wanted.image_column, wanted.label_column, wanted.separator
 
 
-def _require_tables(path: Path) -> dict[str, Path]:
+def _require_tables(path: Path, wanted: _Wanted) -> dict[str, Path]:
     all_tables = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
-    tables = together(all_tables[0]) if len(all_tables) == 1 else find_tables(path)
+    asked = (wanted.image_column, wanted.label_column)
+    tables = together(all_tables[0], asked) if len(all_tables) == 1 else find_tables(path, asked)
     if not tables:
         raise UserError(
             f"--image-column, --label-column and --label-separator are about tables, and {path} has none: give a CSV "

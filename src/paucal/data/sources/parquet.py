@@ -14,7 +14,7 @@ from paucal.data.shards.place import LocalPlace, RemotePlace, stamped
 from paucal.data.shards.stream import Stream, is_streamed, read_as_they_come, window_for
 from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.arrow_store import ArrowStore
-from paucal.data.sources.folder import PARTS, ignored
+from paucal.data.sources.folder import PARTS, ignored, require_readable
 from paucal.data.sources.parquet_columns import (
     Columns,
     class_names,
@@ -69,11 +69,14 @@ def find_parquet(folder: Path) -> list[Path]:
     They lie in the folder itself, in `data/`, in folders of parts, or in its only subfolder that has some.
     """
     for suffix in (PARQUET_SUFFIX, ARROW_SUFFIX):
-        here = sorted(folder.glob(f"*{suffix}")) or sorted(folder.glob(f"data/*{suffix}"))
-        if here:
-            return here
-        below = sorted(path for path in folder.glob(f"*/*{suffix}") if not path.parent.name.startswith("."))
+        here, data, below = (
+            sorted(path for path in folder.glob(pattern) if not any(map(ignored, path.relative_to(folder).parts)))
+            for pattern in (f"*{suffix}", f"data/*{suffix}", f"*/*{suffix}")
+        )
+        if here or data:
+            return here or data
         if below and (len({path.parent for path in below}) == 1 or all(_part(_name(path, folder)) for path in below)):
+            require_readable(folder)
             return below
     return []
 

@@ -74,7 +74,8 @@ def files_of_set(file: Path, accepts: Callable[[Path], bool], noun: str) -> dict
     found = {"train": file}
     for other in sorted(file.parent.glob(f"*{file.suffix}")):
         same = part_name(other)
-        if same.others != known.others or same.part in ("", "train") or (known.joint and same.part == "val"):
+        hidden = other.name.startswith(".")
+        if hidden or same.others != known.others or same.part in ("", "train") or (known.joint and same.part == "val"):
             continue
         if accepts(other) and found.setdefault(same.part, other) != other:
             raise UserError(f"{other} and {found[same.part].name} are both {noun} for {same.part}; keep one of them")

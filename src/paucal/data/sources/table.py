@@ -95,7 +95,9 @@ def open_table(
         UserError: there are no such columns, a path leads out of the root, an image is in two rows that differ, a part
             has no known name, or the images are not there.
     """
-    return open_tables(together(file), labelled, root, image_column, label_column, separator)
+    return open_tables(
+        together(file, (image_column, label_column)), labelled, root, image_column, label_column, separator
+    )
 
 
 def open_tables(

@@ -122,14 +122,23 @@ def find_columns(
     return replace(found, marks=marks)
 
 
-def has_labels(rows: Sequence[TableRow]) -> bool:
-    """Return whether the first rows of a table have columns for paths and classes, or a column for each class."""
+def has_labels(rows: Sequence[TableRow], image_column: str | None = None, label_column: str | None = None) -> bool:
+    """Return whether the first rows of a table have columns for paths and classes, or a column for each class.
+
+    Args:
+        rows: Some rows of the table, the names of its columns first.
+        image_column: As in `find_columns`.
+        label_column: As in `find_columns`.
+    """
     if not rows:
         return False
-    plain = [_plain(name) for name in rows[0].cells]
-    image = _first(plain, IMAGE_COLUMNS)
+    names = rows[0].cells
+    plain = [_plain(name) for name in names]
+    image = _first(plain, IMAGE_COLUMNS) if image_column is None else _first(names, [image_column])
     if image is None:
         return False
+    if label_column is not None:
+        return label_column in names
     cells = [row.cells for row in rows[1:]]
     split, flags, _ = _parts(plain, plain, cells)
     known = (image, split, *(place for place, _ in flags))

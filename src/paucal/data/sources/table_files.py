@@ -10,37 +10,42 @@ from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, read_tabl
 from paucal.reading import is_regular
 from paucal.types import UserError
 
+Asked = tuple[()] | tuple[str | None, str | None]
 _LOOKED_AT = 21  # rows that tell whether a file is a table with a column for each class
 
 
-def find_tables(folder: Path) -> dict[str, Path]:
+def find_tables(folder: Path, asked: Asked = ()) -> dict[str, Path]:
     """Return the tables that describe the images of a folder, by their parts; none where there is no such table.
 
     They are the train table with those beside it, or the only table with a path and a class, in the folder or in one
     called `annotations` or the like; or one table in each folder of a part.
+
+    Args:
+        folder: Path of the folder.
+        asked: Names of the columns of paths and of classes where they are given, as `has_labels` takes them.
 
     Raises:
         UserError: There are several; one has to be named.
     """
     beside = [below for below in sorted(folder.iterdir()) if below.name.lower() in FOLDERS_OF_TABLES and below.is_dir()]
     for place in (folder, *beside):
-        if (file := _find_table(place)) is not None:
-            return together(file)
+        if (file := _find_table(place, asked)) is not None:
+            return together(file, asked)
     found: dict[str, Path] = {}
     folders = [below for below in sorted(folder.iterdir()) if below.name.lower() in PARTS and below.is_dir()]
     for below in sorted(folders, key=lambda below: PARTS[below.name.lower()] != "train"):
-        part, table = PARTS[below.name.lower()], _find_table(below)
+        part, table = PARTS[below.name.lower()], _find_table(below, asked)
         if table is None and "train" in found and (same := below / found["train"].name).exists():
-            table = same if _is_table(same, refuse=True) else None
+            table = same if _is_table(same, asked, refuse=True) else None
         if table is not None and found.setdefault(part, table) != table:
             raise UserError(f"{found[part]} and {table} are both tables of {part}; keep one")
     return {part: found[part] for part in ("train", "val", "test") if part in found} if "train" in found else {}
 
 
-def _find_table(folder: Path) -> Path | None:
+def _find_table(folder: Path, asked: Asked) -> Path | None:
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
     files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
-    found = [file for file in files if _is_table(file)]
+    found = [file for file in files if _is_table(file, asked)]
     others = [file for file in found if not part_name(file).part]
     others = others or train_files(found) or found[: len(found) == 1]
     if len(others) > 1:
@@ -58,23 +63,32 @@ def set_name(files: dict[str, Path]) -> str:
     return (known.title or file.resolve().parent.name) if known.part == "train" else file.stem
 
 
-def together(file: Path) -> dict[str, Path]:
-    """Return a table with those of the other parts beside it, by part; "" for a table on its own."""
+def together(file: Path, asked: Asked = ()) -> dict[str, Path]:
+    """Return a table with those of the other parts beside it, by part; "" for a table on its own.
+
+    Args:
+        file: Path of the table.
+        asked: As in `find_tables`.
+
+    Raises:
+        UserError: Two tables are of one part, or one cannot be read.
+    """
     # The test table of a competition has no labels.
-    return files_of_set(file, lambda other: _is_table(other, refuse=True), "tables")
+    return files_of_set(file, lambda other: _is_table(other, asked, refuse=True), "tables")
 
 
-def _is_table(file: Path, refuse: bool = False) -> bool:
+def _is_table(file: Path, asked: Asked, refuse: bool = False) -> bool:
     """Return whether a file has columns for paths and classes by their names, or a column for each class.
 
     Args:
         file: Path of the file.
+        asked: As in `find_tables`.
         refuse: Whether one that cannot be read is refused, since it belongs to others; else it is no table.
     """
     if not is_regular(file) or file.stat().st_size > MOST_BYTES:
         return False
     try:
-        return has_labels(read_table(file, _LOOKED_AT).rows)
+        return has_labels(read_table(file, _LOOKED_AT).rows, *asked)
     except (OSError, UserError):
         if refuse:
             raise

@@ -83,7 +83,8 @@ def open_voc(root: Path, labelled: bool = True) -> ImageSet:
 
 def _lists(root: Path) -> list[tuple[Path, str, str]]:
     """Return the lists of a set with the class and the part that their names tell."""
-    words = [(file, *file.stem.rpartition("_")[::2]) for file in sorted((root / LISTS).glob("*.[tT][xX][tT]"))]
+    files = sorted((root / LISTS).glob("[!.]*.[tT][xX][tT]"))
+    words = [(file, *file.stem.rpartition("_")[::2]) for file in files]
     found = [(file, name, word.lower()) for file, name, word in words if name and word.lower() in PARTS]
     apart = any(word != _JOINT and PARTS[word] == "train" for _, _, word in found)
     return [(file, name, PARTS[word]) for file, name, word in found if not (apart and word == _JOINT)]
