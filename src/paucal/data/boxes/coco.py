@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -169,7 +170,7 @@ class _File:
                 raise UserError(
                     f"{self._shown!r} has a category without a name or an id of its own: {_short(row)}; correct it."
                 )
-            found[number] = name
+            found[number] = unicodedata.normalize("NFC", name)
         names = without_repetition(found)
         whole = all(isinstance(number, int) for number in names)
         return names, {name: number if whole else place for place, (number, name) in enumerate(names.items(), 1)}

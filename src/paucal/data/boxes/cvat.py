@@ -14,6 +14,7 @@ from paucal.data.boxes.runs import runs_of
 from paucal.data.boxes.shapes import unread_shapes
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
+from paucal.data.class_names import plain_name
 from paucal.types import UserError
 
 EDGES = ("xtl", "ytl", "xbr", "ybr")
@@ -80,7 +81,7 @@ def _images(content: ElementTree.Element, tree: Tree, file: str, names: Names, o
 def _add(one: Annotated, shape: ElementTree.Element, place: str, others: Counter[str]) -> None:
     if shape.tag in OF_AN_IMAGE:
         return
-    name = (shape.get("label") or "").strip()
+    name = plain_name(shape.get("label") or "")
     try:
         turn = float(shape.get("rotation") or 0)
         box, outline = _outlined(shape, one.size)

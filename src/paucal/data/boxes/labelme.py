@@ -10,6 +10,7 @@ from paucal.data.boxes.described import Annotated, Corners, Described, box_of_po
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.shapes import unread_shapes
 from paucal.data.boxes.tree import Tree, mentions
+from paucal.data.class_names import plain_name
 from paucal.reading import parse_json
 from paucal.types import UserError
 
@@ -134,7 +135,7 @@ class _File:
             box = (x - radius, y - radius, x + radius, y + radius)
         if kind == "mask":  # its corners are pixels within it
             box = (box[0], box[1], box[2] + 1, box[3] + 1)
-        return str(name).strip(), box, outline
+        return plain_name(str(name)), box, outline
 
 
 def _is_point(point: Any) -> bool:

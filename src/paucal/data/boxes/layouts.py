@@ -29,11 +29,13 @@ class BoxFiles:
         name: Name of the layout.
         files: Paths of the files, at least one.
         read: Reads them; None for a layout that is not read.
+        advice: What to do about a layout that is not read.
     """
 
     name: str
     files: Sequence[str]
     read: Callable[[Tree, Sequence[str]], Described] | None = None
+    advice: str = "convert them to COCO's JSON"
 
     @property
     def shown(self) -> str:
@@ -71,7 +73,8 @@ def unread_files(tree: Tree) -> BoxFiles | None:
         return BoxFiles(f"{unread[1]} writes them", [unread[0]])
     archive = "" if tree.images else next((file for file in tree.files if is_archive(Path(file))), "")
     inside = find_boxes(Path(tree.location, archive)) if archive and Path(tree.location).is_dir() else None
-    return inside and BoxFiles(inside.name, [f"{archive}/{inside.files[0]}"])
+    advice = "give one archive as DATA, or unpack them"
+    return inside and BoxFiles(f"{inside.name} in archives", [archive], advice=advice)
 
 
 def refuse_boxes(place: Path) -> None:

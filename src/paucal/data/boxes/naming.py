@@ -62,7 +62,7 @@ def kind_of_name(name: str) -> str:
         return "an address on the network: fetch its images, and put them into the folder"
     plain = name.replace("\\", "/")
     if plain.startswith("/") or _DRIVE.match(name) or ".." in plain.split("/") or "\0" in name:
-        return "a path out of its folder: give names within it"
+        return "a path out of its folder, and no such image is in it: add the image, or give names within the folder"
     return ""
 
 
@@ -149,13 +149,18 @@ class Names:
             return None
         fitting = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
         most = max(fitting.values())
-        ranked = sorted((_distance(base, file, part), base) for base, count in fitting.items() if count == most)
-        if len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
+        ranked = sorted(
+            (_distance(base, file, part), len(plain_folders(base)), base)
+            for base, count in fitting.items()
+            if count == most
+        )
+        rivals = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
+        if any(len([one for one in matches if one.base in rivals]) > 1 for matches in found):
             raise UserError(
-                f"the images of {self._tree.place_of(file)!r} are in {ranked[0][1]!r} and in {ranked[1][1]!r}: name "
-                "them with their folder, or move one of the folders away."
+                f"the images of {self._tree.place_of(file)!r} are in {rivals[0]!r} and in {rivals[1]!r}: name them "
+                "with their folder, or move one of the folders away."
             )
-        return ranked[0][1]
+        return ranked[0][2]
 
     def beside(self, file: str, named: Sequence[str]) -> str | None:
         """Return the image that an annotation file of its own describes; None where it is not there.
@@ -181,8 +186,8 @@ class Names:
                 best = [path for path in near if ranks[path] == min(ranks[one] for one in near)]
                 if len(best) > 1:
                     raise UserError(
-                        f"{self._tree.place_of(file)!r} may describe {best[0]!r} or {best[1]!r}: name the image in it, "
-                        "or remove one of them."
+                        f"{self._tree.place_of(file)!r} may describe {best[0]!r} or {best[1]!r}: remove one of the two "
+                        "images, or name the right one in the file."
                     )
                 if best:
                     return best[0]

@@ -37,7 +37,8 @@ def read_boxes(place: Path) -> tuple[Tree, Described]:
     if not mine:
         _refuse(tree, found)
     described = _read(mine, tree)
-    return tree, replace(described, notes=(*described.notes, *_undescribed(tree, described)))
+    notes = (*described.notes, *_undescribed(tree, described))
+    return tree, with_parts(replace(described, notes=notes), tree)
 
 
 def images_of(place: Path) -> ImageSet:
@@ -105,7 +106,7 @@ def _read(found: Sequence[BoxFiles], tree: Tree) -> Described:
             )
         notes.append(f"the boxes were read as {most}, and those as {name} were passed over")
     chosen = described[most]
-    return with_parts(replace(chosen, notes=(*chosen.notes, *notes)), tree)
+    return replace(chosen, notes=(*chosen.notes, *notes))
 
 
 def _undescribed(tree: Tree, described: Described) -> list[str]:
@@ -167,6 +168,5 @@ def _refuse(tree: Tree, found: Sequence[BoxFiles]) -> NoReturn:
 def _refuse_unread(tree: Tree) -> None:
     if found := unread_files(tree):
         raise UserError(
-            f"{tree.shown!r} has boxes as {found.name} ({found.shown}), and they are not read there: convert them to "
-            "COCO's JSON, or unpack them where they are in an archive."
+            f"{tree.shown!r} has boxes as {found.name} ({found.shown}), which are not read: {found.advice}."
         )

@@ -12,6 +12,7 @@ from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import MissingImage, Names
 from paucal.data.boxes.part_names import SPELLINGS, part_of_file
 from paucal.data.boxes.tree import Tree
+from paucal.data.class_names import plain_name
 from paucal.reading import decode_text
 from paucal.types import UserError
 
@@ -81,7 +82,7 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
 
 
 LAYOUT = Layout(
-    name="tables of boxes",
+    name="a CSV of boxes",
     expected="a CSV with a row for each box (filename, class, xmin, ymin, xmax, ymax)",
     suffixes=TABLES,
     find=find,
@@ -154,7 +155,7 @@ def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
     return _Row(
         line,
         cells["image"],
-        cells["name"],
+        plain_name(cells["name"]),
         None if is_empty else (left, top, right, bottom),
         (height, width) if min(height, width) > 0 else None,
         SPELLINGS.get(word, part),

@@ -8,6 +8,7 @@ from paucal.data.boxes.described import Annotated, Corners, Described, numbered
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
+from paucal.data.class_names import plain_name
 from paucal.types import UserError
 
 EDGES = ("xmin", "ymin", "xmax", "ymax")
@@ -56,7 +57,7 @@ LAYOUT = Layout(
 def _described(content: ElementTree.Element, file: str, place: str) -> Annotated:
     one = Annotated("", size=_size(content, place), source=file, mark="difficult")
     for item in content.findall("object"):
-        name = (item.findtext("name") or "").strip()
+        name = plain_name(item.findtext("name") or "")
         if not name:
             raise UserError(f"{place!r} has an object without a name: correct it.")
         is_difficult = (item.findtext("difficult") or "").strip().lower() in ("1", "true")

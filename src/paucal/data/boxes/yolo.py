@@ -27,8 +27,7 @@ def find(tree: Tree, files: Sequence[str]) -> list[str]:
     if configs:
         return configs
     labels = _labels(tree, files)
-    heads = (plain(tree.peek(file, HEAD)).strip() for file in labels[:LOOKED_AT])
-    return labels if any(_is_object(head.splitlines()[0]) for head in heads if head) else []
+    return labels if any(_is_label(tree, file) for file in labels[:LOOKED_AT]) else []
 
 
 def read(tree: Tree, files: Sequence[str]) -> Described:
@@ -43,9 +42,7 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
     labels = _labels(tree, tree.files)
     keys, more = claimed(tree, {file: () for file in labels})
     notes += more
-    alone = [file for file in labels if file not in keys]
-    if alone:
-        notes.append(f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as {alone[0]}")
+    notes += _without_image(tree, keys)
     if not keys:
         raise UserError(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
     store = tree.store(list(keys.values()))
@@ -77,6 +74,20 @@ def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
     stems = {folded(PurePosixPath(image).stem) for image in tree.images} if texts else set()
     labels = [file for file in texts if folded(PurePosixPath(file).stem) in stems]
     return [file for file in labels if PurePosixPath(file).stem.lower() not in SPELLINGS or _in_a_folder(file)]
+
+
+def _without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
+    """Return a note on text files beside the labels that have objects, and no image."""
+    folders = {file.rpartition("/")[0] for file in keys}
+    others = [file for file in tree.ending(TEXT) if file not in keys and file.rpartition("/")[0] in folders]
+    alone = [file for file in others if _is_label(tree, file)]
+    told = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
+    return [told + alone[0]] if alone else []
+
+
+def _is_label(tree: Tree, file: str) -> bool:
+    head = plain(tree.peek(file, HEAD)).strip()
+    return bool(head) and _is_object(head.splitlines()[0])
 
 
 def _in_a_folder(file: str) -> bool:

@@ -10,6 +10,7 @@ from paucal.data.boxes.naming import MissingImage, Names, folded, folders_of
 from paucal.data.boxes.part_names import SPELLINGS
 from paucal.data.boxes.parts import lines_of
 from paucal.data.boxes.tree import Tree, plain
+from paucal.data.class_names import plain_name
 from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted
@@ -108,7 +109,7 @@ def _names(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
         found = next((file for file in tree.files if folders_of(file)[-1:] == folders_of(value)[-1:]), None)
         if found is None:
             raise UserError(f"{place!r} gives {value!r} as its names, and there is no such file: add it.")
-        return _checked(dict(enumerate(lines_of(tree, found)[0])), place)
+        return _checked(dict(enumerate(map(plain_name, lines_of(tree, found)[0]))), place)
     pairs = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     names: dict[int, str] = {}
     for number, name in pairs:
@@ -116,7 +117,7 @@ def _names(value: Any, tree: Tree, place: str) -> dict[int, str] | None:
             raise UserError(
                 f"{place!r} names the class {number!r} {name!r}, expected a number and a text: put the name in quotes."
             )
-        names[int(number)] = str(name).strip()
+        names[int(number)] = plain_name(str(name))
     if not names:
         raise UserError(f"{place!r} has no names of classes, expected a list, or numbers with their names: add them.")
     return _checked(names, place)
@@ -134,7 +135,7 @@ def _listed_names(tree: Tree) -> dict[int, str] | None:
     for file in tree.files:
         name = file.rpartition("/")[2].lower()
         if name in NAME_FILES or name.endswith(NAME_ENDINGS):
-            found.setdefault(tuple(lines_of(tree, file)[0]), file)
+            found.setdefault(tuple(map(plain_name, lines_of(tree, file)[0])), file)
     if len(found) > 1:
         first, second = list(found.values())[:2]
         raise UserError(f"{first!r} and {second!r} in {tree.shown!r} name different classes: remove one of them.")

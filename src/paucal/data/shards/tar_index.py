@@ -67,7 +67,7 @@ def index_tar(path: Path, shown: str, label_field: str = JSON_FIELD) -> Rows:
                 if not one.isreg() or one.issparse():
                     continue
                 key, ending = sample_key(checked_name(shown, one.name))
-                if ending in _IMAGES and not any(map(ignored, one.name.split("/"))):
+                if ending in _IMAGES and not any(map(ignored, one.name.removeprefix("./").split("/"))):
                     _add(images, key, one, shown)
                 elif (ending in _LABELS or ending == ".json") and one.size <= _MOST_LABEL:
                     content = archive.extractfile(one)

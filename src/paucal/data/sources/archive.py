@@ -150,7 +150,8 @@ def archive_entries(file: Path) -> list[Entry]:
         entries = _zip_entries(file) if file.suffix.lower() == ".zip" else _tar_entries(file)
     except (zipfile.BadZipFile, tarfile.TarError, OSError, ValueError, EOFError, NotImplementedError) as problem:
         raise UserError(f"{file} cannot be read as an archive ({problem}); fetch or make it again") from None
-    return [one for one in entries if not any(ignored(part) for part in one.name.split("/"))]
+    # A tar of "." has names that begin with "./".
+    return [one for one in entries if not any(ignored(part) for part in one.name.split("/") if part != ".")]
 
 
 def _zip_entries(file: Path) -> list[Entry]:

@@ -27,7 +27,7 @@ PARTS = {
     "test": "test",
     "testing": "test",
 }
-IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures")
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "pics", "frames")
 _KINDS_SHOWN = 5
 # Left in archives by macOS, beside photos by network storage, on disks by Windows and Linux, by Python.
 _SYSTEM_FOLDERS = {

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from paucal.data.boxes.described import Annotated, Corners, Described
 from paucal.data.boxes.tree import Tree
 from paucal.data.channels.decoding import array_shape
+from paucal.data.class_names import alike_names
 from paucal.data.decode import read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.orientation import ambiguity_note
@@ -251,6 +252,9 @@ def _told(tally: Counter[str], numbers: Mapping[str, int], classes: Sequence[str
     if unused:
         shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
         told.append(f"{counted(len(unused), 'class', 'classes')} without a box left out: {shown}")
+    if alike := [" and ".join(map(repr, group)) for group in alike_names(classes)]:
+        shown = ", ".join(alike[:5]) + (", ..." if len(alike) > 5 else "")
+        told.append(f"classes have names that look the same ({shown}): give them one name if one class is meant")
     if bare:
         told.append(f"{counted(bare, 'image')} without a box: they teach what is no object")
     return told

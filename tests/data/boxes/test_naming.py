@@ -1,0 +1,95 @@
+"""Which image a name from another machine means, and which image an annotation file of its own describes."""
+
+from pathlib import Path
+
+import pytest
+
+from paucal.data.boxes.naming import Names
+from paucal.data.boxes.part_names import part_of_folders, part_of_name
+from paucal.data.boxes.tree import folder_tree
+from paucal.types import UserError
+
+
+def names(files: list[str]) -> Names:
+    return Names(files, folder_tree(Path("set"), files))
+
+
+@pytest.mark.parametrize(
+    ("stem", "part"),
+    [
+        *(("instances_train2017", "train"), ("Valid", "val"), ("cells-VALIDATION-v2", "val"), ("testSet", "test")),
+        *(("train_val", "train"), ("trainval2012", "train"), ("TRAIN", "train"), ("trainLabels", "train")),
+        *(("latest", ""), ("strain", ""), ("interval", ""), ("contest_val", "val"), ("instances_default", "")),
+        *(("test_of_train", ""), ("évaluation", ""), ("devices", ""), ("dev", "val")),
+    ],
+)
+def test_parts__are_whole_words_of_names(stem: str, part: str):
+    assert part_of_name(stem) == part
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        *(("images/train2017/a.png", "train"), ("Valid/images/a.png", "val"), ("test tubes/a.png", "")),
+        *(("train.png", ""), ("training-2014/a.png", "train"), ("train2/a.png", ""), ("testing/", "test")),
+    ],
+)
+def test_parts__are_whole_names_of_folders(path: str, part: str):
+    assert part_of_folders(path) == part
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("a b.png", "./x/a b.png", "../x/a b.png", r"C:\pictures\x\a b.png", "/home/me/x/a b.png", "A B.PNG"),
+        *("https://host.example/x/a%20b.png?raw=true", "other/place/a b.png", "x/./a b.png"),
+    ],
+)
+def test_names_from_elsewhere__are_found(written: str):
+    assert [one.path for one in names(["x/a b.png", "x/c.png"]).matches(written)] == ["x/a b.png"]
+
+
+def test_names__differ_in_unicode_form_and_exact_ones_come_first():
+    composed, decomposed = "\u00e9.png", "e\u0301.png"
+    assert names([decomposed]).matches(composed)[0].path == decomposed
+    assert names([composed, decomposed]).matches(decomposed)[0].path == decomposed
+    assert [one.path for one in names(["a.png", "A.png"]).matches("A.png")] == ["A.png"]
+
+
+def test_an_image_that_lacks_in_its_folder__is_not_taken_from_another():
+    known = names([*(f"train/{n}.png" for n in range(8)), *(f"val/{n}.png" for n in range(9))])
+    assert known.matches("train/8.png") == []
+    found = known.located([f"{n}.png" for n in range(9)], "train.json", "train")
+    assert found == [*(f"train/{n}.png" for n in range(8)), None]
+    plain = names([*(f"a/{n}.png" for n in range(8)), *(f"b/{n}.png" for n in range(20))])
+    assert plain.located([f"{n}.png" for n in (0, 1, 2, 15)], "a.json", "") == [f"b/{n}.png" for n in (0, 1, 2, 15)]
+    spread = names([*(f"a/{n}.png" for n in range(4)), *(f"b/{n}.png" for n in range(4, 8))])
+    assert spread.located([f"{n}.png" for n in range(8)], "x.json", "") == [
+        *(f"a/{n}.png" for n in range(4)),
+        *(f"b/{n}.png" for n in range(4, 8)),
+    ]
+
+
+def test_images_in_two_equal_folders__are_refused():
+    known = names(["one/0.png", "one/1.png", "two/0.png", "two/1.png", "all.json"])
+    with pytest.raises(UserError, match=r"images of 'set/all\.json' are in 'one' and in 'two': name them"):
+        known.located(["0.png", "1.png"], "all.json", "")
+    assert known.located(["0.png", "1.png"], "boxes_two.json", "") == ["two/0.png", "two/1.png"]
+    backup = names(["images/train/0.png", "old/images/train/0.png"])
+    assert backup.located(["0.png"], "annotations/instances_train.json", "train") == ["images/train/0.png"]
+
+
+def test_the_file_that_an_annotation_names__comes_before_its_stem_and_near_ones_before_others():
+    known = names(["JPEGImages/a.bmp", "JPEGImages/a.jpg", "JPEGImages/b.jpg", "other/c.jpg"])
+    assert known.beside("Annotations/a.xml", ["a.jpg"]) == "JPEGImages/a.jpg"
+    assert known.beside("Annotations/a.xml", ["b.jpg"]) == "JPEGImages/b.jpg"
+    assert known.beside("Annotations/b.xml", ["c.jpg"]) == "JPEGImages/b.jpg"  # c.jpg lies apart
+    assert known.beside("Annotations/x.xml", ["c.jpg"]) == "other/c.jpg"
+    assert known.beside("Annotations/b.xml", ["b.png"]) == "JPEGImages/b.jpg"
+    assert known.beside("Annotations/x.xml", ["x.jpg"]) is None
+    with pytest.raises(UserError, match=r"may describe 'JPEGImages/a\.bmp' or 'JPEGImages/a\.jpg'"):
+        known.beside("Annotations/a.xml", ["a"])
+    cameras = names(["JPEGImages/1/a.jpg", "JPEGImages/2/a.jpg"])
+    assert cameras.beside("Annotations/2/a.xml", ["a.jpg"]) == "JPEGImages/2/a.jpg"
+    with pytest.raises(UserError, match="may describe"):
+        cameras.beside("Annotations/a.xml", ["a.jpg"])
