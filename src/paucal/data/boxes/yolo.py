@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from paucal.data.boxes.claims import claimed
 from paucal.data.boxes.described import Annotated, Described, box_of_points
 from paucal.data.boxes.layout import Layout
-from paucal.data.boxes.naming import Names, folded
+from paucal.data.boxes.naming import MissingImage, Names, folded
 from paucal.data.boxes.part_names import SPELLINGS
 from paucal.data.boxes.parts import lines_of
 from paucal.data.boxes.tree import Tree, plain
@@ -44,7 +44,7 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
     notes += more
     notes += _without_image(tree, keys)
     if not keys:
-        raise UserError(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
+        raise MissingImage(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
     store = tree.store(list(keys.values()))
     found = []
     for place, (file, key) in enumerate(keys.items()):

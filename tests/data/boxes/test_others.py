@@ -1,0 +1,253 @@
+"""LabelMe's JSON, CVAT's XML and tables of boxes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paucal.data.boxes.described import Described
+from paucal.data.boxes.opening import read_boxes
+from paucal.types import UserError
+from transfer.detection.made import pictures
+
+
+def require_read(described: Described) -> None:
+    assert len(described.images) == 6
+    for one in described.images:
+        rows = pictures(6)[int(Path(one.key).stem)][1]
+        assert one.names == [row[0] for row in rows]
+        assert [pytest.approx(row[1:], abs=1e-3) for row in rows] == one.boxes
+
+
+# LabelMe
+
+
+def labelme(shapes: list[dict[str, Any]], path: str, size: tuple[int, int] = (96, 64)) -> str:
+    content = {"version": "5.0", "flags": {}, "shapes": shapes, "imagePath": path, "imageData": None}
+    return json.dumps({**content, "imageHeight": size[1], "imageWidth": size[0]})
+
+
+def write_labelme(root: Path, images: str = ".", path: str = "{}.png") -> Path:
+    (root / images).mkdir(parents=True, exist_ok=True)
+    (root / "labels" if images != "." else root).mkdir(exist_ok=True)
+    for n, (image, rows) in enumerate(pictures(6)):
+        image.save(root / images / f"{n}.png")
+        shapes = [
+            {"label": name, "points": [[left, top], [right, bottom]], "shape_type": "rectangle", "group_id": None}
+            for name, left, top, right, bottom in rows
+        ]
+        folder = root if images == "." else root / "labels"
+        (folder / f"{n}.json").write_text(labelme(shapes, path.format(n)))
+    return root
+
+
+@pytest.mark.parametrize(("images", "path"), [(".", "{}.png"), ("images", "..\\images\\{}.png"), ("images", "{}.png")])
+def test_labelme__beside_the_images_or_in_a_folder(tmp_path: Path, images: str, path: str):
+    require_read(read_boxes(write_labelme(tmp_path / "set", images, path))[1])
+
+
+def test_labelme__shapes_of_all_kinds(tmp_path: Path):
+    root = write_labelme(tmp_path / "set")
+    triangle = [[10, 10], [30, 10], [20, 40]]
+    shapes = [
+        {"label": "a", "points": triangle, "shape_type": "polygon"},
+        {"label": "a", "points": [[40, 20], [40, 30]], "shape_type": "circle"},
+        {"label": "a", "points": triangle, "group_id": 1},  # polygons, as old versions have no kind
+        {"label": "a", "points": [[50, 50], [60, 50], [60, 60]], "group_id": 1},
+        {"label": "b", "points": triangle, "group_id": 1},
+        {"label": "a", "points": [[3, 4], [7, 9]], "shape_type": "mask", "mask": "iVBO"},
+        {"label": "a", "points": [[1, 1]], "shape_type": "point"},
+        {"label": 7, "points": [[5, 6], [1, 2]], "shape_type": "rectangle"},
+    ]
+    (root / "0.json").write_text(labelme(shapes, "0.png"))
+    described = read_boxes(root)[1]
+    one = described.images[0]
+    assert list(zip(one.names, one.boxes, strict=True)) == [
+        ("a", (10, 10, 30, 40)),
+        ("a", (30, 10, 50, 30)),
+        ("a", (10, 10, 60, 60)),
+        ("b", (10, 10, 30, 40)),
+        ("a", (3, 4, 8, 10)),
+        ("7", (1, 2, 5, 6)),
+    ]
+    assert one.outlines[2] == [[10, 10, 30, 10, 20, 40], [50, 50, 60, 50, 60, 60]]
+    assert described.notes == ("1 shape without a box of its own was not read: point 1",)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"label": "a", "points": [[1, 2]], "shape_type": "rectangle"}, "expected at least two of x and y"),
+        ({"label": "a", "points": "all", "shape_type": "polygon"}, "expected at least two of x and y"),
+        ({"label": "", "points": [[1, 2], [3, 4]], "shape_type": "rectangle"}, "without a label"),
+        ({"label": "a", "points": [[1, 2], [3, 4]], "shape_type": "rotation"}, "turned boxes are not read"),
+    ],
+)
+def test_labelme__refuses_damaged_and_turned_shapes(tmp_path: Path, shape: dict, words: str):
+    root = write_labelme(tmp_path / "set")
+    (root / "0.json").write_text(labelme([shape], "0.png"))
+    with pytest.raises(UserError, match=words):
+        read_boxes(root)
+    (root / "0.json").write_text("{")
+    with pytest.raises(UserError, match=r"0\.json' cannot be read"):
+        read_boxes(root)
+
+
+# CVAT
+
+
+def shapes_of(rows: list[tuple], kind: str) -> str:
+    found = ""
+    for name, left, top, right, bottom in rows:
+        if kind == "box":
+            found += f'<box label="{name}" xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}"/>'
+        elif kind == "polygon":
+            points = f"{left},{top};{right},{top};{right},{bottom};{left},{bottom}"
+            found += f'<polygon label="{name}" points="{points}"/>'
+        else:
+            width, height = right - left, bottom - top
+            place = f'left="{left}" top="{top}" width="{width}" height="{height}"'
+            found += f'<mask label="{name}" rle="0, {width * height}" {place}/>'
+    return found
+
+
+def write_cvat(root: Path, kind: str = "box", subset: bool = False, extra: str = "") -> Path:
+    (root / "images").mkdir(parents=True, exist_ok=True)
+    text = ""
+    for n, (image, rows) in enumerate(pictures(6)):
+        image.save(root / "images" / f"{n}.png")
+        part = f' subset="{"Train" if n < 4 else "Validation"}"' * subset
+        shapes = shapes_of(rows, kind) + extra * (n == 0)
+        text += f'<image id="{n}" name="{n}.png"{part} width="96" height="64">{shapes}<tag label="x"/></image>'
+    (root / "annotations.xml").write_text(f"<annotations><version>1.1</version>{text}</annotations>")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["box", "polygon", "mask"])
+def test_cvat__boxes_polygons_and_masks(tmp_path: Path, kind: str):
+    root = write_cvat(tmp_path / "set", kind)
+    for place in (root, root / "annotations.xml"):
+        described = read_boxes(place)[1]
+        require_read(described)
+        assert bool(described.images[0].outlines[0]) == (kind != "box")
+    if kind == "mask":
+        left, top, right, bottom = pictures(6)[0][1][0][1:]
+        runs = described.images[0].outlines[0]
+        flat = np.repeat(np.arange(len(runs["counts"])) % 2, runs["counts"]).reshape(96, 64).T
+        assert flat.sum() == flat[top:bottom, left:right].sum() == (right - left) * (bottom - top)
+
+
+def test_cvat__subsets_are_parts_and_other_shapes_are_counted(tmp_path: Path):
+    described = read_boxes(write_cvat(tmp_path / "set", subset=True, extra='<points label="a" points="1,2"/>'))[1]
+    assert [one.declared for one in described.images] == ["train"] * 4 + ["val"] * 2
+    assert described.notes == ("1 shape without a box of its own was not read: points 1",)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ('<box label="a" xtl="1" ytl="1" xbr="9" ybr="9" rotation="30"/>', "is turned by 30 degrees"),
+        ('<box label="a" xtl="1" ytl="1" xbr="x" ybr="9"/>', "whose numbers cannot be read"),
+        ('<box label="" xtl="1" ytl="1" xbr="9" ybr="9"/>', "without a label"),
+        ('<mask label="a" rle="0, 5" left="1" top="1" width="2" height="2"/>', "whose numbers cannot be read"),
+        ('<polygon label="a" points=""/>', "whose numbers cannot be read"),
+    ],
+)
+def test_cvat__refuses_damaged_and_turned_shapes(tmp_path: Path, extra: str, words: str):
+    with pytest.raises(UserError, match=words):
+        read_boxes(write_cvat(tmp_path / "set", extra=extra))
+
+
+def test_cvat__refuses_videos_and_missing_images(tmp_path: Path):
+    root = write_cvat(tmp_path / "set")
+    text = (root / "annotations.xml").read_text()
+    (root / "annotations.xml").write_text(text.replace('name="3.png"', 'name="9.png"'))
+    with pytest.raises(UserError, match=r"describes '9\.png', and there is no such image"):
+        read_boxes(root)
+    (root / "annotations.xml").write_text(text.replace("<version>", '<track id="0" label="a"/><version>'))
+    with pytest.raises(UserError, match="has tracks of objects in a video, which are not read"):
+        read_boxes(root)
+
+
+# Tables
+
+PIXELS = ["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax"]
+SHARES = ["ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsGroupOf"]
+
+
+def rows_of(n: int, header: list[str]) -> list[list[str]]:
+    image, rows = pictures(6)[n]
+    width, height = image.size
+    found = []
+    for name, left, top, right, bottom in rows:
+        edges = {"xmin": left, "ymin": top, "xmax": right, "ymax": bottom}
+        shares = {"XMin": left / width, "XMax": right / width, "YMin": top / height, "YMax": bottom / height}
+        others = {"width": width, "height": height, "class": name, "LabelName": name, "IsGroupOf": 0, "Confidence": 1}
+        values = {"filename": f"{n}.png", "ImageID": str(n), "Source": "x", **others, **edges, **shares}
+        found.append([str(values[column]) for column in header])
+    return found
+
+
+def write_tables(
+    root: Path, header: list[str], files: dict[str, range], delimiter: str = ",", encoding: str = "utf-8"
+) -> Path:
+    (root / "images").mkdir(parents=True, exist_ok=True)
+    for name, numbers in files.items():
+        lines = [header, *(row for n in numbers for row in rows_of(n, header))]
+        text = "\n".join(delimiter.join(row) for row in lines)
+        (root / name).write_bytes(text.encode(encoding))
+    for n, (image, _) in enumerate(pictures(6)):
+        image.save(root / "images" / f"{n}.png")
+    return root
+
+
+@pytest.mark.parametrize("header", [PIXELS, SHARES], ids=["pixels", "shares"])
+@pytest.mark.parametrize(("delimiter", "encoding"), [(",", "utf-8"), (";", "utf-8-sig"), ("\t", "utf-16")])
+def test_tables__in_pixels_and_in_shares(tmp_path: Path, header: list[str], delimiter: str, encoding: str):
+    root = write_tables(tmp_path / "set", header, {"boxes.csv": range(6)}, delimiter, encoding)
+    require_read(read_boxes(root)[1])
+    require_read(read_boxes(root / "boxes.csv")[1])
+    parts = {"train_labels.csv": range(4), "Test_labels.csv": range(4, 6)}
+    described = read_boxes(write_tables(tmp_path / "parts", header, parts, delimiter, encoding))[1]
+    require_read(described)
+    assert {Path(one.key).stem: one.declared for one in described.images} == {
+        **dict.fromkeys("0123", "train"),
+        **dict.fromkeys("45", "test"),
+    }
+
+
+def test_tables__crowds_columns_of_parts_and_rows_without_a_box(tmp_path: Path):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    (root / "boxes.csv").write_text(
+        "image,label,x_min,y_min,x_max,y_max,is_crowd,split\n"
+        "0.png,a,1,2,30,40,1,training\n0.png,a,5,5,20,20,0,train\n1,b,1,1,9,9,0,Valid\n2,,,,,,,train\n"
+    )
+    described = read_boxes(root / "boxes.csv")[1]
+    found = [(one.key, one.crowd, one.names, one.declared) for one in described.images]
+    assert found == [
+        ("images/0.png", [True, False], ["a", "a"], "train"),
+        ("images/1.png", [False], ["b"], "val"),
+        ("images/2.png", [], [], "train"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("0.png,96,64,a,1,2,x,4", "line 3 of .* expected names and four numbers"),
+        ("0.png,96,64,,1,2,3,4", "line 3 of .* expected names and four numbers"),
+        ("0.png,96,64,a,1,2", "line 3 of .* has 6 cells, too few"),
+        ("9.png,96,64,a,1,2,3,4", "describes '9.png', and there is no such image"),
+        (
+            "0.png,96,64,a,0.1,0.2,0.3,0.4",
+            "in line 3 and one with .* in line 2: give all in pixels, or all from 0 to 1",
+        ),
+    ],
+)
+def test_tables__refuse_what_cannot_be_meant(tmp_path: Path, line: str, words: str):
+    root = write_tables(tmp_path / "set", PIXELS, {})
+    (root / "boxes.csv").write_text(",".join(PIXELS) + "\n0.png,96,64,a,1,2,30,40\n" + line + "\n")
+    with pytest.raises(UserError, match=words):
+        read_boxes(root)
