@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import paucal
 from cli.calls import make_photos
+from paucal.cli.main import main
 from paucal.data.checking.findings import Finding
 from paucal.verbs.checking.masks import BOXES, MASKS, for_masks
 from transfer.detection.made import change, write_coco, write_voc
@@ -127,3 +129,99 @@ def test_class_folders_with_a_stray_json__are_still_classes(tmp_path: Path):
     found = paucal.check(photos)
     assert texts(found, "boxes") == []
     assert found.facts["classes"] == 2
+
+
+@pytest.mark.parametrize(("side", "count"), [((3, 40), 1), ((40, 3), 1), ((7.9, 20), 1), ((8, 20), 0), ((20, 30), 0)])
+def test_tiny_boxes__are_those_with_a_shorter_side_under_8_pixels(tmp_path: Path, side: tuple, count: int):
+    file = write_coco(tmp_path / "set", 4)
+    rows = annotations(file)
+    rows[0]["bbox"] = [1, 1, *side]
+    change(file, annotations=rows)
+    found = paucal.check(file.parent)
+    assert texts(found, "tiny-boxes") == [f"{count} box under 8 pixels, in 1 image"] * count
+    assert [one.advice[:30] for one in found.findings if one.name == "tiny-boxes"] == [
+        "that is their shorter side: la"
+    ] * count
+
+
+def test_the_size_in_the_middle__is_of_medians(tmp_path: Path):
+    make_photos(tmp_path / "photos", 2, 3)
+    sizes = [(20, 90), (30, 70), (40, 80), (50, 30), (60, 20), (70, 10)]
+    for path, size in zip(sorted((tmp_path / "photos").rglob("*.png")), sizes, strict=True):
+        Image.new("RGB", size).save(path)
+    facts = paucal.check(tmp_path / "photos").facts["sizes"]
+    assert facts["median"] == [50, 45]  # of the heights 10 to 90, and of the widths 20 to 70
+    assert (facts["smallest"], facts["largest"]) == ([10, 70], [80, 40])
+
+
+@pytest.mark.parametrize("kind", ["missing image", "no fitting list", "own folder", "unread", "turned", "twice"])
+def test_boxes_that_detect_cannot_begin_with__are_exit_code_1(tmp_path: Path, kind: str):
+    root = write_voc(tmp_path / "set")
+    if kind == "missing image":
+        (root / "JPEGImages/3.png").unlink()
+    elif kind == "no fitting list":
+        (root / "ImageSets/Main").mkdir(parents=True)
+        (root / "ImageSets/Main/train.txt").write_text("a\nb\n")
+    elif kind == "own folder":
+        (tmp_path / "VOCdevkit").mkdir()
+        root.rename(tmp_path / "VOCdevkit/VOC2012")
+        root = tmp_path / "VOCdevkit"
+    elif kind == "unread":
+        shutil.rmtree(root / "Annotations")
+        (root / "via.json").write_text('{"0.png1": {"regions": [{"shape_attributes": {"name": "rect"}}]}}')
+    elif kind == "turned":
+        path = root / "Annotations/0.xml"
+        path.write_text(path.read_text().replace("bndbox", "robndbox"))
+    else:
+        write_coco(root / "JPEGImages")
+        change(root / "JPEGImages/_annotations.coco.json", images=[], annotations=[])
+        for n in range(2):
+            shutil.copy(root / "Annotations/0.xml", root / f"Annotations/x{n}.xml")
+    assert main(["detect", str(root), "--print-config"]) == 2
+    found = paucal.check(root)
+    assert found.misleads
+    assert len(texts(found, "bad-boxes")) == 1
+    assert main(["check", str(root)]) == 1
+
+
+@pytest.mark.parametrize("ending", [".zip", ".tar"])
+def test_archives_of_boxes__are_checked(tmp_path: Path, ending: str):
+    root = write_voc(tmp_path / "set", 12)
+    file = shutil.make_archive(str(tmp_path / "set"), ending[1:], root)
+    plain, packed = paucal.check(root), paucal.check(file)
+    names = ("boxes", "boxes-per-class", "box-sizes")
+    assert [texts(packed, name) for name in names] == [texts(plain, name) for name in names]
+    assert not packed.misleads
+
+
+def test_classes_with_annotations_beside_their_images__stay_classes(tmp_path: Path):
+    photos = make_photos(tmp_path / "photos", 2, 4)
+    for path in list(photos.rglob("*.png")):
+        path.with_suffix(".txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    found = paucal.check(photos)
+    assert texts(found, "boxes") == []
+    assert (found.facts["classes"], found.misleads) == (2, False)
+
+
+def test_a_sentence_with_values__is_not_torn_at_a_colon(tmp_path: Path):
+    file = write_coco(tmp_path / "set")
+    change(file, categories=[{"id": 3, "name": "red"}, {"id": 7}])
+    (finding,) = [one for one in paucal.check(file).findings if one.name == "bad-boxes"]
+    assert finding.text.endswith("has a category without a name or an id of its own: {'id': 7}; correct it")
+    assert finding.advice == ""
+
+
+def test_names_alike_difficult_boxes_and_turned_images__are_said(tmp_path: Path):
+    root = write_voc(tmp_path / "set", 8)
+    path = root / "Annotations/0.xml"
+    path.write_text(path.read_text().replace("<bndbox>", "<difficult>1</difficult><bndbox>", 1))
+    for n in (1, 2, 3):
+        path = root / f"Annotations/{n}.xml"
+        path.write_text(path.read_text().replace("red", "Red").replace("blue", "Red"))
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.new("RGB", (96, 64)).save(root / "JPEGImages/4.png", exif=exif)
+    notes = texts(paucal.check(root), "source")
+    assert "1 box marked as difficult, which is neither learnt nor counted" in notes
+    assert any(note.startswith("classes have names that look the same ('Red' and 'red')") for note in notes)
+    assert any(note.startswith("1 image is turned by its EXIF tag (JPEGImages/4.png), and the size") for note in notes)
