@@ -16,6 +16,7 @@ from paucal.data.masks.mixing import (
     VOID,
     is_binary,
     refuse_blurred,
+    refuse_blurred_colours,
     refuse_codings,
     refuse_faint,
     refuse_kinds,
@@ -214,6 +215,8 @@ def _ignored(ignore: Sequence[int] | None, colour: bool) -> int | None:
 def _told(seen: Seen, values: list[int], colour: bool) -> Coding:
     """Tell the kind of masks from their values."""
     if colour:
+        if len(values) <= MOST_CLASSES:
+            refuse_blurred_colours(seen)
         return "colour"
     if is_binary(seen, values):
         return "binary"

@@ -12,7 +12,8 @@ from paucal.data.masks.measuring import Seen
 from paucal.data.orientation import ambiguity_note
 from paucal.wording import counted
 
-STRAY, TURNED, INVERTED = "stray-values", "turned-images", "perhaps-inverted"
+STRAY, TURNED, INVERTED, RESIZED = "stray-values", "turned-images", "perhaps-inverted", "perhaps-resized"
+FEWEST_STEPS = 10  # pixels of a mask, below which they are no sign
 RARE = 10_000  # pixels, of which a stray value has one at most
 FEW, MANY = 0.35, 0.65  # share of an image that a class covers in one half of the masks and in the other
 SIDES = 0.25  # share of the masks on each side, from which on it is no chance
@@ -33,6 +34,18 @@ def stray_values(seen: Seen, coding: MaskCoding) -> list[Finding]:
     words = counted(len(found), "stray value counts as a class", "stray values count as classes")
     shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
     return [Finding(STRAY, "misleads", f"{words}: {shown}", "correct the masks, or name the classes with --classes")]
+
+
+def interpolated(seen: Seen, coding: MaskCoding) -> list[Finding]:
+    """Return a finding on masks of numbers whose edges have the numbers between, as interpolation leaves them."""
+    odd = [file for file in seen.files if file.steps >= FEWEST_STEPS and 2 * file.steps > file.jumps]
+    if coding.kind != "index" or not odd:
+        return []
+    text = (
+        f"in {counted(len(odd), 'mask')} ({odd[0].name}{', ...' if odd[1:] else ''}) numbers change step by step at "
+        "edges, as after resizing by interpolation: the numbers between are then no classes"
+    )
+    return [Finding(RESIZED, "warning", text, "look at them; resize masks by the nearest pixel")]
 
 
 def inverted(pixels: NDArray[np.int64]) -> list[Finding]:

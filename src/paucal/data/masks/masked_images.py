@@ -14,7 +14,7 @@ from paucal.data.decode import UnreadableImage, read_orientation
 from paucal.data.images import ImageSet
 from paucal.data.masks.class_names import NamedClasses
 from paucal.data.masks.coding import IGNORED, Coding, MaskCoding, find_coding, require_fit
-from paucal.data.masks.doubts import ambiguous, inverted, stray_values
+from paucal.data.masks.doubts import ambiguous, interpolated, inverted, stray_values
 from paucal.data.masks.measuring import FileFacts, Seen, facts_of
 from paucal.data.masks.pairs import Pairs
 from paucal.data.masks.pixels import read_raw
@@ -162,6 +162,7 @@ def with_masks(
     told = wanted is None and named is None
     findings = (
         *(stray_values(look.seen, coding) if told else ()),
+        *interpolated(look.seen, coding),
         *inverted(pixels),
         *ambiguous(look.ambiguous, images),
     )

@@ -1,8 +1,8 @@
 """Which mask belongs to which image, told from their names alone."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paucal.data.masks.naming import (
     Reading,
@@ -89,12 +89,11 @@ class _Matching:
     def __init__(self, images: Sequence[File], masks: Sequence[File]) -> None:
         self._images, self._masks = images, masks
         self._index = _Index((image.place, image) for image in images)
+        self._anywhere = _Index(((), image) for image in images)
         self._found: dict[str, list[tuple[File, Reading]]] = {}
 
     def run(self) -> Matches:
-        left = list(self._masks)
-        for find in (self._exact, self._worded, self._numbered, self._counted, self._alone_in_folder):
-            left = self._each(left, find)
+        left = self.search((self._exact, self._worded, self._numbered, self._counted, self._alone_in_folder))
         left = self._elsewhere(left)
         self._refuse_classes()
         for mask in left:
@@ -105,6 +104,13 @@ class _Matching:
         kept = {image.key: self._kept(image, decoys) for image in self._images if image.key in self._found}
         alone = [image.key for image in self._images if image.key not in self._found]
         return Matches(kept, alone, lost, sorted(mask.key for mask in decoys))
+
+    def search(self, readings: Iterable[Callable[[File], Hit | None]]) -> list[File]:
+        """Look for the image of each mask by one reading of its name after another; return masks without an image."""
+        left = list(self._masks)
+        for find in readings:
+            left = self._each(left, find)
+        return left
 
     def _each(self, masks: Iterable[File], find: Callable[[File], Hit | None]) -> list[File]:
         """Give each mask to the image that a reading of its name finds; return the masks that none was found for."""
@@ -149,25 +155,21 @@ class _Matching:
 
     def _elsewhere(self, masks: Sequence[File]) -> list[File]:
         """Find images for masks in folders of another nesting, by names that occur once among the images."""
-        index = _Index(((), image) for image in self._images)
-        claims: dict[str, list[tuple[File, Reading]]] = defaultdict(list)
-        left = []
-        for mask in masks:
-            readings = [Reading(mask.stem), *mask_readings(mask.stem)]
-            hit = next(((image, one) for one in readings if (image := index.one((), one.base))), None)
-            if hit is None or self._is_decoy(mask):
-                left.append(mask)
-            else:
-                claims[hit[0].key].append((mask, hit[1]))
-        for key, found in claims.items():
+        names = Counter(fold(image.stem) for image in self._images)
+        flat = [replace(image, place=()) for image in self._images if names[fold(image.stem)] == 1]
+        inner = _Matching(flat, [replace(mask, place=()) for mask in masks if not self._is_decoy(mask)])
+        inner.search([inner._exact, inner._worded, inner._numbered, *([] if self._found else [inner._counted])])
+        places = {mask.key: mask.place for mask in self._masks}
+        for key, found in inner._found.items():
             both = [mask for mask, _ in [*self._found.get(key, ()), *found]]
-            if len(both) > 1:
+            if len({places[mask.key] for mask in both}) > 1:
                 raise UserError(
-                    f"{both[0].key!r} and {both[1].key!r} are masks of {key!r} in two folders: join them to one file "
+                    f"{both[0].key!r} and {both[-1].key!r} are masks of {key!r} in two folders: join them to one file "
                     "for each image, with a value for each class, or name one of the folders with --masks."
                 )
-            self._found[key] = found
-        return left
+            self._found.setdefault(key, []).extend(found)
+        taken = {mask.key for found in inner._found.values() for mask, _ in found}
+        return [mask for mask in masks if mask.key not in taken]
 
     def _first(self, mask: File, readings: Iterable[Reading]) -> Hit | None:
         for reading in readings:
@@ -182,7 +184,7 @@ class _Matching:
     def _refuse_further(self, mask: File) -> None:
         """Refuse a mask that begins with the name of an image and would be left out as if it marked nothing."""
         for base in prefixes(mask.stem):
-            image = self._index.exact(mask.place, base, mask)
+            image = self._index.exact(mask.place, base, mask) or self._anywhere.one((), base)
             if image is not None and image.key in self._found:
                 first = self._found[image.key][0][0]
                 raise UserError(

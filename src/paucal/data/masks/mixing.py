@@ -15,6 +15,7 @@ RARE = 0.1  # share of files that have both codings, below which they are mistak
 SPECKS = 200  # times fewer pixels than the others, from which on a value is a speck
 NEAR, APART = 7, 16  # grey levels: how close values lie that were one, and how far apart those of two classes
 ENDS = 15  # grey levels from black and from white within which values were black and white
+FEW_EDGES = 3  # colours on edges alone that may be thin objects
 NOISY, NOISY_TOP = 32, 200  # grey levels of a file, from which on it was blurred or resized if it has bright ones
 WHITE = 255
 BINARY, OR_GREY = "--mask-values binary (two classes)", "or grey (a class for each level)"
@@ -201,6 +202,22 @@ def refuse_blurred(seen: Seen, values: Sequence[int]) -> None:
             f"as after blurring or resizing ({len(blurred)} of {counted(len(seen.files), 'mask')} like that): store "
             "masks as PNG with one value for each class, or say what they mean with --mask-values binary (from 128 "
             "on), grey or index."
+        )
+
+
+def refuse_blurred_colours(seen: Seen) -> None:
+    """Refuse colours that occur on edges alone, where they are more than the others.
+
+    Raises:
+        UserError: They are more.
+    """
+    edges = [value for value in seen.values if value not in seen.solid]
+    if len(edges) > max(FEW_EDGES, len(seen.values) - len(edges)):
+        worst = max(seen.files, key=lambda file: len(file.values))
+        raise UserError(
+            f"mask {worst.name} has {len(worst.values)} colours, and {len(edges)} of the {len(seen.values)} of all "
+            "masks occur on edges alone, as after blurring or resizing: store masks as PNG with one colour for each "
+            "class, or give --classes with the colours."
         )
 
 
