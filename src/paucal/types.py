@@ -240,3 +240,7 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(sentence(message))
+
+
+class NoLabelsError(UserError):
+    """Images that were to have labels have none, and nothing in their layout suggests that they should."""

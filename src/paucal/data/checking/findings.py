@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
+from paucal.types import UserError
 
 Level = Literal["misleads", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("misleads", "warning", "note")
@@ -45,12 +46,14 @@ class Checked:
     Attributes:
         images: the set.
         parts: (N,) "train", "val", "test" or "unused".
-        declared: whether the parts are the data's own; else they are as `paucal train` would cut them.
+        declared: whether the parts are the data's own.
+        cut_by: What else the parts are: "as paucal train would cut them", or "not divided".
     """
 
     images: ImageSet
     parts: NDArray[np.str_]
     declared: bool
+    cut_by: str = "as paucal train would cut them"
 
     def across(self, group: Sequence[int]) -> bool:
         """Return whether images of a group lie in several parts."""
@@ -59,6 +62,17 @@ class Checked:
     def labels_of(self, group: Sequence[int]) -> set[tuple[str, ...]]:
         """Return the classes that the images of a group are of, those without a label left out."""
         return {tuple(self.images.classes_of(position)) for position in group} - {()}
+
+
+def refusal(name: str, problem: UserError, begin: str = "") -> Finding:
+    """Return the finding that a run would refuse a set, in the words in which it would.
+
+    Args:
+        name: Name of the kind of finding.
+        problem: What the run would say.
+        begin: Words before it.
+    """
+    return Finding(name, "misleads", f"{begin}{str(problem).rstrip('.')}")
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:

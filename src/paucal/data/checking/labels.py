@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paucal.data.checking.findings import Checked, Finding
+from paucal.data.checking.findings import Checked, Finding, refusal
 from paucal.data.checking.names import suggested_groups
 from paucal.data.class_names import NO_LABEL, alike_names, are_measurements
 from paucal.data.images import ImageSet
@@ -27,7 +27,7 @@ def label_findings(checked: Checked) -> list[Finding]:
 
 def split_problem(problem: UserError) -> Finding:
     """Return the finding that a set cannot be divided into parts."""
-    return Finding("split", "misleads", _sentence(f"the images cannot be divided into parts: {problem}"), "")
+    return refusal("split", problem, "the images cannot be divided into parts: ")
 
 
 def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list[Finding]:
@@ -49,10 +49,10 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
         Finding(
             "small-images",
             "warning" if share < 0.5 else "note",
-            f"{counted(len(small), 'image')} of {len(short)} {_are(len(small))} less than half as large as the "
-            f"{wanted} pixels that a model for this set would look at (the smallest is {int(short.min())} pixels); "
+            f"{counted(len(small), 'image')} of {len(short)} {_are(len(small))} less than half as large as "
+            f"--img-size {wanted}, which paucal train would choose (the smallest is {int(short.min())} pixels); "
             "they are enlarged, and show less than the grid could tell",
-            f"take larger copies where there are some, or train at --img-size {max(8, int(np.median(short)))}",
+            "take larger copies where there are some",
             groups,
         )
     ]

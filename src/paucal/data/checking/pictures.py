@@ -2,14 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from paucal.data.checking.duplicates import LEAST_CONTRAST, Pair, exact_groups, joined
-from paucal.data.checking.findings import Checked, Finding
+from paucal.data.checking.findings import Checked, Finding, refusal
 from paucal.data.checking.survey import Survey
+from paucal.data.verify import without_bad
+from paucal.types import UserError
 from paucal.wording import counted, percent
 
+UNREADABLE = "unreadable"
 SAME = 0.9  # cosine of frozen features from which on a pair that looks alike is one picture
 MANY_NEAR = 0.01  # share of the test images with a near twin to train on, from which on scores mislead
 _DARK, _BRIGHT = 0.03, 0.97
@@ -121,19 +125,12 @@ def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]
 
 
 def _unreadable(survey: Survey, checked: Checked) -> list[Finding]:
-    bad = sorted(survey.unreadable)
-    if not bad:
-        return []
-    return [
-        Finding(
-            "unreadable",
-            "misleads",
-            f"{counted(len(bad), 'image')} cannot be read, so that a run would not begin "
-            f"(the first: {survey.unreadable[bad[0]]})",
-            "repair or remove them, or leave them out with --on-bad-image skip",
-            tuple((position,) for position in bad),
-        )
-    ]
+    try:
+        without_bad(checked.images, survey.unreadable, "refuse")
+    except UserError as problem:
+        groups = tuple((position,) for position in sorted(survey.unreadable))
+        return [replace(refusal(UNREADABLE, problem), groups=groups)]
+    return []
 
 
 def _blank(survey: Survey) -> list[Finding]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.channels.decoding import look_at
+from paucal.data.channels.planes import RGB
 from paucal.data.checking.perceptual_hash import hash_of, small_grey
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import Copies, ImageSet, Store, locate
@@ -46,6 +47,19 @@ class Survey:
     def __len__(self) -> int:
         return len(self.digests)
 
+    def of(self, positions: NDArray[np.int64]) -> "Survey":
+        """Return what was found of some images, in that order."""
+        places = positions.tolist()
+        return Survey(
+            self.sizes[positions],
+            [self.modes[place] for place in places],
+            [self.digests[place] for place in places],
+            self.hashes[positions],
+            self.brightness[positions],
+            self.contrast[positions],
+            {new: self.unreadable[old] for new, old in enumerate(places) if old in self.unreadable},
+        )
+
     @property
     def readable(self) -> NDArray[np.int64]:
         """Positions of the images that can be read."""
@@ -73,6 +87,8 @@ def survey_images(images: ImageSet, workers: int | None = None, progress: Report
 
     def look(index: int) -> None:
         picture, mode, size = _read(images.store, index, images.reading.value_range)
+        if images.reading.channels != RGB:
+            images.store.check(index)  # an image of other channels is seen, and no run can read it
         digest = digest_of(images.store, index)
         grey = small_grey(picture)
         found.sizes[index], found.modes[index], found.digests[index] = size, mode, digest

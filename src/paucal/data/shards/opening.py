@@ -24,7 +24,7 @@ from paucal.data.sources.folder import PARTS, ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.verify import ReportProgress
 from paucal.reading import decode_text
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
 SUFFIX = ".tar"
@@ -103,7 +103,7 @@ def open_shards(
     kept = np.flatnonzero(images.labels >= 0)
     bare = len(images) - len(kept)
     if not len(kept):
-        raise UserError(
+        raise (NoLabelsError if label_field is None else UserError)(
             f"no image of {place.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or a "
             f"field {label_field or JSON_FIELD!r} in 000001.json (--label-column names another); images without labels "
             "do for 'paucal pretrain'"

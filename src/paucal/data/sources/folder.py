@@ -13,7 +13,7 @@ from paucal.data.images import ImageSet, Store
 from paucal.data.sources.stores import FileStore
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from paucal.data.sources.suffixes import advice
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
 PARTS = {
@@ -227,7 +227,7 @@ def _open_parts(place: Place, root: Path, tops: list[str], keys: list[str], note
     for top in parts:
         inside = place.subfolders(top)
         if not inside:
-            raise UserError(
+            raise (UserError if any(map(place.subfolders, parts)) else NoLabelsError)(
                 f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
                 "(images without labels are for paucal predict)"
             )
@@ -243,7 +243,7 @@ def _open_parts(place: Place, root: Path, tops: list[str], keys: list[str], note
 
 def _open_classes(place: Place, root: Path, tops: list[str], keys: list[str], notes: list[str]) -> ImageSet:
     if not tops:
-        raise UserError(
+        raise NoLabelsError(
             f"{root} has images but no class folders; expected {root.name}/<class>/<image> "
             "(images without labels are for paucal predict)"
         )

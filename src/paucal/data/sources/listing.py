@@ -16,7 +16,7 @@ from paucal.data.sources.part_names import files_of_set, part_name, train_files
 from paucal.data.sources.stores import FileStore
 from paucal.data.splits.split import held_out_part
 from paucal.reading import is_regular, read_decoded
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 
 LIST_SUFFIX = ".txt"
 MOST_BYTES = 256 << 20  # twice the size of a list of ImageNet's 1.3 million images
@@ -183,7 +183,10 @@ def _rows(file: Path, text: str, labelled: bool) -> list[tuple[int, Row]]:
         row = _row(line, labelled)
         if row is None:
             expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"
-            raise UserError(f"line {number} of {file} is {line[:_SHOWN]!r}; expected {expected}")
+            only_paths = labelled and not rows and _row(line, labelled=False) is not None
+            raise (NoLabelsError if only_paths else UserError)(
+                f"line {number} of {file} is {line[:_SHOWN]!r}; expected {expected}"
+            )
         rows.append((number, row))
     if not rows:
         raise UserError(f"{file} lists no images; expected a path and a class number on each line")

@@ -36,7 +36,7 @@ from paucal.data.sources.table_files import find_tables, together
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.sources.voc_lists import is_voc, open_voc
 from paucal.data.verify import ReportProgress
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
@@ -227,7 +227,7 @@ def _open_file(path: Path, wanted: _Wanted) -> ImageSet:
             "archive (.zip, .tar); give one of these"
         )
     if labelled:
-        raise UserError(f"{path} is a single image; give a folder with one folder per class")
+        raise NoLabelsError(f"{path} is a single image; give a folder with one folder per class")
     return ImageSet(
         name=path.name,
         location=str(path.resolve()),

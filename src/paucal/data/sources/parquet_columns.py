@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from paucal.types import UserError
+from paucal.types import NoLabelsError, UserError
 
 Features = dict[str, dict[str, Any]]
 
@@ -51,7 +51,7 @@ def find_columns(
     label = label_column or label_column_of(schema, features)
     if label is None or label not in schema.names:
         expected = f"'{label}'" if label else "'label' or 'labels'"
-        raise UserError(
+        raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(
             f"{shown} has no label column; expected {expected} and found {found_in(schema)}; "
             f"call the column of the classes 'label', or name it by --label-column{_suggested(features)}"
         )

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,34 +12,39 @@ import torch
 
 from paucal.data.channels.counting import count_channels
 from paucal.data.checking.duplicates import CANDIDATE_SIDE, Pair, alike_pairs, exact_groups, joined
-from paucal.data.checking.findings import Checked, Finding, ranked
+from paucal.data.checking.findings import Checked, Finding, ranked, refusal
 from paucal.data.checking.labels import label_findings, size_findings, split_problem
-from paucal.data.checking.pictures import picture_findings
+from paucal.data.checking.pictures import UNREADABLE, picture_findings
 from paucal.data.checking.survey import Survey, survey_images
 from paucal.data.decode import WHOLE, Reading
 from paucal.data.decoded.read_as import ReadAs, smaller
 from paucal.data.decoded.value_range import with_ranges
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.several import roots_of
+from paucal.data.sources.stores import FileStore
+from paucal.data.sources.table import TABLE_SUFFIXES
 from paucal.data.splits.classes import choose_classes
-from paucal.data.splits.split import make_split
+from paucal.data.splits.split import Split, make_split
 from paucal.reading import named_path
 from paucal.rules.model import SIDES
 from paucal.runs.writable import try_folder
 from paucal.settings.options import USUAL_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
-from paucal.types import UserError
-from paucal.verbs.checking.boxes import open_with_boxes
+from paucal.types import NoLabelsError, UserError
+from paucal.verbs.checking.boxes import BAD_BOXES, open_with_boxes
 from paucal.verbs.checking.features import Reader, open_reader, weights_at_hand
-from paucal.verbs.checking.masks import for_masks, open_masked
+from paucal.verbs.checking.masks import BAD_MASKS, BOXES, MASKS, for_masks, open_masked
 from paucal.verbs.checking.result import CheckResult, facts_of, tell
 from paucal.verbs.checking.settings import CheckSettings
 from paucal.verbs.checking.suspects import SuspectLabel, find_suspects
 from paucal.verbs.checking.writing import require_ours, write_check
 from paucal.verbs.run.forecast import duration
+from paucal.verbs.run.images import Prepared
 from paucal.verbs.run.outputs import refuse_among
 from paucal.verbs.run.voice import Heard, Voice
-from paucal.wording import counted, percent
+from paucal.verbs.training.assembly import chosen_image_size
+from paucal.wording import counted, percent, was
 
 MOST_CONFIRMED = 2000  # images whose features are read to confirm near duplicates: a minute on a laptop
 _AT_ONCE = 1 << 14  # pairs whose features are held together
@@ -77,24 +82,26 @@ def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
     folder = _place(settings)
     images, opening = _open(settings)
     images, channels = as_pictures(images, settings.channels)
-    checked, dividing = divide(images, settings.seed)
     begin = time.monotonic()
     with voice.progress("looking at images") as advance:
         survey = survey_images(images, progress=advance)
+    if settings.on_bad_image == "skip":
+        images, survey, opening = without_unreadable(images, survey, opening)
+    checked, dividing = divide(images, settings.seed, _verb(opening))
     pairs, reader = alike_pairs(survey, smaller(images, CANDIDATE_SIDE).store), None
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _side(survey))
     if reader is not None and reader.trained:
         pairs = _confirmed(pairs, reader, images, settings, voice, max(1, _side(survey) // 2))
-    good = survey.readable
     found = [
         *opening,
         *channels,
         *dividing,
         *label_findings(checked),
-        *size_findings(survey.sizes[good], _wanted(_side(survey)), good),
+        *(_small(checked, survey) if _verb(opening) == "train" else ()),
         *picture_findings(checked, survey, pairs),
     ]
+    good = survey.readable
     found = for_masks(found, survey.sizes[good], good, settings.device)
     suspects, judged = None, ""
     if settings.labels and reader is not None:
@@ -115,17 +122,63 @@ def show(result: CheckResult, voice: Voice) -> None:
         voice.say("--output FOLDER writes a page with all of these images.")
 
 
-def divide(images: ImageSet, seed: int) -> tuple[Checked, list[Finding]]:
-    """Return a set with its own parts, or with those that `paucal train` would cut, and what is wrong with them."""
+def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked, list[Finding]]:
+    """Return a set with its own parts, or with those that a run would cut, and what is wrong with them.
+
+    Args:
+        images: The set.
+        seed: Seed of the cut.
+        verb: Verb that would cut it: "train", "detect" or "segment".
+    """
     declared = np.asarray(images.declared, dtype="<U6")
-    own = len(set(images.declared)) > 1
+    own, whole = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
     if not images.labelled and images.multi_hot is None:
-        return Checked(images, np.where(declared == "", "train", declared), own), []
+        return Checked(images, whole, bool(declared.any()), "not divided"), []
     try:
-        parts, problems = make_split(images, seed=seed).parts, []
+        parts = make_split(images, seed=seed).parts
     except UserError as problem:
-        parts, problems = np.full(len(images), "train", dtype="<U6"), [split_problem(problem)]
-    return Checked(images, declared if own else parts, own), problems
+        return Checked(images, whole, bool(declared.any()), "not divided"), [split_problem(problem)]
+    return Checked(images, declared if own else parts, own, f"as paucal {verb} would cut them"), []
+
+
+def without_unreadable(
+    images: ImageSet, survey: Survey, opening: Sequence[Finding]
+) -> tuple[ImageSet, Survey, list[Finding]]:
+    """Return a set, what was seen of it and what was found of it, without the images that a run would leave out.
+
+    Where no image can be read nothing is left out: a run would be refused.
+    """
+    good = survey.readable
+    if len(good) in (0, len(images)):
+        return images, survey, list(opening)
+    place = {old: new for new, old in enumerate(good.tolist())}
+    kept = [replace(one, groups=_renumbered(one.groups, place)) for one in opening]
+    bad = sorted(survey.unreadable)
+    words = f"{counted(len(bad), 'image')} of {len(images)} cannot be read and {was(len(bad))} left out "
+    words += f"(the first: {survey.unreadable[bad[0]]})"
+    return images.select(good), survey.of(good), [*kept, Finding(UNREADABLE, "warning", words, "repair or remove them")]
+
+
+def _renumbered(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    kept = (tuple(place[old] for old in group if old in place) for group in groups)
+    return tuple(group for group in kept if group)
+
+
+def _verb(opening: Sequence[Finding]) -> str:
+    """Return the verb that learns from images that were opened with these findings."""
+    names = {one.name for one in opening}
+    if names & {MASKS, BAD_MASKS}:
+        return "segment"
+    return "detect" if names & {BOXES, BAD_BOXES} else "train"
+
+
+def _small(checked: Checked, survey: Survey) -> list[Finding]:
+    """Return findings on images far smaller than `paucal train` would look at them; none of a set of tiny images."""
+    good = survey.readable
+    if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
+        return []
+    prepared = Prepared(checked.images, Split(checked.parts, checked.cut_by))
+    return size_findings(survey.sizes[good], min(chosen_image_size(prepared)), good)
 
 
 def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
@@ -143,15 +196,36 @@ def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
             download=settings.download,
         )
     except UserError as problem:
-        try:
-            images = open_images(settings.data, labelled=False, root=settings.data_root)
-        except UserError:
-            raise problem from None
-        advice = "without labels these images do for paucal pretrain and paucal predict"
-        return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
+        images = _without_labels(settings, problem)
+        if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
+            advice = "without labels these images do for paucal pretrain and paucal predict"
+            return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
+        return images, [refusal("refused", problem, "paucal train would refuse these images: ")]
     if settings.classes is not None:
         images = choose_classes(images, settings.classes)
     return images, []
+
+
+def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
+    """Return whether a table says nothing of its images but where they lie."""
+    is_table = settings.data.lower().endswith(TABLE_SUFFIXES)
+    return is_table and bool(len(images)) and not images.columns and settings.label_column is None
+
+
+def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
+    """Open the images of a place that cannot be opened with labels; of one that cannot be opened at all, none.
+
+    Raises:
+        UserError: the place is not there, or a flag is wrong: a mistake of the call, not of the data.
+    """
+    try:
+        return open_images(settings.data, labelled=False, root=settings.data_root)
+    except UserError:
+        places = [Path(os.path.expanduser(one)) for one in roots_of(settings.data)]
+        if str(problem).startswith("--") or not all(place.exists() for place in places):
+            raise problem from None
+    nothing = np.zeros(0, dtype=np.int64)
+    return ImageSet(places[0].name, str(places[0].resolve()), (), [], nothing, [], FileStore(places[0], []))
 
 
 def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
@@ -165,8 +239,7 @@ def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[
     try:
         reading = Reading(channels=channels or count_channels(images))
     except UserError as problem:
-        text, _, advice = str(problem).rstrip(".").partition("; ")
-        found, reading = [Finding("channels", "misleads", text, advice)], WHOLE
+        found, reading = [refusal("channels", problem)], WHOLE
     reading, notes = with_ranges(reading, images)
     found += [Finding("values", "warning", note) for note in notes]
     return replace(images, store=ReadAs(images.store, reading), reading=reading), found
@@ -186,13 +259,6 @@ def _place(settings: CheckSettings) -> Path | None:
 def _side(survey: Survey) -> int:
     good = survey.readable
     return int(np.median(survey.sizes[good].min(axis=1))) if len(good) else USUAL_SIDE
-
-
-def _wanted(side: int) -> int:
-    """Return the pixels that a model for images of this shorter side looks at."""
-    if side <= SIDES[0]:
-        return side  # a set of tiny images is trained at its own size
-    return next((one for one in SIDES if one >= side), USUAL_SIDE)
 
 
 def _confirmed(

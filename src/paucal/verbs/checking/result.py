@@ -74,7 +74,7 @@ def facts_of(checked: Checked, survey: Survey) -> dict[str, Any]:
         "readable": len(good),
         "classes": len(images.classes),
         "parts": {part: parts[part] for part in ("train", "val", "test") if parts[part]},
-        "parts_are": "the data's own" if checked.declared else "as paucal train would cut them",
+        "parts_are": "the data's own" if checked.declared else checked.cut_by,
         "per_class": classes_table(images, checked.parts) if images.classes else {},
         "sizes": _sizes(survey.sizes[good]),
         "channels": dict(Counter(mode for mode in survey.modes if mode).most_common()),
@@ -110,7 +110,9 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("parts", f"{parts} ({facts['parts_are']})")]
     if sizes := facts["sizes"]:
         low, middle, high = (f"{w} x {h}" for h, w in (sizes["smallest"], sizes["median"], sizes["largest"]))
-        rows.append(("width x height", f"{middle} in the middle, {low} to {high}; {sizes['different']} different"))
+        rows.append(
+            ("width x height", f"medians {middle}, images from {low} to {high}; {sizes['different']} different")
+        )
     kinds = ", ".join(f"{mode}: {count}" for mode, count in facts["channels"].items())
     rows += [("channels", kinds)] if kinds else []
     for name in ("brightness", "contrast"):

@@ -233,6 +233,14 @@ def _look_for_start(
     return settings, {**given, "init": f"auto: {found.why}"}, found
 
 
+def chosen_image_size(prepared: Prepared) -> list[int]:
+    """Return the side, or height and width, in pixels that a run would choose for images where nobody says."""
+    settings, given = TrainSettings(), {}
+    settings, given, _ = _look_for_start(settings, given, prepared)
+    facts = replace(prepared.facts(), start=_facts_of(find_start(settings), settings.init))
+    return list(resolve_training(settings, facts)[0].img_size or [USUAL_SIDE])
+
+
 def _facts_of(start: Start, init: str | None) -> StartFacts | None:
     return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
 
