@@ -65,6 +65,14 @@ def locate(store: Store, index: int) -> tuple[Store, int]:
     return store, index
 
 
+def locate_original(store: Store, index: int) -> tuple[Store, int]:
+    """Return the store that has an image itself, not a decoded copy, and its position there."""
+    store, index = locate(store, index)
+    while isinstance(store, Copies) and store.original is not None:
+        store, index = locate(store.original, index)
+    return store, index
+
+
 @dataclass(frozen=True)
 class Hints:
     """What a source knows about its images that a default setting should respect.

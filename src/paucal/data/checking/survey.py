@@ -13,7 +13,7 @@ from paucal.data.channels.decoding import look_at
 from paucal.data.channels.planes import RGB
 from paucal.data.checking.perceptual_hash import hash_of, small_grey
 from paucal.data.decode import UnreadableImage
-from paucal.data.images import Copies, ImageSet, Store, locate
+from paucal.data.images import Copies, ImageSet, Store, locate, locate_original
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.verify import ReportProgress, for_each
 
@@ -122,12 +122,9 @@ def digest_of(store: Store, index: int) -> bytes:
         UnreadableImage: the image cannot be read.
     """
     store, index = locate(store, index)
-    while isinstance(store, Copies):
-        if (known := store.digest(index)) is not None:
-            return known
-        if store.original is None:
-            break
-        store, index = locate(store.original, index)
+    if isinstance(store, Copies) and (known := store.digest(index)) is not None:
+        return known
+    store, index = locate_original(store, index)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     if not isinstance(store, EncodedStore):
         picture = store.read(index)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paucal.data.decoded.folder import usable_folder
 from paucal.data.decoded.known import DIGEST, KnownImages
 from paucal.data.decoded.read_as import whole_image
-from paucal.data.images import Copies, ImageSet, locate
+from paucal.data.images import ImageSet, locate_original
 from paucal.data.maps.store import content_hash
 from paucal.data.sources.stores import EncodedStore, Stamp
 
@@ -63,7 +63,5 @@ def _memory(images: ImageSet) -> KnownImages | None:
 
 def _stamp(images: ImageSet, position: int) -> Stamp | None:
     """Return what an image itself is recognised by, also where a decoded copy is shown."""
-    store, place = locate(images.store, position)
-    if isinstance(store, Copies) and store.original is not None:
-        store, place = locate(store.original, place)
+    store, place = locate_original(images.store, position)
     return store.stamp(place) if isinstance(store, EncodedStore) else None

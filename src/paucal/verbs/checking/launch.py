@@ -218,11 +218,13 @@ def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
     Raises:
         UserError: the place is not there, or a flag is wrong: a mistake of the call, not of the data.
     """
+    if str(problem).startswith("--"):
+        raise problem
     try:
         return open_images(settings.data, labelled=False, root=settings.data_root)
     except UserError:
         places = [Path(os.path.expanduser(one)) for one in roots_of(settings.data)]
-        if str(problem).startswith("--") or not all(place.exists() for place in places):
+        if not all(place.exists() for place in places):
             raise problem from None
     nothing = np.zeros(0, dtype=np.int64)
     return ImageSet(places[0].name, str(places[0].resolve()), (), [], nothing, [], FileStore(places[0], []))

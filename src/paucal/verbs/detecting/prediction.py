@@ -78,9 +78,9 @@ def detect_objects(
     folder = run if isinstance(run, RunFolder) else open_run(Path(run))
     device = usable_device(settings.device)
     detector, card = load_detector(folder, device)
-    opened = open_sources(sources, voice)
     # Boxes are told in pixels of the image itself, so it is not reduced on the way.
     whole = replace(card.preprocessing.reading, side=None)
+    opened = open_sources(sources, voice, whole)
     total, results = sum(map(len, opened)), []
     with voice.progress("detecting") as advance:
         for name, image in read_all(opened, whole, settings.on_bad_image, voice):

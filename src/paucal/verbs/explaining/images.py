@@ -40,8 +40,9 @@ def read_images(
     Raises:
         UserError: there is nothing at a path, or an image cannot be read.
     """
-    opened = open_sources(sources, voice)
-    return sum(map(len, opened)), _viewed(read_all(opened, model.card.preprocessing.reading, on_bad, voice), model)
+    reading = model.card.preprocessing.reading
+    opened = open_sources(sources, voice, reading)
+    return sum(map(len, opened)), _viewed(read_all(opened, reading, on_bad, voice), model)
 
 
 def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: Deployed) -> Iterator[Viewed]:

@@ -74,4 +74,5 @@ def _opened(run: RunFolder, model: Deployed, voice: Voice) -> ImageSet:
 
 
 def _given(data: str, model: Deployed, voice: Voice) -> Iterator[tuple[str | None, Image.Image]]:
-    return read_all(open_sources([data], voice), model.card.preprocessing.reading, "refuse", voice)
+    reading = model.card.preprocessing.reading
+    return read_all(open_sources([data], voice, reading), reading, "refuse", voice)

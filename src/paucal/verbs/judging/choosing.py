@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paucal.data.channels.depth import depth_notes
+from paucal.data.decode import Reading
 from paucal.data.images import ImageSet
 from paucal.data.splits.file import read_split
 from paucal.data.splits.split import held_out_part
@@ -15,6 +17,7 @@ from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.run.images import pin_data
+from paucal.verbs.run.voice import Voice
 from paucal.wording import counted
 
 TEST = "test"
@@ -32,6 +35,12 @@ class JudgedImages:
 
     positions: NDArray[np.int64]
     notes: tuple[str, ...] = ()
+
+
+def say_notes(voice: Voice, images: ImageSet, reading: Reading, judged: JudgedImages) -> None:
+    """Say what is odd about the images that a model is judged on, beside what was said when they were opened."""
+    for note in (*depth_notes(images, reading), *judged.notes):
+        voice.say(f"note: {note}")
 
 
 def choose_judged(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> JudgedImages:

@@ -26,7 +26,7 @@ from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.explaining.mistakes import draw_mistakes
-from paucal.verbs.judging.choosing import choose_judged, is_same_place
+from paucal.verbs.judging.choosing import choose_judged, is_same_place, say_notes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, load_images, open_again
@@ -142,8 +142,9 @@ def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model
         images = match_classes(images, model.classes)
     images = _alike(images, model)
     judged = choose_judged(folder, images, settings.part, target)
-    for note in (*(images.notes if target is not None else ()), *judged.notes):
+    for note in images.notes if target is not None else ():
         voice.say(f"note: {note}")
+    say_notes(voice, images, reading, judged)
     return images, judged.positions, train_labels
 
 

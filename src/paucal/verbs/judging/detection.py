@@ -25,7 +25,7 @@ from paucal.transfer.detection.opening import open_boxed
 from paucal.transfer.detection.pictures import precision_recall_figure
 from paucal.transfer.detection.views import evaluation_view
 from paucal.types import UserError
-from paucal.verbs.judging.choosing import choose_judged
+from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import Advance, decoded, reading_for
@@ -97,8 +97,7 @@ def _images(
         reading = reading_for([max(card.resize_to)], WHOLE)
         boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
     judged = choose_judged(run, boxed.images, settings.part, target)
-    for note in judged.notes:
-        voice.say(f"note: {note}")
+    say_notes(voice, boxed.images, card.preprocessing.reading, judged)
     return boxed, judged.positions
 
 

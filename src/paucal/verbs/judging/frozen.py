@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paucal.data.channels.depth import depth_notes
 from paucal.data.decode import Reading
 from paucal.data.loader import images_together
 from paucal.evaluation.protocols.comparison import MOST_MODELS, Row, compare
@@ -134,7 +135,7 @@ def _opened(
                 raise
             voice.say(f"left out: {problem}")
             continue
-        for note in one.images.notes:
+        for note in (*one.images.notes, *depth_notes(one.images, reading)):
             voice.say(f"note: {note}")
         voice.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
         yield one

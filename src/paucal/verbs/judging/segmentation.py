@@ -14,7 +14,7 @@ from paucal.data.splits.split import Split
 from paucal.evaluation.segmentation import SegmentationReport, segmentation_report
 from paucal.runs import RunFolder, folder_in_place, open_run, write_text
 from paucal.types import UserError
-from paucal.verbs.judging.choosing import choose_judged
+from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import MASKS, report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.images import decoded
@@ -72,8 +72,7 @@ def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voi
         else:
             prepared = _opened(target, network, settings, stored.ignore, voice)
         judged = choose_judged(run, prepared.images, settings.part, target)
-        for note in judged.notes:
-            voice.say(f"note: {note}")
+        say_notes(voice, prepared.images, network.reading, judged)
         places = judged.positions.tolist(), report_folder(run, target, data, settings)
         found.append(_judge(network, prepared, *places, stored, voice))
     return found

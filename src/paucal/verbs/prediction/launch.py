@@ -93,7 +93,7 @@ def open_pictures(
     if settings.scales is not None:
         raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")
     fed = model.card.preprocessing
-    pictures = Pictures(open_sources(sources, voice), fed.reading)
+    pictures = Pictures(open_sources(sources, voice, fed.reading), fed.reading)
     together = settings.batch_size or images_together(fed.image_size, model.device.type)
     check_batch(min(together, len(pictures)), fed.image_size)
     return model.mirrored() if settings.mirror else model, pictures, replace(settings, batch_size=together)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from paucal.data.channels.depth import depth_notes
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.read_as import ReadAs
 from paucal.data.images import ImageSet, locate
@@ -33,8 +34,13 @@ class InMemory:
         return 1
 
 
-def open_sources(sources: Sequence[str | Image.Image], voice: Voice) -> list[ImageSet | InMemory]:
+def open_sources(sources: Sequence[str | Image.Image], voice: Voice, reading: Reading) -> list[ImageSet | InMemory]:
     """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
+
+    Args:
+        sources: what to open.
+        voice: says what is odd about the images.
+        reading: how the model's images are read.
 
     Raises:
         UserError: there is nothing at a path, or no image among what a pattern matches.
@@ -42,8 +48,9 @@ def open_sources(sources: Sequence[str | Image.Image], voice: Voice) -> list[Ima
     found: list[ImageSet | InMemory] = []
     for source in sources:
         found += [InMemory(source)] if isinstance(source, Image.Image) else _open(source, voice)
-    for note in (note for images in found if isinstance(images, ImageSet) for note in images.notes):
-        voice.say(f"note: {note}")
+    for images in found:
+        for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
+            voice.say(f"note: {note}")
     return found
 
 

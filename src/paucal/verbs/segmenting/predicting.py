@@ -82,7 +82,7 @@ def segment_all(
     check_ranges(settings)
     check_factors("scales", settings.scales)
     loaded = model if isinstance(model, SegmentationModel) else load_segmenter(model, settings.device)
-    opened = open_sources(list(sources), voice)
+    opened = open_sources(list(sources), voice, loaded.reading)
     names = _names(opened)
     output = named_path(str(output))
     for source in sources:

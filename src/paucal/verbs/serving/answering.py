@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from paucal.data.channels.decoding import as_read, decode_image, image_shape
+from paucal.data.channels.depth import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
 from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.familiarity import INSIDE, Familiarity
@@ -36,7 +37,7 @@ class Answerer:
 
     def __init__(self, model: Deployed, known: Familiarity | None) -> None:
         self.model = model.require_classifier()
-        self._known = known
+        self._known, self._reading = known, model.card.preprocessing.reading
         self._lock = threading.Lock()
         can_read = known is not None and linear_classifier(model.module) is not None
         self._reader = ClassifierInputs(model.module) if can_read else None
@@ -70,8 +71,15 @@ class Answerer:
                 ],
                 "several": thresholds is not None,
                 "unlike": self._unlike(picture),
+                "note": self._note(content, name),
                 "explanation": self._explanation(picture, name) if explain else None,
             }
+
+    def _note(self, content: bytes, name: str) -> str:
+        """Return what the answer suffers from; "" for nothing that is known."""
+        if not has_other_depth(content, name, self._reading):
+            return ""
+        return f"{describe_depth(self._reading, 'The picture has')}. The answer means little."
 
     def _decoded(self, content: bytes, name: str) -> Image.Image:
         try:

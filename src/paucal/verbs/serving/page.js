@@ -45,10 +45,14 @@ function fill(part, answer) {
     row.insertCell().append(meter);
     row.append(share);
   }
+  const doubts = answer.note ? [answer.note] : [];
   if (answer.unlike.known && answer.unlike.unlike) {
+    doubts.push("Not like the training images: it is further from them than " +
+      `${Math.round(100 * answer.unlike.inside)} of 100 pictures of their kind. The answer may mean nothing.`);
+  }
+  if (doubts.length) {
     const note = part.querySelector(".unlike");
-    note.textContent = "Not like the training images: it is further from them than " +
-      `${Math.round(100 * answer.unlike.inside)} of 100 pictures of their kind. The answer may mean nothing.`;
+    note.textContent = doubts.join(" ");
     note.hidden = false;
   }
 }

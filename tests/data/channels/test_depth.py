@@ -1,0 +1,47 @@
+"""Images of another depth than those of a model's training are told, on either side, for all kinds of files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paucal.data.channels.depth import depth_notes, describe_depth, has_other_depth
+from paucal.data.decode import Reading
+from paucal.data.sources.opening import open_images
+
+SHALLOW, DEEP = Reading(), Reading(value_range=(200.0, 4000.0))
+BANDS = Reading(channels=4), Reading(channels=4, channel_ranges=((0.0, 9.0),) * 4)
+
+
+def write(path: Path, deep: bool, bands: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = np.random.default_rng(0).integers(0, 255, (8, 8, bands)).astype(np.uint16 if deep else np.uint8)
+    if path.suffix == ".npy":
+        np.save(path, values)
+    else:
+        Image.fromarray(values[..., 0]).save(path)
+    return path
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    ("name", "bands", "readings"),
+    [("a.png", 1, (SHALLOW, DEEP)), ("a.tif", 1, (SHALLOW, DEEP)), ("a.npy", 4, BANDS)],
+)
+def test_depth__is_told_from_that_of_the_training(tmp_path: Path, name, bands, readings, deep):
+    path = write(tmp_path / name, deep, bands)
+    for source in (path, path.read_bytes()):
+        assert [has_other_depth(source, name, reading) for reading in readings] == [deep, not deep]
+
+
+def test_notes__count_the_images_of_a_set_that_differ(tmp_path: Path):
+    for number in range(5):
+        write(tmp_path / f"set/{number}.png", deep=number < 2)
+    (tmp_path / "set/4.png").write_bytes(b"damaged")
+    images = open_images(tmp_path / "set", labelled=False)
+    assert depth_notes(images, DEEP) == [f"{describe_depth(DEEP)} (2 of 5 looked at): the answers mean little"]
+    assert depth_notes(images, SHALLOW) == [f"{describe_depth(SHALLOW)} (2 of 5 looked at): the answers mean little"]
+    assert describe_depth(DEEP) == "images have 8 bits a channel, and the model was trained on images with more"
+    assert describe_depth(SHALLOW, "it has").startswith("it has more than 8 bits a channel, and")
+    assert depth_notes(open_images("digits"), SHALLOW) == []
