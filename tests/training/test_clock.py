@@ -142,10 +142,10 @@ class Machine(Callback):
         return {"val_size": float(sum(p.double().square().sum() for p in model.parameters())), "val_loss": 0.0}
 
 
-def train(folder, machine, time, epochs, name="per_block", **more):
+def train(folder, machine, time, epochs, name="per_block", callbacks=(), **more):
     watch = Watch(machine.score, "val_size", "val_loss")
-    objective = toys.make(name)
-    return toys.train(objective, folder, epochs=epochs, watch=watch, callbacks=[machine], time=time, **more)
+    objective, callbacks = toys.make(name), [machine, *callbacks]
+    return toys.train(objective, folder, epochs=epochs, watch=watch, callbacks=callbacks, time=time, **more)
 
 
 def test_run__without_a_time_is_left_alone(tmp_path, monkeypatch):
@@ -257,3 +257,45 @@ def test_position__follows_a_simple_walk_and_ends_with_the_plan(plan):
         assert found[-1] == pytest.approx(plan.total_steps)
     first = plan.changes[0].step if plan.changes else plan.total_steps
     assert found[: first + 1] == list(range(first + 1))
+
+
+class Threads(Callback):
+    """Keeps the number of threads of every step."""
+
+    def __init__(self):
+        self.used: list[int] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.used.append(torch.get_num_threads())
+
+
+def test_threads__are_tried_without_a_trace_and_recorded(tmp_path, monkeypatch):
+    """Steps that are only timed change neither weights nor random numbers; the number chosen is part of the change."""
+    tried, states, before = [], [], torch.get_num_threads()
+
+    def choosing(threads, repeats):
+        def choose(step):
+            for _ in range(repeats):
+                step()
+                tried.append(threads)
+            torch.set_num_threads(threads)
+            return threads
+
+        return choose
+
+    monkeypatch.setattr(clock, "SPARE_SHARE", 1.0)  # these steps are long beside the time
+    load = load_between(20, 1e9, slow=1.5)
+    for threads, repeats in ((1, 0), (1, 2), (2, 2)):
+        folder = tmp_path / f"{threads}-{repeats}"
+        monkeypatch.setattr(clock, "choose_threads", choosing(threads, repeats))
+        seen, machine = Threads(), Machine(monkeypatch, load)
+        outcome = train(folder, machine, timed(60.0), planned(60.0), name="two_networks", callbacks=[seen])
+        states.append(load_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"])
+    assert tried[:2] == [1, 1]
+    assert 2 in tried
+    first = outcome.plan.changes[0]
+    assert first.threads == 2
+    assert first.total_steps == planned(60.0) * PER_EPOCH  # the next looks tell how many steps fit with two threads
+    assert seen.used == [1] * first.step + [2] * (outcome.step - first.step)
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert torch.get_num_threads() == before
