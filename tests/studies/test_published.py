@@ -20,7 +20,7 @@ IN_WORDS = {
     *("drloc-table-15", "drloc-figure-3", "dhvt-figure-1", "dhvt-figure-2", "dhvt-affine"),
     *("esvit-figure-4", "esvit-figure-5", "esvit-figure-8"),
 }
-APART = {"esvit-table-5-scores"}  # columns of a table that take another kind of run
+APART = {"esvit-table-5-scores", "esvit-figure-1"}  # columns of a table that take another kind of run, or none
 TURNED = ("esvit-table-10",)  # whose rows are columns of the paper
 # Rows of ours beside the published ones.
 OURS = {("drloc-table-6", "F2: A + L_all (program)")}
@@ -51,6 +51,20 @@ def test_published__columns_that_are_measured_apart_are_those_of_their_tables():
     assert scores.rows[0].values[:-1] == beside["Sup. Swin-T"]
     assert scores.columns[:-2] == known["esvit-table-10"].columns[:-1]
     assert {row.values[:-2] for row in scores.rows[1:]} == {(None,) * 18}
+
+
+def test_published__what_a_figure_draws_is_its_tables():
+    """EsViT's figure 1: the accuracies, images per second and parameters of table 1."""
+    known = studies()
+    figure, table = known["esvit-figure-1"], known["esvit-table-1"]
+    assert [row.name for row in figure.rows] == [row.name for row in table.rows]
+    assert [row.values for row in figure.rows] == [(*row.values[:3], None) for row in table.rows]
+    base = next(row for row in figure.rows if not row.against and row.model)
+    assert (base.name, base.values[1]) == ("DINO DeiT-S/16", 1007.0)
+    untimed = {row.name for row in figure.rows if not row.model}
+    assert untimed == {"SwAV RN50w5", "BYOL RN200w2", "SimCLR-v2 RN152w3+SK", "iGPT-XL"}  # not built here
+    beside = {row.model: row.values[0] for row in known["esvit-table-7"].rows}
+    assert {row.values[1] == beside[row.model] for row in figure.rows if row.model in beside} == {True}
 
 
 def test_published__rows_of_ours_have_no_numbers():

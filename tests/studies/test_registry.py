@@ -185,6 +185,41 @@ def test_read__columns_that_several_studies_have(tmp_path):
     assert read(tmp_path, text)["one"].columns == read(tmp_path, GOOD)["one"].columns
 
 
+FIGURE = """  two:
+    title: t
+    where: figure 1
+    kind: count
+    draws: {accuracy: c, throughput: im/s, parameters: size}
+    columns: [{name: size}, {name: im/s, metric: throughput_scaled}, {name: c, metric: top1, study: one}]
+    rows: {of: one, against: a, models: {b: large}}
+"""
+
+
+def test_read__rows_of_another_study(tmp_path):
+    """Values are those of the columns that both have."""
+    study = read(tmp_path, GOOD + FIGURE)["two"]
+    rows = [(row.name, row.model, row.against, row.values) for row in study.rows]
+    assert rows == [("a", "small", "", (None, None, 1.5)), ("b", "large", "a", (None, None, 2.0))]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("of: one", "of: ones", "the study whose rows it has is 'ones' (did you mean one"),
+        ("models: {b:", "models: {d:", "the row of a model is 'd'; expected one of a, b"),
+        ("b: large", "b: larg", "the model is 'larg' (did you mean large"),
+        ("study: one", "study: ones", "the study of 'c' is 'ones' (did you mean one"),
+        ("accuracy: c", "accuracy: d", "the column that is drawn is 'd'; expected one of size, im/s, c"),
+        ("accuracy: c, ", "", "what it draws is throughput, parameters; expected accuracy, throughput, parameters"),
+    ],
+)
+def test_read__says_what_is_wrong_with_a_figure(tmp_path, old, new, words):
+    assert old in FIGURE
+    with pytest.raises(UserError) as problem:
+        read(tmp_path, GOOD + FIGURE.replace(old, new))
+    assert words in str(problem.value)
+
+
 def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):
     scale = {name: value for name, value in BY_KIND["segment"]["scales"]["tiny"].items() if name != "lesson"}
     with pytest.raises(UserError, match="a smaller scale has no lesson"):

@@ -43,9 +43,10 @@ class ComparisonPage:
 
 def write_comparison(path: Path, page: ComparisonPage) -> None:
     """Write the page; pictures are inside, nothing is loaded from anywhere, and no script runs."""
-    pictures = [(caption, _uri(figure)) for caption, figure in page.pictures]
+    pictures = [(caption, data_uri(figure)) for caption, figure in page.pictures]
     write_text(path, template("comparing.html").render(page=page, pictures=pictures))
 
 
-def _uri(figure: Figure) -> str:
+def data_uri(figure: Figure) -> str:
+    """Return a figure as the address of a PNG that is written into a page."""
     return "data:image/png;base64," + base64.b64encode(png_of(figure)).decode("ascii")

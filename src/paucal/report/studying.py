@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
+from paucal.report.comparing import data_uri
 from paucal.report.page import template
 from paucal.runs import write_text
 
@@ -22,6 +25,7 @@ class StudyPage:
         settings: of each run, text by heading.
         comparisons: pages with curves and every run, as (name, path relative to this page).
         command: that made it.
+        pictures: figures with their captions.
     """
 
     title: str
@@ -33,8 +37,10 @@ class StudyPage:
     settings: Sequence[Mapping[str, str]]
     comparisons: Sequence[tuple[str, str]]
     command: str
+    pictures: Sequence[tuple[str, Figure]] = ()
 
 
 def write_study(path: Path, page: StudyPage) -> None:
-    """Write the page; nothing is loaded from anywhere, and no script runs."""
-    write_text(path, template("studying.html").render(page=page))
+    """Write the page; pictures are inside, nothing is loaded from anywhere, and no script runs."""
+    pictures = [(caption, data_uri(figure)) for caption, figure in page.pictures]
+    write_text(path, template("studying.html").render(page=page, pictures=pictures))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from paucal.studies.parts import DataSet
-from paucal.studies.study import DERIVED, KINDS, METRICS, Column, Part, Row, Study
+from paucal.studies.study import DERIVED, DRAWN, KINDS, METRICS, Column, Part, Row, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -35,7 +35,16 @@ def check_study(study: Study, data_sets: Mapping[str, DataSet], where: str) -> N
         known(start.verb, ("train", "pretrain"), f"{where}: the verb of the start {name!r}")
         if start.tag and start.init != "timm":
             raise UserError(f"{where}: the start {name!r} has the tag {start.tag!r}, which belongs to init: timm.")
+    if study.draws:
+        _check_drawing(study, where)
     _check_sense(study, where)
+
+
+def _check_drawing(study: Study, where: str) -> None:
+    if set(study.draws) != set(DRAWN):
+        raise UserError(f"{where}: what it draws is {', '.join(study.draws)}; expected {', '.join(DRAWN)}.")
+    for name in study.draws.values():
+        known(name, [column.name for column in study.columns], f"{where}: the column that is drawn")
 
 
 def _check_column(study: Study, column: Column, where: str) -> None:

@@ -74,11 +74,39 @@ def read_studies(
         where = f"{path.name}: {name}"
         entry, alike = _without_like(entry, by_kind or {}, where)
         entry["columns"] = _columns(entry.get("columns", []), content.get("columns", {}), where)
+        entry = _with_rows_of(entry, found, where)
         own = {"scales": content.get("scales", {}), **shared, **(by_kind or {}).get(alike, {})}
         scales = _scales(own.pop("scales"), entry, where)
         found[name] = _study(name, {**own, **entry, "scales": scales}, models, where)
         check_study(found[name], data_sets, where)
+        for column in found[name].columns:
+            if column.study:
+                known(column.study, found, f"{where}: the study of {column.name!r}")
     return found
+
+
+def _with_rows_of(entry: dict[str, Any], found: Mapping[str, Study], where: str) -> dict[str, Any]:
+    """Return a study's entry with the rows of an earlier one, where it names one: `rows: {of: NAME}`.
+
+    Values are those of the columns that both have; `models` names models that the other does not train, and `against`
+    the row that sets the scale of times.
+    """
+    rows = entry.get("rows")
+    if not isinstance(rows, dict):
+        return entry
+    known(str(rows.get("of")), found, f"{where}: the study whose rows it has")
+    other, models = found[str(rows["of"])], rows.get("models", {})
+    for name in models:
+        known(name, [row.name for row in other.rows], f"{where}: the row of a model")
+    places = {column.name: place for place, column in enumerate(other.columns)}
+    own = [places.get(column["name"]) for column in entry["columns"]]
+    made = []
+    for row in other.rows:
+        model = models.get(row.name, row.model)
+        against = {"against": rows["against"]} if model and row.name != rows.get("against") else {}
+        values = [None if place is None else row.values[place] for place in own]
+        made.append({"name": row.name, "model": model, "args": list(row.args), "values": values, **against})
+    return {**entry, "rows": made}
 
 
 def _without_like(entry: Mapping[str, Any], by_kind: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str]:

@@ -29,6 +29,7 @@ TRAINED: Mapping[str, tuple[str, ...]] = {
     "segment": ("mean_iou", "mean_iou_scales", "mean_accuracy", "pixel_accuracy"),
 }
 COUNTED = ("params", "gmacs", "gmacs_all")
+DRAWN = ("accuracy", "throughput", "parameters")  # of a picture of efficiency
 DERIVED = ("average", "wins")
 TIMED = ("throughput", "throughput_scaled")
 
@@ -64,11 +65,13 @@ class Column(Part):
 
     Attributes:
         metric: which number.
+        study: Name of the study whose results at full scale hold the number; "" where the runs of this one give it.
         at: of a curve, the share of the epochs after which it is read; of "knn_curve" those of the monitor.
     """
 
     metric: str = "quoted"
     at: float = 1.0
+    study: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ class Study:
         telling: what the smaller scales can and cannot tell.
         without: why there are no smaller scales.
         starts: what its rows begin with, by name; none where they begin with random weights.
+        draws: Names of the columns that its picture shows, by what they are in it; none where nothing is drawn.
         see: of what is not run, where it is found or how it is made.
         note: a remark.
     """
@@ -162,6 +166,7 @@ class Study:
     telling: str = ""
     without: str = ""
     starts: Mapping[str, Start] = field(default_factory=dict)
+    draws: Mapping[str, str] = field(default_factory=dict)
     see: str = ""
     note: str = ""
 

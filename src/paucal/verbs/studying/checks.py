@@ -8,6 +8,7 @@ from paucal.runs.writable import try_folder
 from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.studying.drawing import PICTURE
 from paucal.verbs.studying.grids.scenes import UNFINISHED
 from paucal.verbs.studying.images import TAKEN
 from paucal.verbs.studying.settings import StudySettings
@@ -52,7 +53,7 @@ def study_folder(found: Study, asked: StudySettings, places: Mapping[str, str]) 
     for place in places.values():
         refuse_among(folder, {"DATA": place}, asked.data_root)
     try_folder(folder)
-    known = (PAGE, RESULTS, *TAKEN, *places)
+    known = (PAGE, RESULTS, PICTURE, *TAKEN, *places)
     if folder.is_dir():
         names = [one.name for one in folder.iterdir() if not (one / "grid.json").is_file()]
         others = [name for name in names if name not in known and not name.startswith(UNFINISHED)]

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
+from paucal.evaluation.figures import save_figure
 from paucal.report.studying import StudyPage, write_study
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -27,6 +29,8 @@ from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.checks import PAGE, require_run, require_sense, study_folder
+from paucal.verbs.studying.drawing import PICTURE, drawn_words, efficiency_figure, points_of
+from paucal.verbs.studying.elsewhere import full_folder, measured_elsewhere
 from paucal.verbs.studying.grids.frozen import settle_frozen
 from paucal.verbs.studying.grids.pretraining import settle_pretraining
 from paucal.verbs.studying.grids.starts import stored_starts, with_lesson
@@ -214,15 +218,27 @@ def _counted(found: Study, asked: StudySettings, command: str, voice: Voice) -> 
     timed = time_models(found, asked, voice) if is_timed(found) else None
     if timed is None:
         voice.say(f"{found.name}: models are counted as published, which takes a few seconds each; nothing is trained")
-    lines, _ = find_lines(found, (), (), timed=timed)
+    lines, _ = find_lines(found, (), (), timed=timed, elsewhere=measured_elsewhere(found, folder))
     rows, words = shown_rows(found, lines), caveats(found, None)
     write_results(folder, lines)
+    pictures = _drawn(found, lines, folder) if found.draws else []
+    words = [*(caption for caption, _ in pictures), *words]
     title, source = f"{found.paper}: {found.title}", f"{found.source}, {found.where}"
     scale = "Counted, not trained." if timed is None else timed.words
-    page = StudyPage(title, source, scale, (), rows, words, (), (), command)
+    page = StudyPage(title, source, scale, (), rows, words, (), (), command, pictures)
     write_study(folder / PAGE, page)
     _tell(found, rows, words, folder, voice)
     return Studied(folder, lines, True, {})
+
+
+def _drawn(found: Study, lines: Sequence[Line], folder: Path) -> list[tuple[str, Figure]]:
+    """Draw a study's picture into its folder, and return it with what its numbers are."""
+    points = points_of(found, lines)
+    names = dict.fromkeys(column.study for column in found.columns if column.study)
+    caption = " ".join(drawn_words(found, points, {name: str(full_folder(name, folder)) for name in names}))
+    figure = efficiency_figure(points)
+    save_figure(folder / PICTURE, figure)
+    return [(caption, figure)]
 
 
 def _tell(found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], folder: Path, voice: Voice) -> None:

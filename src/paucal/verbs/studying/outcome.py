@@ -1,7 +1,7 @@
 """Published beside measured, row by row."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Evidence:
         scored: likewise the scores of others, each with its seed.
         failed: images and name of runs of which every seed has failed.
         timed: models on this device; None where no column is a time.
+        elsewhere: Numbers of other studies, by study, then by the names of row and column.
     """
 
     asked: Sequence[Planned]
@@ -62,6 +63,7 @@ class Evidence:
     scored: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
     failed: frozenset[tuple[str, str]]
     timed: Timed | None = None
+    elsewhere: Mapping[str, Mapping[tuple[str, str], Measured]] = field(default_factory=dict)
 
 
 def find_lines(
@@ -70,6 +72,7 @@ def find_lines(
     grids: Sequence[Grid],
     whole: Sequence[Planned] = (),
     timed: Timed | None = None,
+    elsewhere: Mapping[str, Mapping[tuple[str, str], Measured]] | None = None,
 ) -> tuple[list[Line], list[Findings]]:
     """Return every number of the table, and what the comparisons of its runs have shown.
 
@@ -79,11 +82,12 @@ def find_lines(
         grids: stored runs, those of earlier calls too.
         whole: all runs of the scale; by default those that are wanted.
         timed: models on this device, of a study with columns of times.
+        elsewhere: Numbers of the studies that columns name, by study, then by the names of row and column.
     """
     findings = [find(grid) for grid in grids if grid.verb == "train"]
     trained = {(one.grid.folder.name, arm.arm.way): arm for one in findings for arm in one.arms}
     scored = {(grid.folder.name, way): found for grid in grids for way, found in _scored(grid).items()}
-    evidence = Evidence(runs, whole or runs, trained, scored, _failed(grids), timed)
+    evidence = Evidence(runs, whole or runs, trained, scored, _failed(grids), timed, elsewhere or {})
     lines = []
     for row in study.rows:
         for place, column in enumerate(study.columns):
@@ -99,11 +103,11 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
     if column.metric in COUNTED:
         value = counted_value(study, row, column)
         return (None, "not built here") if value is None else (Measured(value), "")
+    if column.study:
+        found = evidence.elsewhere.get(column.study, {}).get((row.name, column.name))
+        return found, "" if found is not None else "quoted"
     if column.metric in TIMED:
-        found, why = (None, "not timed") if evidence.timed is None else timed_value(study, row, column, evidence.timed)
-        if found is None or found.low == found.high:  # the row that sets the scale has no spread
-            return None if found is None else Measured(found.median), why
-        return Measured(found.median, low=found.low, high=found.high), why
+        return _timed(study, row, column, evidence.timed)
     if column.metric in DERIVED and row in study.trained_rows:
         return _derived(study, row, column, evidence)
     if column not in study.trained_columns or row not in study.trained_rows:
@@ -119,6 +123,13 @@ def _measured(study: Study, row: Row, column: Column, evidence: Evidence) -> tup
     elif (arm := evidence.trained.get(place)) is not None and arm.outcomes:
         return of_runs(column, arm, evidence.trained.get(against)), ""
     return None, _missing(row, column, evidence, place)
+
+
+def _timed(study: Study, row: Row, column: Column, timed: Timed | None) -> tuple[Measured | None, str]:
+    found, why = (None, "not timed") if timed is None else timed_value(study, row, column, timed)
+    if found is None or found.low == found.high:  # the row that sets the scale has no spread
+        return None if found is None else Measured(found.median), why
+    return Measured(found.median, low=found.low, high=found.high), why
 
 
 def _run_of(row: Row, column: Column, evidence: Evidence) -> Planned | None:
