@@ -21,7 +21,7 @@ from paucal.transfer.segmentation.network import segmentation_network
 from paucal.types import UserError, height_and_width
 from paucal.verbs.comparing.cells.jobs import job_of
 from paucal.verbs.detecting.structure import detector_parts
-from paucal.verbs.studying.counting import count_model, count_network
+from paucal.verbs.studying.counting import count_model, count_network, counted_value
 from verbs.studying.resolved import checked
 
 TRAINED = [name for name, study in studies().items() if study.trains]
@@ -284,6 +284,14 @@ def test_models__of_each_family_take_the_multiply_adds_of_the_estimate(paper, ke
     models = next(study.models for name, study in studies().items() if name.startswith(paper))
     count = count_model(models[key].full.name, models[key].side, models[key].full.args, 1000)
     assert count.gmacs_all == pytest.approx(models[key].gmacs, rel=0.005)
+
+
+def test_tnt_t__is_counted_as_the_sheet_of_backbones_has_it():
+    """Sheet of backbones, 1.1: 6,069,784 parameters and 1.404 G multiply-adds; DHVT's table 9 prints 6.2 and 1.4."""
+    study = studies()["dhvt-table-9"]
+    row = next(row for row in study.rows if row.name == "TNT-T")
+    params, gmacs = (counted_value(study, row, column) for column in study.columns[:2])
+    assert (params, gmacs) == (6.069784, pytest.approx(1.404, abs=5e-4))
 
 
 @pytest.mark.slow
