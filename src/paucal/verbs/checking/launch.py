@@ -23,7 +23,7 @@ from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.several import roots_of
 from paucal.data.sources.stores import FileStore
-from paucal.data.sources.table import TABLE_SUFFIXES
+from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split, make_split
 from paucal.reading import named_path
