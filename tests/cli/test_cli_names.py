@@ -65,6 +65,15 @@ def test_predict__writes_names_that_are_no_utf8(trained, tmp_path):
     assert all(Path(row["path"]).is_file() for row in rows)
 
 
+def test_predict__writes_json_that_any_program_reads(trained, tmp_path):
+    photos = trained / "photos[" / "x]test" / "dog"
+    assert (
+        main(["predict", str(trained / "run"), str(photos), "--format", "json", "--output", str(tmp_path / "p")]) == 0
+    )
+    rows = json.loads((tmp_path / "p").read_text(encoding="utf-8"))
+    assert all(Path(row["path"]).is_file() for row in rows)
+
+
 def test_predict__wants_a_folder_before_it_begins(trained, tmp_path, capsys):
     output = tmp_path / "none" / "p.csv"
     assert main(["predict", str(trained / "run"), str(trained), "--output", str(output)]) == 2

@@ -3,10 +3,9 @@
 import os
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from paucal.data.class_names import valid_text
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
@@ -14,13 +13,27 @@ from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 _ESCAPED_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 
 
-class _Names(NamedTuple):
-    """What lies in one folder: files and folders by name, and by what is left where spellings differ."""
+class _Names:
+    """What lies in one folder.
 
-    files: frozenset[str]
-    folders: frozenset[str]
-    alike: dict[str, list[str]]
-    stems: dict[str, list[str]]
+    Args:
+        files: Names of the files.
+        folders: Names of the folders.
+    """
+
+    def __init__(self, files: Iterable[str], folders: Iterable[str]) -> None:
+        self.files, self.folders = frozenset(files), frozenset(folders)
+
+    @cached_property
+    def alike(self) -> dict[str, list[str]]:
+        """The files by what is left where spellings differ."""
+        return _grouped((likeness(name), name) for name in sorted(self.files))
+
+    @cached_property
+    def stems(self) -> dict[str, list[str]]:
+        """The images by that of their names without the ending."""
+        split = ((*os.path.splitext(name), name) for name in sorted(self.files))
+        return _grouped((likeness(stem), name) for stem, ending, name in split if ending.lower() in IMAGE_SUFFIXES)
 
 
 class FileFinder:
@@ -111,11 +124,11 @@ def _list(folder: Path) -> _Names | None:
         return None
     except OSError:
         pass
-    alike: dict[str, list[str]] = defaultdict(list)
-    stems: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(files):
-        alike[likeness(name)].append(name)
-        stem, ending = os.path.splitext(name)
-        if ending.lower() in IMAGE_SUFFIXES:
-            stems[likeness(stem)].append(name)
-    return _Names(frozenset(files), frozenset(folders), dict(alike), dict(stems))
+    return _Names(files, folders)
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, name in pairs:
+        found.setdefault(key, []).append(name)
+    return found

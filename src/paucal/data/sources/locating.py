@@ -4,8 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from paucal.data.images import spread
@@ -20,12 +19,12 @@ FOLDERS_OF_TABLES = (
     *("tables", "csv", "metadata", "meta"),
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+\S", re.IGNORECASE)
+_OUT = re.compile(r"/|[A-Za-z]:|(?:.*/)?\.\.(?:/|$)|[^\0]*\0", re.DOTALL)
 _LOOKED_AT = 32  # rows that tell the folder
 _SHOWN = 80
 
 
-@dataclass(frozen=True)
-class ListedPath:
+class ListedPath(NamedTuple):
     """The path of an image as a table or a list has it.
 
     Attributes:
@@ -56,7 +55,9 @@ def plain_path(text: str) -> str:
         >>> plain_path(".\\a\\b//./c.png")
         'a/b/c.png'
     """
-    return re.sub(r"/(\./|/)+", "/", unescaped(text.strip()).replace("\\", "/")).removeprefix("./")
+    path = unescaped(text.strip()).replace("\\", "/")
+    path = re.sub(r"/(\./|/)+", "/", path) if "//" in path or "/./" in path else path
+    return path.removeprefix("./")
 
 
 def locate(listed: Sequence[ListedPath], root: Path | None) -> Located:
@@ -81,8 +82,9 @@ def locate(listed: Sequence[ListedPath], root: Path | None) -> Located:
         finder, prefix = _choose_folder(rows, list(_candidates(file, part, root, finders)), root)
         if prefix:
             notes.append(f"paths in {file.name} begin with {prefix!r}, which was taken for {finder.root}")
+        begins = _begins(finder.root, root)
         for place, row in zip(places, rows, strict=True):
-            path = _relative(row, finder.root, root, prefix)
+            path = _relative(row.path, begins).removeprefix(prefix)
             if leads_out(path):
                 _refuse(row, rows)
             key = _only(row, finder.find(path)) or path
@@ -97,7 +99,7 @@ def locate(listed: Sequence[ListedPath], root: Path | None) -> Located:
 
 def leads_out(path: str) -> bool:
     """Return whether a path is absolute or climbs, in the notation of any system."""
-    return path.startswith("/") or bool(PureWindowsPath(path).drive) or ".." in path.split("/") or "\0" in path
+    return _OUT.match(path) is not None
 
 
 def _candidates(file: Path, part: str, root: Path | None, finders: dict[Path, FileFinder]) -> Iterator[FileFinder]:
@@ -131,7 +133,7 @@ def _choose_folder(
     looked = [rows[place] for place in spread(len(rows), _LOOKED_AT)]
     best, most = None, 0
     for finder in candidates:
-        paths = [_relative(row, finder.root, root) for row in looked]
+        paths = [_relative(row.path, _begins(finder.root, root)) for row in looked]
         there = sum(not leads_out(path) and bool(finder.find(path)) for path in paths)
         if there > most:
             best, most = finder, there
@@ -165,13 +167,15 @@ def _foreign_prefix(paths: Sequence[str], finder: FileFinder) -> str:
     return ""
 
 
-def _relative(row: ListedPath, folder: Path, root: Path | None, prefix: str = "") -> str:
-    """Return a path relative to a folder, as it is where it lies elsewhere."""
-    given = () if root is None else (root.as_posix(), root.absolute().as_posix())
-    for begin in (folder.as_posix(), *given):
-        if row.path.startswith(inside := f"{begin.rstrip('/')}/"):
-            return row.path.removeprefix(inside)
-    return row.path.removeprefix(prefix)
+def _begins(folder: Path, root: Path | None) -> list[str]:
+    """Return how absolute paths below a folder begin: with the folder, or with the root as it was given."""
+    known = [folder, *(() if root is None else (root, root.absolute()))]
+    return list(dict.fromkeys(f"{one.as_posix().rstrip('/')}/" for one in known))
+
+
+def _relative(path: str, begins: Sequence[str]) -> str:
+    """Return a path without what an absolute one begins with; as it is where it begins otherwise."""
+    return next((path.removeprefix(begin) for begin in begins if path.startswith(begin)), path)
 
 
 def _only(row: ListedPath, found: Sequence[str]) -> str:

@@ -223,8 +223,8 @@ def _open_file(path: Path, wanted: _Wanted) -> ImageSet:
         return open_archive(path, labelled)
     if path.suffix.lower() not in IMAGE_SUFFIXES:
         raise UserError(
-            f"{path} is neither a folder, nor a Parquet file, nor an image, nor a list file, table (.csv, .tsv) or "
-            "archive (.zip, .tar); give one of these"
+            f"{path} is neither a folder, nor a Parquet file, nor an image, nor a list file, table "
+            "(.csv, .tsv, .jsonl) or archive (.zip, .tar); give one of these"
         )
     if labelled:
         raise NoLabelsError(f"{path} is a single image; give a folder with one folder per class")

@@ -1,7 +1,7 @@
 """Tables: CSV, TSV and JSON lines with a row for each image, such as `image_path,label` with an optional `split`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,8 +41,7 @@ class _Asked:
     separator: str | None = None
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """One image: where the table says it is, the cell of its class, and the other cells.
 
     Where each class has a column, `marks` has its cells. `names` are its classes, and `key` the path of its file, as
@@ -128,7 +127,7 @@ def open_tables(
     if not kept.rows:
         raise UserError(f"{first} has no row with a path{' and a label' * labelled}; give a table of images")
     place = locate([row.listed for row in kept.rows], root)
-    rows = [replace(row, key=key) for row, key in zip(kept.rows, place.keys, strict=True)]
+    rows = [row._replace(key=key) for row, key in zip(kept.rows, place.keys, strict=True)]
     rows, repeated = _without_repetitions(rows, kept.columns[0].boxes)
     marked = tuple(kept.columns[0].names[place] for place in kept.columns[0].marks)
     labels = Labels((), np.full(len(rows), -1, dtype=np.int64))
@@ -189,10 +188,11 @@ def _read(file: Path, asked: _Asked, own_part: str, notes: list[str]) -> tuple[l
             )
     columns = find_columns(file, rows, asked.labelled, asked.image_column, asked.label_column)
     notes += [text for text in (note, *columns.notes) if text]
-    return [_row(file, row, columns, own_part) for row in rows[1 if columns.names else 0 :]], columns
+    others = columns.others
+    return [_row(file, row, columns, others, own_part) for row in rows[1 if columns.names else 0 :]], columns
 
 
-def _row(file: Path, row: TableRow, columns: Columns, own_part: str) -> _Row:
+def _row(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> _Row:
     cells, path = row.cells, row.cells[columns.image]
     label = "" if columns.label is None else cells[columns.label]
     if not path:
@@ -206,8 +206,8 @@ def _row(file: Path, row: TableRow, columns: Columns, own_part: str) -> _Row:
         part = PARTS.get(word, word)
     if columns.flags:
         part = next((part for place, part in columns.flags if FLAGS[cells[place].lower()]), "train")
-    others, marks = (tuple(cells[place] for place in places) for places in (columns.others, columns.marks))
-    return _Row(ListedPath(plain_path(path), part, row.line, file), label, others, marks)
+    further, marks = (tuple([cells[place] for place in places]) for places in (others, columns.marks))
+    return _Row(ListedPath(plain_path(path), part, row.line, file), label, further, marks)
 
 
 def _with_names(found: _Rows, asked: _Asked) -> tuple[_Rows, bool, str]:
@@ -221,7 +221,7 @@ def _with_names(found: _Rows, asked: _Asked) -> tuple[_Rows, bool, str]:
     # Beside cells of several names an empty one is of none of them; of one that says "nan" nothing is known.
     told = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, found.rows, strict=True)]
     several = bool(separator) or any(len(some) != 1 for some, there in zip(names, told, strict=True) if there)
-    rows = [replace(row, names=tuple(n)) for row, n, there in zip(found.rows, names, told, strict=True) if there]
+    rows = [row._replace(names=tuple(n)) for row, n, there in zip(found.rows, names, told, strict=True) if there]
     notes = found.notes
     if bare := len(told) - len(rows):
         shown = ", ".join(sorted({row.label for row, there in zip(found.rows, told, strict=True) if not there} - {""}))

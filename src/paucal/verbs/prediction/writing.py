@@ -81,10 +81,9 @@ def write_all(blocks: Blocks, card: Card, pictures: Pictures, targets: Targets, 
         write_atomically(targets.features, lambda file: _write_features(file, blocks()))
     if targets.output is not None:
         pieces = answer_text(blocks(), card, targets)
-        write_atomically(
-            targets.output,
-            lambda file: file.writelines(piece.encode(errors="surrogateescape") for piece in pieces),
-        )
+        # Paths may be any bytes: JSON has escapes for them, and in CSV the bytes themselves lead to the image.
+        errors = "backslashreplace" if targets.form == "json" else "surrogateescape"
+        write_atomically(targets.output, lambda file: file.writelines(piece.encode(errors=errors) for piece in pieces))
 
 
 def _write_features(file: object, blocks: Iterable[Block]) -> None:
