@@ -14,7 +14,7 @@ from data.conftest import encode
 from paucal.cli.main import main
 from paucal.data.checking.findings import Checked
 from paucal.data.checking.labels import label_findings
-from paucal.data.class_names import alike_names, plain_name, plain_names, with_plain_classes
+from paucal.data.class_names import alike_names, plain_if_distinct, plain_name, plain_names, with_plain_classes
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.types import UserError
@@ -35,8 +35,14 @@ def test_plain_names__of_numbers_and_of_true_and_false():
     assert set(plain_names(["TRUE", "False", "FALSE"]).values()) == {"True", "False"}
     assert set(plain_names(["true", "false"]).values()) == {"true", "false"}
     assert set(plain_names(["CAT", "cat"]).values()) == {"CAT", "cat"}
+    assert plain_if_distinct(["0.0", "1.0"]) == ("0", "1")
+    assert plain_if_distinct(["cat", "cat ", "dog "]) == ("cat", "cat ", "dog ")
+    assert plain_if_distinct([" ", "dog "]) == (" ", "dog ")
+
+
+def test_with_plain_classes__refuses_a_name_that_nobody_sees(make_set):
     with pytest.raises(UserError, match="cannot be seen: rename it"):
-        plain_names(["cat", "\u200b"])
+        with_plain_classes(replace(make_set([0, 1]), classes=("cat", "\u200b")))
 
 
 def test_alike_names__are_those_that_people_take_for_one():

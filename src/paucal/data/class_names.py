@@ -63,16 +63,11 @@ def plain_names(names: Sequence[str]) -> dict[str, str]:
     Whole numbers lose ".0" where all classes are such, which a program adds that knows no missing whole number; "TRUE"
     and "true" are one where there is no other class than these and "false".
 
-    Raises:
-        UserError: a name is empty.
-
     Example:
         >>> plain_names(["0.0", "1", "1.0"]), plain_names(["1.0", "1.5"])
         ({'0.0': '0', '1': '1', '1.0': '1'}, {'1.0': '1.0', '1.5': '1.5'})
     """
     found = {name: plain_name(name) for name in names}
-    if empty := [name for name, plain in found.items() if not plain]:
-        raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
     whole = {name: _WHOLE.fullmatch(plain) for name, plain in found.items()}
     if all(whole.values()):
         return {name: match[1] for name, match in whole.items() if match}
@@ -82,6 +77,13 @@ def plain_names(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def plain_if_distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the plain names of classes that stay as many as they are; the names themselves where some are one."""
+    plain = plain_names(names)
+    found = tuple(plain[name] for name in names)
+    return found if len(set(found)) == len(names) and all(found) else tuple(names)
+
+
 def with_plain_classes(images: ImageSet) -> ImageSet:
     """Return a set whose classes have plain names; those of one plain name are one class, with a note.
 
@@ -89,6 +91,8 @@ def with_plain_classes(images: ImageSet) -> ImageSet:
         UserError: a name is empty.
     """
     plain = plain_names(images.classes)
+    if empty := [name for name, new in plain.items() if not new]:
+        raise UserError(f"the name of a class is {empty[0][:20]!r}, which cannot be seen: rename it.")
     names = [plain[name] for name in images.classes]
     if names == list(images.classes):
         return images

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.channels.arrays import MOST_CHANNELS
 from paucal.data.channels.decoding import as_read
+from paucal.data.class_names import plain_if_distinct
 from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import side_for
 from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
@@ -212,7 +213,8 @@ class Card:
                 raise UserError(f"model.json must name the {spec.num_classes} classes of its model: restore it.")
             temperature = value.get("temperature", 1.0)  # which older cards lack
             thresholds = tuple(value["thresholds"]) if several else None
-            card = cls(spec, tuple(names), Preprocessing(**plain), temperature, thresholds)
+            # Images have plain names of classes; a model of an earlier version may have others.
+            card = cls(spec, plain_if_distinct(names), Preprocessing(**plain), temperature, thresholds)
             if card.preprocessing.image_size != spec.image_size:
                 raise UserError(
                     f"model.json prepares images of {card.preprocessing.image_size} pixels for a model of "
