@@ -100,7 +100,8 @@ class Maker:
             name = f"{stem} {number}" if self.chance(0.5) else f"{stem}{number:03d}"
             part = self.parts[number % len(self.parts)]
             made.append(Item(name + self.random.choice(endings), size, colour, boxes, part))  # type: ignore[arg-type]
-        made[0].boxes.append((self.classes[0], 2.0, 3.0, 12.0, 15.0, False))  # some object to learn
+        for item in made[: len(self.parts)]:
+            item.boxes.append((self.classes[0], 2.0, 3.0, 12.0, 15.0, False))  # some object to learn in each part
         return made
 
     def _box(self, size: tuple[int, int]) -> tuple[str, float, float, float, float, bool]:

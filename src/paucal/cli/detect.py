@@ -6,8 +6,9 @@ from paucal.cli.arguments import parse_run
 from paucal.verbs.detecting.settings import DetectSettings
 
 DESCRIPTION = """Train a detector on images with boxes and judge it on images it has not seen.
-DATA is a folder with COCO's JSON or Pascal VOC's XML. What is not given is chosen from the images and the machine, and
-the choice is printed with its reason. 'paucal predict RUN IMAGES' finds objects with the trained detector."""
+DATA is a folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes. What is not
+given is chosen from the images and the machine, and the choice is printed with its reason. 'paucal predict RUN IMAGES'
+finds objects with the trained detector."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -17,9 +17,9 @@ def detect(
     """Train a detector on images with boxes and judge it on the test images; the same as `paucal detect`.
 
     Args:
-        data: a folder of images with COCO's JSON or Pascal VOC's XML, or the JSON file.
-        resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken;
-            `data` then names images that have moved.
+        data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes.
+        resume: Folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken; `data`
+            then names images that have moved.
         **settings: any field of `paucal.verbs.detecting.settings.DetectSettings`, such as `time`, `model` or `output`;
             what is left out is chosen from the data and the machine.
 

@@ -122,8 +122,8 @@ class DetectSettings(
     """Every setting of `paucal detect`; the command line and `paucal.detect` share it."""
 
     data: str = option(
-        "folder of images with boxes: COCO's JSON beside or above them, or Pascal VOC's Annotations/ and JPEGImages/; "
-        "or the JSON file itself",
+        "images with boxes: a folder, a zip or tar of one, or an annotation file (COCO, Pascal VOC, YOLO, LabelMe, "
+        "CVAT, a CSV of boxes)",
         "",
         group="data",
     )
