@@ -43,6 +43,7 @@ def test_parts__are_whole_names_of_folders(path: str, part: str):
     [
         *("a b.png", "./x/a b.png", "../x/a b.png", r"C:\pictures\x\a b.png", "/home/me/x/a b.png", "A B.PNG"),
         *("https://host.example/x/a%20b.png?raw=true", "other/place/a b.png", "x/./a b.png"),
+        *(" a b.png\n", "file://[::/x/a b.png"),
     ],
 )
 def test_names_from_elsewhere__are_found(written: str):

@@ -107,6 +107,10 @@ def test_undeclared_encodings__are_noted_or_refused(tmp_path: Path):
     described = read_boxes(root)[1]
     assert set(described.images[0].names) == {"Käfer"}
     assert described.notes[0].startswith("0.xml is not UTF-8 and was read as Windows-1252 (Käfer)")
+    for n in range(1, 5):
+        other = root / f"Annotations/{n}.xml"
+        other.write_bytes(other.read_text().replace("blue", "Käfer").replace("red", "Käfer").encode("cp1252"))
+    assert read_boxes(root)[1].notes[2] == "the same holds for 3 more files"
     path.write_bytes(text.replace("red", "细胞").replace("blue", "细胞").encode("gbk"))
     with pytest.raises(UserError, match=r"0\.xml is not UTF-8 text .*: save it as UTF-8"):
         read_boxes(root)

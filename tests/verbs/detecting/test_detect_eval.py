@@ -46,6 +46,22 @@ def test_eval__goes_by_the_names_of_classes_not_by_their_numbers(finished: Path,
     assert {one.score for one in found[0].findings} == {"ap", "ap50"}
 
 
+def test_eval_and_predict__take_archives_and_annotation_files(finished: Path, tmp_path: Path, capsys):
+    file = write_coco(tmp_path / "same", 6, seed=5)
+    packed = shutil.make_archive(str(tmp_path / "same"), "zip", file.parent)
+    places = [str(file.parent), packed, str(file)]
+    found = [paucal.evaluate(finished, one, output=str(tmp_path / f"{n}")) for n, one in enumerate(places)]
+    assert found[0].metrics == found[1].metrics == found[2].metrics
+    answers = []
+    for place in places:
+        capsys.readouterr()
+        assert main(["predict", str(finished), place, "--format", "json"]) == 0
+        content = json.loads(capsys.readouterr().out)
+        assert [Path(row["file_name"]).name for row in content["images"]] == [f"{n}.png" for n in range(6)]
+        answers.append(content["annotations"])
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_eval__refuses_strange_classes_and_what_is_of_classifiers(finished: Path, tmp_path: Path):
     strange = write_coco(tmp_path / "strange", 4).parent
     file = strange / "_annotations.coco.json"

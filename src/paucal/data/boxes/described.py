@@ -1,10 +1,11 @@
 """Images with boxes as annotation files describe them: nothing is checked against the images yet."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paucal.types import UserError
+from paucal.wording import counted
 
 MOST_CLASSES = 10_000
 Corners = tuple[float, float, float, float]
@@ -78,6 +79,11 @@ def add_once(images: dict[str, Annotated], one: Annotated, place: str) -> None:
         raise UserError(
             f"the image {one.key!r} is described twice in {place!r}, in {files}: give each image one description."
         )
+
+
+def some_of(notes: Sequence[str]) -> list[str]:
+    """Return the first of the notes on single files, and how many more there are."""
+    return [*notes[:2], *([f"the same holds for {counted(len(notes) - 2, 'more file')}"] if len(notes) > 2 else [])]
 
 
 def numbered(images: Iterable[Annotated], place: str) -> dict[str, int]:

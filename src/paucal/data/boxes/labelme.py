@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.data.boxes.claims import claimed, require_images
-from paucal.data.boxes.described import Annotated, Corners, Described, box_of_points, numbered
+from paucal.data.boxes.described import Annotated, Corners, Described, box_of_points, numbered, some_of
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.shapes import unread_shapes
 from paucal.data.boxes.tree import Tree, mentions
@@ -55,7 +55,7 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
     require_images(tree, named, keys)
     for one in found:
         one.key = keys[one.source]
-    return Described(found, numbered(found, tree.shown), (*notes, *more, *unread_shapes(others)))
+    return Described(found, numbered(found, tree.shown), (*some_of(notes), *more, *unread_shapes(others)))
 
 
 LAYOUT = Layout(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from paucal.data.boxes.part_names import part_fits, part_of_folders
 from paucal.data.boxes.tree import Tree
@@ -18,8 +18,8 @@ LABEL_FOLDERS = (
     *("annotations", "annotation", "labels", "label", "anns", "ann", "xml", "xmls", "json", "jsons", "txt", "bboxes"),
     *("boxes", "gt", "ground_truth", "coco", "voc", "yolo", "labelme", "cvat", "via"),
 )
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_DRIVE = re.compile(r"[A-Za-z]:")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*")
+_DRIVE = re.compile(r"[A-Za-z]:(?=[\\/])")
 
 
 class MissingImage(UserError):
@@ -40,7 +40,7 @@ class Match(NamedTuple):
 
 def folded(name: str) -> str:
     """Return a name in the form in which names are compared that systems spell differently."""
-    return unicodedata.normalize("NFC", name).casefold()
+    return unicodedata.normalize("NFC", name).casefold().strip()
 
 
 def folders_of(name: str) -> tuple[str, ...]:
@@ -50,10 +50,11 @@ def folders_of(name: str) -> tuple[str, ...]:
         >>> folders_of(r"C:\set\a b.jpg"), folders_of("https://host/set/a%20b.jpg?raw=1"), folders_of("../x/./a.jpg")
         (('set', 'a b.jpg'), ('set', 'a b.jpg'), ('x', 'a.jpg'))
     """
-    if _URL.match(name):
-        name = unquote(urlsplit(name).path)
-    plain = _DRIVE.sub("", name.replace("\\", "/"), count=1) if _DRIVE.match(name) else name.replace("\\", "/")
-    return tuple(part for part in plain.split("/") if part not in ("", ".", ".."))
+    if found := _URL.match(name):
+        name = unquote(re.split("[?#]", name[found.end() :])[0])
+    found = _DRIVE.match(name)
+    plain = name[found.end() :] if found else name
+    return tuple(part for part in plain.replace("\\", "/").split("/") if part not in ("", ".", ".."))
 
 
 def kind_of_name(name: str) -> str:

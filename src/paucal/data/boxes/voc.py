@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from paucal.data.boxes.claims import claimed, require_images
-from paucal.data.boxes.described import Annotated, Corners, Described, numbered
+from paucal.data.boxes.described import Annotated, Corners, Described, numbered, some_of
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
@@ -42,7 +42,7 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
     require_images(tree, named, keys)
     for one in found:
         one.key = keys[one.source]
-    return Described(found, numbered(found, tree.shown), (*notes, *more))
+    return Described(found, numbered(found, tree.shown), (*some_of(notes), *more))
 
 
 LAYOUT = Layout(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from paucal.data.boxes.claims import claimed
-from paucal.data.boxes.described import Annotated, Described, box_of_points
+from paucal.data.boxes.described import Annotated, Described, box_of_points, some_of
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import MissingImage, Names, folded
 from paucal.data.boxes.part_names import SPELLINGS
@@ -46,16 +46,17 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
     if not keys:
         raise MissingImage(f"{tree.shown!r} has no label beside its images or in labels/: add them.")
     store = tree.store(list(keys.values()))
-    found = []
+    found: list[Annotated] = []
+    encodings: list[str] = []
     for place, (file, key) in enumerate(keys.items()):
         one = Annotated(key, declared=parts.get(key, ""), source=file)
         lines, note = lines_of(tree, file, blank=True)
-        notes += [note] if note else []
+        encodings += [note] if note else []
         for number, line in enumerate(lines, 1):
             if line:
                 _add(one, line, f"line {number} of {tree.place_of(file)!r}", store.size(place), config)
         found.append(one)
-    return Described(found, _numbers(found, config), (*notes, *_unnamed(config)))
+    return Described(found, _numbers(found, config), (*notes, *some_of(encodings), *_unnamed(config)))
 
 
 LAYOUT = Layout(
