@@ -77,3 +77,111 @@ def test_a_folder_that_is_not_there__is_refused(tmp_path):
         find_pairs(tmp_path, tmp_path, None)
     with pytest.raises(UserError, match=r"--masks: .*does not exist"):
         find_pairs(tmp_path, tmp_path, tmp_path / "none")
+
+
+# Layouts of published sets, each with the masks and the parts that are found, by image.
+LAYOUTS = {
+    "camvid": {"train/a.png": ("trainannot/a.png", "train"), "val/b.png": ("valannot/b.png", "val")},
+    "camvid, kaggle": {"train/a.png": ("train_labels/a_L.png", "train"), "test/a.png": ("test_labels/a_L.png", "test")},
+    "part names": {"Training_Images/a.png": ("Training_Masks/a.png", "train")},
+    "one truth": {"Training_Images/a.png": ("Ground_Truth/a.png", "train")},
+    "nnunet": {"imagesTr/a_0000.png": ("labelsTr/a.png", "train"), "imagesTs/b_0000.png": ("labelsTs/b.png", "test")},
+    "isic": {
+        "ISIC2018_Task1-2_Training_Input/I_1.jpg": (
+            "ISIC2018_Task1_Training_GroundTruth/I_1_segmentation.png",
+            "train",
+        ),
+        "ISIC2018_Task1-2_Test_Input/I_2.jpg": ("ISIC2018_Task1_Test_GroundTruth/I_2_segmentation.png", "test"),
+    },
+    "loveda": {"Train/Urban/images_png/1.png": ("Train/Urban/masks_png/1.png", "train")},
+    "pets": {"images/P_1.jpg": ("annotations/trimaps/P_1.png", "")},
+    "coco stuff": {"images/val2017/1.jpg": ("annotations/val2017/1.png", "val")},
+    "deepglobe": {"train/1_sat.jpg": ("train/1_mask.png", "train")},
+    "beside": {"x.jpg": ("x_mask.png", ""), "y.jpg": ("y_MASK.png", "")},
+    "twins": {"x.jpg": ("x.png", ""), "y.jpg": ("y.png", "")},
+    "numbered names": {
+        "images/img_001.png": ("masks/mask_001.png", ""),
+        "images/img_002.png": ("masks/mask_002.png", ""),
+    },
+    "middle": {"images/im_1.png": ("masks/im_mask_1.png", ""), "images/im_2.png": ("masks/im_mask_2.png", "")},
+    "case": {"images/A.png": ("masks/A_MASK.png", ""), "images/a.png": ("masks/a_mask.png", "")},
+    "unicode": {"images/e\u0301.png": ("masks/\u00e9_Segmentation.png", "")},
+    "voc in its kit": {"VOC2012/JPEGImages/1.jpg": ("VOC2012/SegmentationClass/1.png", "")},
+    "busi": {
+        "benign/b (1).png": ("benign/b (1)_mask.png benign/b (1)_mask_1.png", ""),
+        "malignant/m (1).png": ("malignant/m (1)_mask.png", ""),
+    },
+    "counted": {"images/a.png": ("masks/a_1.png masks/a_2.png masks/a_10.png", "")},
+    "a folder each": {"7/images/7.png": ("7/masks/f0e1.png 7/masks/f0e2.png", "")},
+    "a folder of masks each": {"images/7.png": ("masks/7/0.png masks/7/1.png", "")},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_published_sets__are_read(tmp_path, name):
+    layout = LAYOUTS[name]
+    folder(tmp_path, *layout, *(mask for masks, _ in layout.values() for mask in split(masks)))
+    pairs = find_pairs(tmp_path)
+    assert pairs.notes == () or "joined" in pairs.notes[0]
+    made = {pair.key: tuple(mask.relative_to(tmp_path).as_posix() for mask in pair.masks) for pair in pairs.pairs}
+    assert made == {image: split(masks) for image, (masks, _) in layout.items()}
+    assert {pair.key: pair.part for pair in pairs.pairs} == {image: part for image, (_, part) in layout.items()}
+
+
+def split(masks: str) -> tuple[str, ...]:
+    """Return names that end in an image's suffix each, and may hold spaces."""
+    return tuple(f"{name}.png" for name in masks.removesuffix(".png").split(".png "))
+
+
+def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
+    base = "train/aachen/aachen_0"
+    folder(tmp_path, f"leftImg8bit/{base}_leftImg8bit.png")
+    folder(tmp_path, *(f"gtFine/{base}_gtFine_{kind}.png" for kind in ("color", "instanceIds", "labelIds")))
+    assert found(tmp_path) == {f"leftImg8bit/{base}_leftImg8bit.png": f"gtFine/{base}_gtFine_labelIds.png"}
+    assert "2 files beside the masks were left out" in find_pairs(tmp_path).notes[0]
+    folder(tmp_path, f"gtFine/{base}_gtFine_labelTrainIds.png")
+    assert list(found(tmp_path).values()) == [f"gtFine/{base}_gtFine_labelTrainIds.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["images/a.png", "masks/a.png", "labels/a.png"], "belong to one image"),
+        (["images/a.png", "masks/a_mask.png", "masks/a_seg.png"], "belong to one image"),
+        (["images/a.png", "masks/a.png", "masks/a_1.png"], "belongs to 'images/a.png' by its name, beside"),
+        (["images/a.png", "masks/a.png", "masks/a_tumor.png"], "belongs to 'images/a.png' by its name, beside"),
+        (["images/a.png", "images/a_1.png", "masks/a_mask.png", "masks/a_mask_1.png"], "may belong to"),
+        (["images/a.png", "masks/liver/a.png", "masks/lung/a.png"], "in two folders"),
+        (
+            [f"{kind}.png" for n in "12" for kind in (f"images/{n}", f"masks/{n}/liver", f"masks/{n}/lung")],
+            "are called 'liver', 'lung', as classes are",
+        ),
+        (
+            ["t/images/21_training.tif", "t/1st_manual/21_manual1.gif", "t/mask/21_training_mask.gif"],
+            "belong to one image",
+        ),
+    ],
+)
+def test_masks_that_may_mean_several_things__are_refused(tmp_path, names, words):
+    with pytest.raises(UserError, match=words):
+        find_pairs(folder(tmp_path, *names))
+
+
+def test_two_folders__may_lie_in_each_other_or_be_one(tmp_path):
+    folder(tmp_path, "set/a.png", "set/drawn/a.png", "one/a.png", "one/a_mask.png")
+    assert found(tmp_path, tmp_path / "set", tmp_path / "set/drawn") == {"a.png": "set/drawn/a.png"}
+    assert found(tmp_path, tmp_path / "one", tmp_path / "one") == {"a.png": "one/a_mask.png"}
+
+
+def test_images_outside_of_parts__are_named_and_make_parts_void(tmp_path):
+    folder(tmp_path, "train/images/a.png", "train/masks/a.png", "images/b.png", "masks/b.png")
+    pairs = find_pairs(tmp_path)
+    assert [pair.part for pair in pairs.pairs] == ["", ""]
+    assert "1 image lies in no folder of a part" in pairs.notes[0]
+
+
+def test_annotations_of_other_kinds__are_named(tmp_path):
+    folder(tmp_path, "images/a.png")
+    (tmp_path / "instances.json").write_text("{}")
+    with pytest.raises(UserError, match=r"outlines in other files \(1 \.json\) are not read here: draw a mask"):
+        find_pairs(tmp_path)

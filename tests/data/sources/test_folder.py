@@ -133,8 +133,14 @@ def test_image_set__refuses_columns_of_different_length(make_set):
         (("a/readme.txt",), "no images in"),
         (("a/1.png",), r"only one class \('a'\).*at least two class folders$"),
         (("all/a/1.png", "all/b/1.png"), r"only one class \('all'\).*did you mean .*photos/all\?"),
-        (("Image/1.png", "label/1.png"), r"images and their masks \(in 'Image' and 'label'\).*`paucal segment`"),
-        (("train/imgs/1.png", "train/masks/1.png", "val/imgs/2.png", "val/masks/2.png"), "images and their masks"),
+        (
+            ("Image/1.png", "label/1.png"),
+            r"has masks among its images, 1 mask \('label/1\.png' of 'Image/1\.png'\): `paucal segment`",
+        ),
+        (
+            ("train/imgs/1.png", "train/masks/1.png", "val/imgs/2.png", "val/masks/2.png"),
+            "has masks among its",
+        ),
         (("1.png", "2.png"), "has images but no class folders; expected photos/<class>/<image>"),
         (
             ("train/1.png", "val/2.png"),

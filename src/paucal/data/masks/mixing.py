@@ -222,17 +222,20 @@ def refuse_blurred_colours(seen: Seen) -> None:
 
 
 def refuse_lossy(seen: Seen) -> None:
-    """Refuse a format that keeps values only nearly, where they are not black and white.
+    """Refuse a format that keeps values only nearly, unless all masks are black and white.
+
+    A mask of ones that is stored so may well be read as zeros.
 
     Raises:
         UserError: A file is stored so.
     """
-    lossy = [file for file in seen.files if file.lossy and not file.values <= {0, WHITE, 0xFFFFFF}]
-    if lossy:
+    lossy = [file for file in seen.files if file.lossy]
+    if lossy and not set(seen.values) <= {0, WHITE, 0xFFFFFF}:
         worst = max(lossy, key=lambda file: len(file.values))
         raise UserError(
-            f"mask {worst.name} is in a lossy format and has {len(worst.values)} values: store masks as PNG with one "
-            "value for each class, or say what they mean with --mask-values binary (from 128 on), index or colour."
+            f"mask {worst.name} is in a lossy format (it has {counted(len(worst.values), 'value')}): store masks as PNG "
+            "with one value for each class, or say what they mean with --mask-values binary (from 128 on), index or "
+            "colour."
         )
 
 

@@ -17,6 +17,8 @@ _MASK_FOLDER = re.compile(
     r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
     r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
 )
+# VOC's masks of objects, whose numbers are no classes.
+_SIDES = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?")))
 _FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
 _BARE_PARTS = {**PARTS, "trainval": "train", "trainvalid": "train"}
 _ALL_PARTS = {**_BARE_PARTS, "tr": "train", "ts": "test"}  # imagesTr
@@ -61,7 +63,7 @@ class FolderRole:
     """What the name of a folder says.
 
     Attributes:
-        side: "image", "mask", or "" where it says neither.
+        side: "image", "mask", "other" for labels of another kind, or "" where it says nothing.
         part: "train", "val", "test", or "" where it says none.
     """
 
@@ -134,7 +136,7 @@ def _words(name: str) -> list[str]:
 
 
 def _side(joined: str) -> str:
-    return "image" if _IMAGE_FOLDER.fullmatch(joined) else "mask" if _MASK_FOLDER.fullmatch(joined) else ""
+    return next((side for side, words in _SIDES if words.fullmatch(joined)), "")
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,12 @@ class Sides:
     Attributes:
         images: Images.
         masks: Masks.
-        by_folder: Whether folders say so; else the names of the files do.
+        others: Keys of labels of another kind, such as those in VOC's `SegmentationObject`.
     """
 
     images: tuple[File, ...]
     masks: tuple[File, ...]
-    by_folder: bool
+    others: tuple[str, ...] = ()
 
 
 def find_pairs(data: Path, images: Path | None = None, masks: Path | None = None) -> Pairs:
@@ -104,7 +104,7 @@ def tell_sides(keys: Sequence[str]) -> Sides:
     Args:
         keys: Paths relative to one folder, with forward slashes.
     """
-    sides: dict[str, list[str]] = {"image": [], "mask": [], "": []}
+    sides: dict[str, list[str]] = {"image": [], "mask": [], "other": [], "": []}
     for key in keys:
         sides[_side(key)].append(key)
     if not sides["mask"]:
@@ -113,7 +113,7 @@ def tell_sides(keys: Sequence[str]) -> Sides:
     if sides["mask"]:
         named = bool(sides["image"])
         images = tuple(_file(key, loose=not named) for key in sides["image"] or sides[""])
-        return Sides(images, tuple(map(_file, sides["mask"])), by_folder=True)
+        return Sides(images, tuple(map(_file, sides["mask"])), tuple(sides["other"]))
     return _side_by_side(keys)
 
 
@@ -125,7 +125,7 @@ def _two_folders(images: Path, masks: Path) -> Sides:
         [key for key in find_images(one) if not _is_inside(one / key, other, one)]
         for one, other in ((images, masks), (masks, images))
     )
-    return Sides(tuple(map(_file, of_images)), tuple(map(_file, of_masks)), by_folder=True)
+    return Sides(tuple(map(_file, of_images)), tuple(map(_file, of_masks)))
 
 
 def _is_inside(path: Path, other: Path, own: Path) -> bool:
@@ -145,7 +145,7 @@ def _side_by_side(keys: Sequence[str]) -> Sides:
     ] or _twins(files)
     taken = {file.key for file in masks}
     images = [file.key for file in files if file.key not in taken]
-    return Sides(tuple(map(_file, images)), tuple(_file(file.key) for file in masks), by_folder=False)
+    return Sides(tuple(map(_file, images)), tuple(_file(file.key) for file in masks))
 
 
 def _twins(files: Sequence[File]) -> list[File]:

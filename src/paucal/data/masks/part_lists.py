@@ -19,7 +19,7 @@ MOST_BYTES = 64 << 20
 TRAINVAL = "trainval"
 _NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
 # VOC's lists of a class have 1, 0 or -1 behind each image, those of the Oxford pets three numbers.
-_NUMBERS = (re.compile(r"(.*\S)\s+-?\d+"), re.compile(r"(.*?\S)(?:\s+-?\d+)+"))
+_NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))
 _ENDINGS = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
 _TWO_PATHS = re.compile(rf"(.+?(?:{_ENDINGS}))[\s,;]+\S.*", re.IGNORECASE)  # an image, and its mask or class
 

@@ -38,7 +38,7 @@ class MasksAmong:
         """Return how many there are, with an example."""
         image, mask = self.example
         one = f" ({mask!r} of {image!r})" if image else ""
-        return f"{counted(len(self.keys), 'mask')} beside the images they are of{one}"
+        return f"{counted(len(self.keys), 'mask')}{one}"
 
 
 def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
@@ -57,8 +57,8 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
     sides = tell_sides(keys)
     if not sides.images or len(sides.masks) < max(1, LEAST * len(keys)):
         return None
-    masks = frozenset(file.key for file in sides.masks)
-    sure = all(_is_sided(key, "mask" if key in masks else "image") for key in keys)
+    masks = frozenset((*(file.key for file in sides.masks), *sides.others))
+    sure = all(_is_sided(key, "mask" if key in masks else "image") for key in set(keys) - set(sides.others))
     try:
         found = match(sides.images, sides.masks).masks
     except UserError:  # a set with masks that `paucal segment` refuses
@@ -86,8 +86,8 @@ def refuse_masks(images: ImageSet) -> None:
     """
     if found := masks_among(images.keys, images.store):
         raise UserError(
-            f"{images.location} has {found.describe()}: `paucal segment` learns from masks; to classify, take the "
-            "masks out, or give folders that are classes all the same other names."
+            f"{images.location} has masks among its images, {found.describe()}: `paucal segment` learns from masks; to "
+            "classify, take the masks out, or give folders that are classes all the same other names."
         )
 
 
