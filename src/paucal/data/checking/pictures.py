@@ -8,6 +8,7 @@ import numpy as np
 
 from paucal.data.checking.duplicates import LEAST_CONTRAST, Pair, exact_groups, joined
 from paucal.data.checking.findings import Checked, Finding, refusal
+from paucal.data.checking.giveaways import giveaway_findings
 from paucal.data.checking.survey import Survey
 from paucal.data.verify import without_bad
 from paucal.types import UserError
@@ -31,7 +32,7 @@ def picture_findings(checked: Checked, survey: Survey, pairs: Sequence[Pair]) ->
     exact = exact_groups(survey.digests)
     near = [pair for pair in pairs if pair.features is None or pair.features >= SAME]
     found = [*_unreadable(survey, checked), *exact_findings(checked, exact), *_near(checked, near, exact)]
-    return [*found, *_blank(survey), *_modes(survey)]
+    return [*found, *_blank(survey), *_modes(survey), *giveaway_findings(checked, survey)]
 
 
 def exact_findings(checked: Checked, groups: Sequence[Sequence[int]]) -> list[Finding]:
