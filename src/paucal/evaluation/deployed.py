@@ -23,7 +23,7 @@ from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
 from paucal.evaluation.test_time import MirrorAveraged
-from paucal.runs import RunFolder, open_run, read_weights, save_weights, write_text
+from paucal.runs import RunFolder, open_model, read_weights, save_weights, write_text
 from paucal.types import UserError
 
 FORMAT = 1
@@ -333,7 +333,7 @@ def load_deployed(run: str | os.PathLike[str] | RunFolder, device: torch.device 
         >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
         tensor([[0.0312, 0.9688]])
     """
-    folder = run if isinstance(run, RunFolder) else open_run(Path(run))
+    folder = run if isinstance(run, RunFolder) else open_model(Path(run))
     target = usable_device(device)
     if folder.last.exists() and not folder.card.exists():
         raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")

@@ -10,7 +10,6 @@ from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.export.onnx_model import ENDING, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
 from paucal.runs import RunFolder
-from paucal.runs.folder import MARKER
 from paucal.types import UserError
 
 
@@ -42,8 +41,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
             f"{str(path)!r}: torch unpickles such files, which may run any code, so paucal does not read them; use "
             "torch.export.load if you trust it, or give the run or an .onnx file."
         )
-    exported = (path / CARD).is_file() and (path / WEIGHTS).is_file() and not (path / MARKER).exists()
-    return load_deployed(RunFolder(path) if exported else source, device)
+    return load_deployed(source, device)
 
 
 def model_digest(source: str | os.PathLike[str]) -> str:

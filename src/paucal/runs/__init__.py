@@ -2,7 +2,7 @@
 
 from paucal.runs.atomic import folder_in_place, keep_as, write_atomically, write_text
 from paucal.runs.environment import describe_environment
-from paucal.runs.folder import RunFolder, create_run, open_run
+from paucal.runs.folder import RunFolder, create_run, open_model, open_run
 from paucal.runs.weights import load_checkpoint, read_weights, save_weights
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "folder_in_place",
     "keep_as",
     "load_checkpoint",
+    "open_model",
     "open_run",
     "read_weights",
     "save_weights",

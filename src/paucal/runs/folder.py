@@ -101,12 +101,12 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings as they are stored, unchecked; empty where there are none.
+        """The settings as they are stored, unchecked; empty where there are none, as beside a model alone.
 
         Raises:
             UserError: the config cannot be read.
         """
-        stored = self.read_yaml(MARKER).get("settings")
+        stored = self.read_yaml(MARKER).get("settings") if self.config.exists() else None
         return stored if isinstance(stored, dict) else {}
 
     def evaluation(self, name: str) -> Path:
@@ -204,6 +204,17 @@ def open_run(path: str | Path) -> RunFolder:
         what = "holds no run" if path.exists() else "does not exist"
         raise UserError(f"{str(path)!r} {what}: expected a run folder (with a {MARKER}), such as runs/1.")
     return RunFolder(runs[-1])
+
+
+def open_model(path: str | Path) -> RunFolder:
+    """Open the folder of a model: a run, see `open_run`, or `model.json` and `model.safetensors` alone.
+
+    Raises:
+        UserError: there is neither at that place.
+    """
+    folder = RunFolder(Path(path))
+    is_alone = folder.card.is_file() and folder.weights.is_file() and not folder.config.exists()
+    return folder if is_alone else open_run(path)
 
 
 def _runs_below(path: Path) -> list[Path]:

@@ -87,3 +87,15 @@ def test_eval__leaves_out_images_that_were_learned_from(finished: Path, images: 
     result = paucal.evaluate(finished, more, output=tmp_path / "out")
     assert result.detection[0].images == kept
     assert any(f"left out {26 - kept} of the 26 images" in text for text in result.said)
+
+
+def test_eval__of_the_two_files_of_a_detector_alone(finished: Path, tmp_path: Path):
+    (tmp_path / "alone").mkdir()
+    for name in ("model.json", "model.safetensors"):
+        shutil.copy(finished / name, tmp_path / "alone" / name)
+    others = write_coco(tmp_path / "others", 4, seed=8).parent
+    models = (tmp_path / "alone", finished)
+    found = [paucal.evaluate(model, others, output=tmp_path / "out").metrics for model in models]
+    assert found[0] == found[1]
+    with pytest.raises(UserError, match="does not say on which images it was trained: give DATA"):
+        paucal.evaluate(tmp_path / "alone", output=tmp_path / "out")

@@ -10,7 +10,7 @@ from paucal.methods.guides import refuse_leaks, show_as_trained
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.locality_guidance import WEIGHT
-from paucal.runs import open_run
+from paucal.runs import open_model
 from paucal.types import FeatureRequest, UserError
 
 
@@ -34,7 +34,7 @@ def _settle(settings: Any, term: LocalityGuidance, circumstances: Circumstances)
     Raises:
         UserError: the guide was trained on images that this run validates or tests with, whose labels would leak.
     """
-    run = open_run(settings.guide)
+    run = open_model(settings.guide)
     refuse_leaks("guide", run, circumstances)
     show_as_trained("guide", term, load_deployed(run).card.preprocessing, circumstances)
 

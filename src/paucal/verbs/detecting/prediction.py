@@ -14,7 +14,7 @@ from torchvision import tv_tensors
 
 from paucal.evaluation.deployed import usable_device
 from paucal.reading import named_path
-from paucal.runs import RunFolder, open_run, write_atomically
+from paucal.runs import RunFolder, open_model, write_atomically
 from paucal.runs.writable import try_folder
 from paucal.settings.options import check_ranges
 from paucal.transfer.detection.annotations import Boxes
@@ -75,7 +75,7 @@ def detect_objects(
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
         raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
-    folder = run if isinstance(run, RunFolder) else open_run(Path(run))
+    folder = run if isinstance(run, RunFolder) else open_model(Path(run))
     device = usable_device(settings.device)
     detector, card = load_detector(folder, device)
     # Boxes are told in pixels of the image itself, so it is not reduced on the way.
@@ -111,7 +111,7 @@ def find_objects(
         for path in paths:
             refuse_among(folder, {"PATHS": path}, flag="--pictures")
         try_folder(folder)
-    run = open_run(Path(source))
+    run = open_model(Path(source))
     rows = detect_objects(run, paths, settings, voice, drawn=folder is not None)
     if folder is not None:
         write_pictures(rows, folder)

@@ -21,7 +21,7 @@ from paucal.losses.drloc_targets import pair_classes, pair_targets
 from paucal.methods.drloc.entry import TERM
 from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
-from paucal.runs import load_checkpoint, open_run
+from paucal.runs import load_checkpoint, open_model
 from paucal.types import UserError
 from paucal.verbs.explaining.images import Viewed, stacked, stem
 from paucal.verbs.explaining.unused import CELL
@@ -37,7 +37,7 @@ def open_localizer(name: Deployed | str, model: Deployed) -> DrLoc:
     """
     if isinstance(name, Deployed):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
-    run = open_run(name)
+    run = open_model(name)
     if not run.best.is_file():
         raise UserError(f"--show localization reads {str(run.best)!r}, which is not there: keep the run's checkpoints.")
     state = load_checkpoint(run.best).get("state_dict", {})

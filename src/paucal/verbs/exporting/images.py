@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from paucal.data.channels.decoding import as_read
 from paucal.data.images import ImageSet, spread
 from paucal.data.splits.file import read_split
 from paucal.evaluation.deployed import Deployed
@@ -17,6 +19,7 @@ from paucal.verbs.prediction.pictures import open_sources, read_all
 from paucal.verbs.run.images import open_again
 from paucal.verbs.run.voice import Voice
 
+NOISE = 16  # pictures on which a model without images is compared
 CALIBRATING = 100  # training images from which the ranges of 8-bit activations are read
 
 
@@ -46,6 +49,8 @@ def compared_images(run: RunFolder, data: str | None, most: int, model: Deployed
         if not found:
             raise UserError(f"--data: {data!r} holds no images: give some to compare the export on.")
         return Pictures(found, None, f"images of {data}")
+    if not run.config.exists():
+        return Pictures(_noise(model, min(most, NOISE)), None, "images of noise (--data names others)")
     images = _opened(run, model, voice)
     split = read_split(run.split, images)
     part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
@@ -60,12 +65,21 @@ def calibrating_images(run: RunFolder, model: Deployed, voice: Voice) -> Iterato
     """Yield training images of a run.
 
     Raises:
-        UserError: they are gone.
+        UserError: they are gone, or the model lies there without its run.
     """
+    if not run.config.exists():
+        raise UserError(f"--int8 needs the training images of a run, and {run.path} is a model alone: give its run.")
     images = _opened(run, model, voice)
     train = read_split(run.split, images).indices("train")
     rows = train[spread(len(train), CALIBRATING)].tolist()
     return (images.store.read(row) for row in rows)
+
+
+def _noise(model: Deployed, count: int) -> list[Image.Image]:
+    """Return pictures of random pixels, as the model reads its images."""
+    generator, fed = np.random.default_rng(0), model.card.preprocessing
+    shape = (*fed.image_size, fed.channels)
+    return [as_read(generator.integers(0, 256, shape, dtype=np.uint8), fed.reading) for _ in range(count)]
 
 
 def _opened(run: RunFolder, model: Deployed, voice: Voice) -> ImageSet:

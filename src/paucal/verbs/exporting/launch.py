@@ -21,7 +21,7 @@ from paucal.export.page import model_page
 from paucal.export.program import packed, traced, unpacked
 from paucal.export.quantised import quantised
 from paucal.export.timm_folder import write_timm_folder
-from paucal.runs import RunFolder, open_run, write_atomically, write_text
+from paucal.runs import RunFolder, open_model, write_atomically, write_text
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -81,7 +81,7 @@ def export_all(run: str, settings: ExportSettings, voice: Voice) -> Export:
     """Write and compare everything that is asked for; see `export_model`."""
     check_ranges(settings)
     formats = _formats(settings)
-    folder = open_run(run)
+    folder = open_model(run)
     model = load_deployed(folder).require_classifier()
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     graph = graph_of(model, settings.with_preprocessing)

@@ -21,7 +21,7 @@ from paucal.evaluation.reports import Report
 from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.evaluation.tables import due_line, report_table
 from paucal.evaluation.yardstick import yardstick
-from paucal.runs import RunFolder, open_run, write_text
+from paucal.runs import RunFolder, open_model, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
@@ -60,7 +60,7 @@ def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voic
     Raises:
         UserError: there is no such run, it has no classifier, or it does not know a class of the images.
     """
-    folder = open_run(run)
+    folder = open_model(run)
     model = load_deployed(folder, settings.device).require_classifier()
     if settings.mirror:
         model = model.mirrored()

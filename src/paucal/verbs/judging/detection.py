@@ -14,7 +14,7 @@ from paucal.data.decode import WHOLE
 from paucal.data.loader import make_ordered_loader
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.intervals import Score
-from paucal.runs import RunFolder, open_run, write_text
+from paucal.runs import RunFolder, open_model, write_text
 from paucal.transfer.detection.annotations import BoxedImages
 from paucal.transfer.detection.batch import BoxedDataset, collate_boxes
 from paucal.transfer.detection.card import DetectorCard, load_detector
@@ -67,7 +67,7 @@ def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voic
         UserError: there is no such run, its detector does not know a class of the boxes, or there is nothing to judge.
     """
     require_metrics()
-    run = open_run(model)
+    run = open_model(model)
     device = torch.device(settings.device)
     detector, card = load_detector(run, device)
     found = []

@@ -106,7 +106,7 @@ def judge_frozen(
     else:
         draw_matches(folder, subjects[0], drawn, options, voice.say)
     voice.say(f"the table and its pictures lie in {folder}")
-    if run is not None and folder == run.evaluation(FOLDER):
+    if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
         renew_report(run, voice.say)
     return FrozenTable(rows, about, folder)
 

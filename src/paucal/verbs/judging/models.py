@@ -13,7 +13,7 @@ from paucal.backbones.weights.load_report import rounded_down
 from paucal.backbones.weights.start import suggest_model
 from paucal.evaluation.deployed import Card, Preprocessing, load_deployed, usable_device
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
-from paucal.runs import RunFolder, open_run
+from paucal.runs import RunFolder, open_model
 from paucal.runs.ancestry import run_around
 from paucal.runs.foreign import read_foreign
 from paucal.settings.options import check_size
@@ -28,7 +28,7 @@ def find_run(name: str) -> RunFolder | None:
     Raises:
         UserError: it is a folder, but no run.
     """
-    return open_run(name) if Path(name).expanduser().is_dir() else None
+    return open_model(name) if Path(name).expanduser().is_dir() else None
 
 
 def open_subject(

@@ -7,7 +7,7 @@ from pathlib import Path
 from paucal.data.splits.split import PARTS
 from paucal.evaluation.protocols.table import FOLDER
 from paucal.reading import named_path
-from paucal.runs import RunFolder, open_run
+from paucal.runs import RunFolder, open_model
 from paucal.verbs.judging.models import find_run
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.prediction.tasks import SEGMENTATION, task_of
@@ -32,7 +32,7 @@ def check_places(model: str, data: Sequence[str], settings: EvalSettings, more: 
     places = [table_folder(model, settings)] if frozen else []
     images = {"DATA": None}
     if "classification" in settings.protocols:
-        folder = open_run(model)
+        folder = open_model(model)
         places += [report_folder(folder, target, data, settings) for target in data or [None]]
         if not data and (stored := folder.settings):
             images = {"DATA": stored.get("data")}

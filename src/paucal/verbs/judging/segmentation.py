@@ -12,7 +12,7 @@ from paucal.data.masks.masked_images import image_set, with_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.split import Split
 from paucal.evaluation.segmentation import SegmentationReport, segmentation_report
-from paucal.runs import RunFolder, folder_in_place, open_run, write_text
+from paucal.runs import RunFolder, folder_in_place, open_model, write_text
 from paucal.types import UserError
 from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import MASKS, report_folder
@@ -61,12 +61,14 @@ def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voi
         UserError: there is no such run, masks have values that it does not know, or there is nothing to judge.
     """
     check_factors("scales", settings.scales)
-    run = open_run(model)
+    run = open_model(model)
     network = load_segmenter(run, settings.device)
-    stored = _stored(run)
+    stored = _stored(run) if run.config.exists() else SegmentSettings(overlap=network.card.overlap)
     stored = replace(stored, scales=settings.scales or stored.scales, mirror=settings.mirror or stored.mirror)
     found = []
     for target in data or [None]:
+        if target is None and not run.config.exists():
+            raise UserError(f"{str(run.path)!r} does not say on which images it was trained: give DATA.")
         if target is None:
             prepared = open_segmented(stored, voice.progress, run)
         else:

@@ -22,7 +22,7 @@ from paucal.evaluation.deployed import load_deployed, usable_device
 from paucal.evaluation.seen_images import keys_told
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.write import TeacherCheck, check_teacher, hash_images
-from paucal.runs import RunFolder, open_run
+from paucal.runs import RunFolder, open_model
 from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
 from paucal.verbs.labeling.settings import LEVEL
@@ -149,7 +149,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     """
     check_size(image_size)
     if Path(name).expanduser().is_dir():
-        return _open_run(open_run(name), image_size, device)
+        return _open_run(open_model(name), image_size, device)
     if not timm.is_model(name):
         raise UserError(f"--teacher: {name!r} is neither a run folder nor a timm model; give one, such as runs/1.")
     weights = read_timm(name)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from paucal.runs import open_run
+from paucal.runs import RunFolder, open_model
 from paucal.runs.folder import MARKER
 
 CLASSIFICATION, DETECTION, SEGMENTATION = "classification", "detection", "segmentation"
@@ -19,7 +19,8 @@ def task_of(model: str | os.PathLike[str]) -> str:
         UserError: the run's files cannot be read.
     """
     path = Path(model)
-    if not path.is_dir() or not ((path / MARKER).is_file() or any(path.glob(f"*/{MARKER}"))):
+    known = (MARKER, f"*/{MARKER}", RunFolder(path).card.name)
+    if not path.is_dir() or not any(next(path.glob(name), None) for name in known):
         return CLASSIFICATION
-    run = open_run(path)
+    run = open_model(path)
     return str(run.read_json(run.card.name).get("task", CLASSIFICATION)) if run.card.is_file() else CLASSIFICATION

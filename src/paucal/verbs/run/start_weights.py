@@ -21,7 +21,7 @@ from paucal.backbones.weights.trained import Package, named_in_order, packaged
 from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
-from paucal.runs import RunFolder, open_run, read_weights
+from paucal.runs import RunFolder, open_model, read_weights
 from paucal.runs.ancestry import PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.foreign import read_foreign
 from paucal.settings.groups import ModelSettings
@@ -64,7 +64,7 @@ def pin_start(settings: M) -> M:
     if settings.init is None or settings.init in PUBLISHED:
         return settings
     path = _existing(settings.init)
-    return replace(settings, init=str((open_run(path).path if path.is_dir() else path).resolve()))
+    return replace(settings, init=str((open_model(path).path if path.is_dir() else path).resolve()))
 
 
 def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:

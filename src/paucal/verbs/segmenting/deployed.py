@@ -15,7 +15,7 @@ from paucal.data.decode import Reading
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import usable_device
 from paucal.memory import available_memory
-from paucal.runs import RunFolder, open_run, read_weights
+from paucal.runs import RunFolder, open_model, read_weights
 from paucal.transfer.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
 from paucal.types import UserError
 from paucal.verbs.segmenting.card import SegmentationCard
@@ -95,7 +95,7 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
         >>> model.mask(Image.open("photo.jpg")).shape  # doctest: +SKIP
         (480, 640)
     """
-    folder = run if isinstance(run, RunFolder) else open_run(Path(run))
+    folder = run if isinstance(run, RunFolder) else open_model(Path(run))
     target = usable_device(device)
     if not folder.card.exists():
         raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")
