@@ -19,7 +19,7 @@ from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.guides import refuse_leaks, show_as_trained
 from paucal.objectives.base import Term
 from paucal.objectives.distillation import WEIGHT, Distillation
-from paucal.runs import open_run
+from paucal.runs import open_model
 from paucal.types import UserError, height_and_width
 
 
@@ -31,7 +31,7 @@ def _card(name: str) -> Card:
     """
     if not Path(name).expanduser().exists():
         return _published(name)
-    folder = open_run(name)
+    folder = open_model(name)
     card = Card.from_dict(folder.read_json(folder.card.name))
     if card.several or not card.classes:
         raise UserError(f"--teacher {name} does not name one class for an image: give a classifier that does.")
@@ -94,7 +94,7 @@ def _settle(settings: Any, term: Distillation, circumstances: Circumstances) -> 
             "these classes, such as a run on these images."
         )
     if not card.backbone.pretrained:
-        refuse_leaks("teacher", open_run(settings.teacher), circumstances)
+        refuse_leaks("teacher", open_model(settings.teacher), circumstances)
     show_as_trained("teacher", term, card.preprocessing, circumstances)
     term.answer_in([card.classes.index(name) for name in images.classes])
 
