@@ -184,3 +184,12 @@ def test_zip__of_macos_has_names_in_utf8_without_saying_so(tmp_path):
     assert images.classes == ("Kätzchen", "犬")
     assert images.keys == ["Kätzchen/0.png", "犬/1.png"]
     assert images.store.read(1).getpixel((0, 0)) == (1, 254, 7)
+
+
+def test_zip__of_windows_has_backslashes(tmp_path):
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for number, name in enumerate(("cat", "dog")):
+            archive.writestr(f"photos\\{name}\\{number}.png", encode(number))
+    images = open_images(tmp_path / "photos.zip")
+    assert (images.classes, images.keys) == (("cat", "dog"), ["cat/0.png", "dog/1.png"])
+    assert images.store.read(1).getpixel((0, 0)) == (1, 254, 7)

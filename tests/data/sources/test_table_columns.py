@@ -92,7 +92,9 @@ def test_columns__of_fastai_are_the_parts(opened):
     marks = opened({"image": FILES, "a": [1, 0] * 4, "b": [0, 1] * 4, "is_valid": [0, 1] * 4})
     assert (marks.classes, marks.declared[:2]) == (("a", "b"), ["train", "val"])
     assert told(opened({"image": FILES, "label": AB, "fold": [1, 2] * 4}), "the column 'fold' is not read")
-    assert set(opened({"image": FILES, "label": AB, "is_valid": ["?"] * 8}).declared) == {""}
+    odd = opened({"image": FILES, "label": AB, "is_valid": ["?"] * 8})
+    assert set(odd.declared) == {""}
+    assert told(odd, "the column 'is_valid' is not read")
 
 
 def test_columns__of_names_win_over_those_of_their_numbers(opened):

@@ -11,6 +11,7 @@ import threading
 import zipfile
 import zlib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -169,13 +170,15 @@ def _zip_entries(file: Path) -> list[Entry]:
 
 
 def _zip_name(entry: zipfile.ZipInfo) -> str:
-    """Return the name of an entry; macOS writes UTF-8 without the flag that says so, and code page 437 is assumed."""
-    if entry.flag_bits & _UTF8:
-        return entry.filename
-    try:
-        return entry.filename.encode("cp437").decode()
-    except UnicodeError:
-        return entry.filename
+    """Return the name of an entry with forward slashes.
+
+    macOS writes UTF-8 without the flag that says so, and `zipfile` assumes code page 437 then.
+    """
+    name = entry.filename
+    if not entry.flag_bits & _UTF8:
+        with suppress(UnicodeError):
+            name = name.encode("cp437").decode()
+    return name.replace("\\", "/")
 
 
 def _tar_entries(file: Path) -> list[Entry]:

@@ -171,7 +171,10 @@ def _parts(
         for place, name in enumerate(plain)
         if name in FLAG_COLUMNS and all(len(row) <= place or row[place].lower() in FLAGS for row in cells)
     ]
-    notes = [f"the parts are in the column {names[place]!r}" for place, _ in flags if split is None]
+    read = [place for place, _ in flags if split is None]
+    notes = [f"the parts are in the column {names[place]!r}" for place in read]
+    unread = [names[place] for place, name in enumerate(plain) if name in FLAG_COLUMNS and place not in read]
+    notes += [f"the column {name!r} is not read: expected true and false, and no column of parts" for name in unread]
     folds = [names[place] for place, name in enumerate(plain) if name in FOLD_COLUMNS]
     notes += [f"the column {name!r} is not read: --folds cuts folds" for name in folds]
     return split, () if split is not None else tuple(flags), notes
