@@ -26,6 +26,7 @@ def test_plain_name__is_text_that_every_file_can_hold(name):
     assert plain.encode("utf-8").decode("utf-8") == plain
     assert plain_name(plain) == plain == unicodedata.normalize("NFC", plain)
     assert plain == plain.strip()
+    assert len(plain.splitlines()) <= 1
 
 
 def test_plain_names__of_numbers_and_of_true_and_false():

@@ -17,7 +17,8 @@ _ENDS = re.compile(rf"^[\s{_UNSEEN}]+|[\s{_UNSEEN}]+$")
 _INSIDE = re.compile(rf"[{_UNSEEN}\u00ad\u200c\u200d]")
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])")
 _WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")  # a line break would make two names of one in a list
 _SURROGATE = re.compile("[\ud800-\udfff]")
 NO_LABEL = ("NA", "N/A", "n/a", "nan", "NaN", "None", "NULL", "null", "NONE")  # and they may be classes all the same
 _MANY_VALUES = 8  # different numbers, from which on they may be measurements
@@ -25,7 +26,7 @@ _NAMES_SHOWN = 5
 
 
 def plain_name(name: str) -> str:
-    r"""Return a name as valid text of one form: composed, and without white space at its ends.
+    r"""Return a name as valid text of one form: composed, in one line, and without white space at its ends.
 
     Bytes that are not UTF-8, as in names of folders that an old archive held, are read as Windows-1252, or become
     escapes where that cannot be.
@@ -36,7 +37,7 @@ def plain_name(name: str) -> str:
     """
     if name.isascii() and name.isprintable():
         return name.strip()
-    return unicodedata.normalize("NFC", _ENDS.sub("", valid_text(name)))
+    return unicodedata.normalize("NFC", _ENDS.sub("", _CONTROLS.sub(" ", valid_text(name))))
 
 
 def valid_text(text: str) -> str:

@@ -63,6 +63,15 @@ def test_table__with_parts_in_a_column_finds_their_folders(tmp_path):
     assert open_images(tmp_path / "labels.csv").keys[::4] == ["train/0.png", "test/0.png"]
 
 
+def test_table__of_paths_in_folders_of_parts_has_these_parts(tmp_path):
+    images_at(tmp_path, *(f"{part}/{name}" for part in ("train", "Valid") for name in NAMES))
+    paths = [f"{part}/{name}" for part in ("train", "Valid") for name in NAMES]
+    images = open_images(table(tmp_path / "metadata.csv", paths, "file_name,label"))
+    assert images.declared == ["train"] * 4 + ["val"] * 4
+    assert any("the parts are the folders of the images (Valid, train)" in note for note in images.notes)
+    assert set(open_images(table(tmp_path / "metadata.csv", paths[4:], "file_name,label")).declared) == {""}
+
+
 def test_lists__of_parts_find_their_own_folders(tmp_path):
     for part, begin in (("train", 0), ("val", 4)):
         images_at(tmp_path / part, *["x"] * begin, "a/0.png", "b/1.png")

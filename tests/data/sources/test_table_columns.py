@@ -37,11 +37,11 @@ def told(images, words: str) -> bool:
 
 
 def test_labels__that_programs_write_for_none_are_none(opened):
-    words = ["nan", "NaN", "", "<NA>", "null", "NaT", "1.0", "0.0"]
+    words = ["nan", "NaN", "", "<NA>", "#N/A", "NaT", "1.0", "0.0"]
     images = opened({"image": FILES, "label": words})
     assert labels_of(images) == [["1"], ["0"]]
     assert images.keys == ["6.png", "7.png"]
-    assert told(images, "6 rows without a label were left out (<NA>, NaN, NaT, nan, null)")
+    assert told(images, "6 rows without a label were left out (#N/A, <NA>, NaN, NaT, nan)")
     assert opened({"image": FILES, "label": ["None", "NA", "none", "a", *["None", "NA", "none", "a"]]}).classes == (
         *("NA", "None", "a", "none"),
     )
@@ -64,6 +64,8 @@ def test_labels__in_lists_are_several(opened):
         (["[0, 3]", "[1]"], [["0", "3"], ["1"]]),
         (["['a b' 'c']", "[]"], [["a b", "c"], []]),
         (["{'a'}", "[a, b]"], [["a"], ["a", "b"]]),
+        (["('a', 'b')", "()"], [["a", "b"], []]),
+        (["(other)", "(1)"], None),
         (["a", "[b]"], None),
         (["", ""], None),
     ],

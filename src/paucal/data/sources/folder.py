@@ -99,7 +99,7 @@ def open_place(
         raise UserError(f"there are no images in {root} (expected files ending in {', '.join(IMAGE_SUFFIXES)}){others}")
     tops = place.subfolders("")
     if not labelled:
-        return _image_set(place, keys, [None] * len(keys), _parts_of(keys), notes)
+        return _image_set(place, keys, [None] * len(keys), parts_of(keys), notes)
     loose = [key for key in keys if "/" not in key]
     if loose and tops:
         notes.append(f"{counted(len(loose), 'image')} beside the folders {_left_out(loose)}")
@@ -194,7 +194,7 @@ def _part_of(key: str) -> str:
     return PARTS.get(folder.lower(), "") if slash else ""
 
 
-def _parts_of(keys: list[str]) -> list[str]:
+def parts_of(keys: list[str]) -> list[str]:
     """Return the parts of images that may lie anywhere: those of part folders, unless these look like classes."""
     parts = [_part_of(key) for key in keys]
     others = any("/" in key and not part for key, part in zip(keys, parts, strict=True))

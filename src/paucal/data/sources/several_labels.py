@@ -14,7 +14,7 @@ from paucal.wording import counted
 
 ONE_LABEL = "none"  # given for a separator: a cell is the name of one class, whatever it holds
 _SEPARATORS = ";|,"
-MISSING = ("nan", "-nan", "<na>", "nat", "null", "#n/a")  # as programs write what they do not know, in small letters
+MISSING = ("nan", "-nan", "<na>", "nat", "#n/a")  # as programs write what they do not know, in small letters
 _MARKS = {"1": 1, "1.0": 1, "true": 1, "0": 0, "0.0": 0, "false": 0, "-1": UNKNOWN, "-1.0": UNKNOWN, "": UNKNOWN}
 _MARKS |= dict.fromkeys(MISSING, UNKNOWN)
 _MOST_SHOWN = 60
@@ -75,10 +75,12 @@ def cells_of_lists(cells: Sequence[str]) -> list[list[str]] | None:
     """
     if not any(cells) or not all(re.fullmatch(r"[\[({].*[\])}]", cell) for cell in cells if cell):
         return None
-    return [_items(cell) for cell in cells]
+    found = [_items(cell) for cell in cells]
+    return [items for items in found if items is not None] if None not in found else None
 
 
-def _items(cell: str) -> list[str]:
+def _items(cell: str) -> list[str] | None:
+    """Return what a list holds; None where brackets belong to a name, as in "(other)"."""
     try:
         # Python joins texts without a comma between them, which NumPy prints.
         value = None if re.search(r"['\"]\s+['\"]", cell) else ast.literal_eval(cell)
@@ -86,6 +88,8 @@ def _items(cell: str) -> list[str]:
             return [str(item).strip() for item in value if item is not None]
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         pass
+    if cell and cell[0] != "[":
+        return None
     return [next(filter(None, found.groups()), "").strip() for found in _ITEM.finditer(cell[1:-1])]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import PARTS
+from paucal.data.sources.folder import PARTS, parts_of
 from paucal.data.sources.locating import ListedPath, locate, plain_path
 from paucal.data.sources.several_labels import (
     Labels,
@@ -129,13 +129,14 @@ def open_tables(
     place = locate([row.listed for row in kept.rows], root)
     rows = [row._replace(key=key) for row, key in zip(kept.rows, place.keys, strict=True)]
     rows, repeated = _without_repetitions(rows, kept.columns[0].boxes)
+    keys = [row.key for row in rows]
+    declared, told = _parts_of_rows([row.listed.part for row in rows], keys)
     marked = tuple(kept.columns[0].names[place] for place in kept.columns[0].marks)
     labels = Labels((), np.full(len(rows), -1, dtype=np.int64))
     if marked:
         labels = from_columns(marked, [row.marks for row in rows])
     elif labelled:
         labels = from_names([row.names for row in rows], several, where)
-    keys = [row.key for row in rows]
     apart = len({file.parent for file in files.values()}) > 1
     read = " and ".join(f"{file.parent.name}/{file.name}" if apart else file.name for file in files.values())
     return ImageSet(
@@ -144,9 +145,9 @@ def open_tables(
         classes=labels.classes,
         keys=keys,
         labels=labels.numbers,
-        declared=[row.listed.part for row in rows],
+        declared=declared,
         store=FileStore(place.folder, keys),
-        notes=(f"read from {read}", *kept.notes, *place.notes, *repeated, *labels.notes),
+        notes=(f"read from {read}", *kept.notes, *place.notes, *told, *repeated, *labels.notes),
         columns=_other_columns(kept.columns, rows),
         multi_hot=labels.multi_hot,
     )
@@ -254,6 +255,14 @@ def _without_repetitions(rows: Sequence[_Row], boxes: str) -> tuple[list[_Row], 
     notes = [f"{counted(repeated, 'row')} of {rows[0].listed.file.name} repeat an earlier one"] if repeated else []
     notes += [f"the boxes ({boxes}) are not read: each image has one label here"] if boxes else []
     return list(seen.values()), notes
+
+
+def _parts_of_rows(declared: list[str], keys: list[str]) -> tuple[list[str], list[str]]:
+    """Return the parts that the tables tell, else those of the folders that all images lie in, and a note on these."""
+    folders = parts_of(keys)
+    if any(declared) or not all(folders) or not {"train"} < set(folders):
+        return declared, []
+    return folders, [f"the parts are the folders of the images ({', '.join(sorted({k.split('/')[0] for k in keys}))})"]
 
 
 def _other_columns(columns: Sequence[Columns], rows: Sequence[_Row]) -> dict[str, list[str]]:
