@@ -11,7 +11,8 @@ from paucal.types import UserError
 
 
 def names(files: list[str]) -> Names:
-    return Names(files, folder_tree(Path("set"), files))
+    tree = folder_tree(Path("set"), files)
+    return Names(tree.images, tree)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,11 @@ def test_an_image_that_lacks_in_its_folder__is_not_taken_from_another():
     found = known.located([f"{n}.png" for n in range(9)], "train.json", "train")
     assert found == [*(f"train/{n}.png" for n in range(8)), None]
     plain = names([*(f"a/{n}.png" for n in range(8)), *(f"b/{n}.png" for n in range(20))])
-    assert plain.located([f"{n}.png" for n in (0, 1, 2, 15)], "a.json", "") == [f"b/{n}.png" for n in (0, 1, 2, 15)]
+    assert plain.located([f"{n}.png" for n in (0, 1, 2, 15)], "a.json", "") == [*(f"a/{n}.png" for n in range(3)), None]
+    beside = plain.located([f"{n}.png" for n in range(10)], "a/boxes.json", "")
+    assert beside == [*(f"a/{n}.png" for n in range(8)), None, None]
+    stray = names(["0.png", *(f"images/{n}.png" for n in range(5))])
+    assert stray.located([f"{n}.png" for n in range(5)], "x.json", "") == [f"images/{n}.png" for n in range(5)]
     spread = names([*(f"a/{n}.png" for n in range(4)), *(f"b/{n}.png" for n in range(4, 8))])
     assert spread.located([f"{n}.png" for n in range(8)], "x.json", "") == [
         *(f"a/{n}.png" for n in range(4)),
@@ -94,3 +99,12 @@ def test_the_file_that_an_annotation_names__comes_before_its_stem_and_near_ones_
     assert cameras.beside("Annotations/2/a.xml", ["a.jpg"]) == "JPEGImages/2/a.jpg"
     with pytest.raises(UserError, match="may describe"):
         cameras.beside("Annotations/a.xml", ["a.jpg"])
+
+
+def test_an_image_of_another_folder__is_not_taken_for_a_missing_one():
+    files = ["JPEGImages/cam1/1.jpg", "JPEGImages/cam2/2.jpg", "Annotations/cam1/2.xml", "Annotations/cam2/2.xml"]
+    assert names(files).beside("Annotations/cam1/2.xml", ["2.jpg"]) is None
+    assert names(files).beside("Annotations/cam2/2.xml", ["2.jpg"]) == "JPEGImages/cam2/2.jpg"
+    beside = names(["day1/1.jpg", "day1/1.xml", "day1/2.xml", "day2/2.jpg", "day2/2.xml"])
+    assert beside.beside("day1/2.xml", ["2.jpg"]) is None
+    assert names(["PNG/1.png", "Annotations/batch/1.xml"]).beside("Annotations/batch/1.xml", ["1.png"]) == "PNG/1.png"

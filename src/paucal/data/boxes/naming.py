@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -75,12 +75,14 @@ class Names:
         tree: Files of the whole set.
     """
 
-    def __init__(self, paths: Iterable[str], tree: Tree) -> None:
+    def __init__(self, paths: Collection[str], tree: Tree) -> None:
         self._tree = tree
         self._folders = {part for path in tree.files for part in path.split("/")[:-1]}
         self._by_name: dict[str, list[str]] = {}
         self._by_stem: dict[str, list[str]] = {}
         self._in_folder: Counter[str] = Counter()
+        self._image_folders = {part for path in paths for part in path.split("/")[:-1]}
+        self._folders_of: dict[str, set[str]] = {}
         for path in paths:
             name = path.rpartition("/")[2]
             self._by_name.setdefault(folded(name), []).append(path)
@@ -144,16 +146,16 @@ class Names:
         return paths
 
     def _main_base(self, found: Sequence[Sequence[Match]], file: str, part: str) -> str | None:
-        """Return the folder that most names are relative to, the nearest to the annotation file among equal ones."""
+        """Return the folder that names are relative to: of those that have half of them, the nearest to their file."""
         counts = Counter(one.base for matches in found for one in matches)
         if not counts:
             return None
         fitting = {base: count for base, count in counts.items() if part_fits(f"{base}/", part)} or counts
-        most = max(fitting.values())
+        enough = min(max(fitting.values()), -(-sum(map(bool, found)) // 2))  # half of the images, if any has so many
         ranked = sorted(
             (_distance(base, file, part), len(plain_folders(base)), base)
             for base, count in fitting.items()
-            if count == most
+            if count >= enough
         )
         rivals = [base for *rank, base in ranked if tuple(rank) == ranked[0][:2]]
         if any(len([one for one in matches if one.base in rivals]) > 1 for matches in found):
@@ -182,6 +184,7 @@ class Names:
         for is_near in (True, False):
             for name, by_stem in asked:
                 paths = [one.path for one in self.matches(name, by_stem) if part_fits(one.path, part)]
+                paths = [path for path in paths if not self._is_of_others(path, file)]
                 ranks = {path: _apart(path, file) for path in paths}
                 near = [path for path in paths if (ranks[path] <= 1) == is_near]
                 best = [path for path in near if ranks[path] == min(ranks[one] for one in near)]
@@ -193,6 +196,15 @@ class Names:
                 if best:
                     return best[0]
         return None
+
+    def _is_of_others(self, path: str, file: str) -> bool:
+        """Return whether folders say that an image and an annotation file belong to different ones: "cam1", "cam2"."""
+        ending = PurePosixPath(file).suffix
+        if ending not in self._folders_of:
+            same = [other for other in self._tree.files if other.endswith(ending)]
+            self._folders_of[ending] = {part for other in same for part in other.split("/")[:-1]}
+        theirs, mine = set(plain_folders(path.rpartition("/")[0])), set(plain_folders(file.rpartition("/")[0]))
+        return bool((mine - theirs) & self._image_folders or (theirs - mine) & self._folders_of[ending])
 
 
 def _apart(path: str, file: str) -> int:
