@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data.boxes.test_others import PIXELS, write_cvat, write_labelme, write_tables
-from data.boxes.test_yolo import write as write_yolo
+from data.boxes.written import PIXELS, write_cvat, write_labelme, write_tables, write_yolo
 from paucal.data.boxes.layouts import LAYOUTS, find_boxes
 from paucal.data.boxes.opening import own_root, read_boxes
 from paucal.data.sources.opening import open_images

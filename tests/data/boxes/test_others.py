@@ -1,12 +1,11 @@
 """LabelMe's JSON, CVAT's XML and tables of boxes."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from data.boxes.written import PIXELS, SHARES, labelme, write_cvat, write_labelme, write_tables
 from paucal.data.boxes.described import Described
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
@@ -22,25 +21,6 @@ def require_read(described: Described) -> None:
 
 
 # LabelMe
-
-
-def labelme(shapes: list[dict[str, Any]], path: str, size: tuple[int, int] = (96, 64)) -> str:
-    content = {"version": "5.0", "flags": {}, "shapes": shapes, "imagePath": path, "imageData": None}
-    return json.dumps({**content, "imageHeight": size[1], "imageWidth": size[0]})
-
-
-def write_labelme(root: Path, images: str = ".", path: str = "{}.png") -> Path:
-    (root / images).mkdir(parents=True, exist_ok=True)
-    (root / "labels" if images != "." else root).mkdir(exist_ok=True)
-    for n, (image, rows) in enumerate(pictures(6)):
-        image.save(root / images / f"{n}.png")
-        shapes = [
-            {"label": name, "points": [[left, top], [right, bottom]], "shape_type": "rectangle", "group_id": None}
-            for name, left, top, right, bottom in rows
-        ]
-        folder = root if images == "." else root / "labels"
-        (folder / f"{n}.json").write_text(labelme(shapes, path.format(n)))
-    return root
 
 
 @pytest.mark.parametrize(("images", "path"), [(".", "{}.png"), ("images", "..\\images\\{}.png"), ("images", "{}.png")])
@@ -98,33 +78,6 @@ def test_labelme__refuses_damaged_and_turned_shapes(tmp_path: Path, shape: dict,
 # CVAT
 
 
-def shapes_of(rows: list[tuple], kind: str) -> str:
-    found = ""
-    for name, left, top, right, bottom in rows:
-        if kind == "box":
-            found += f'<box label="{name}" xtl="{left}" ytl="{top}" xbr="{right}" ybr="{bottom}"/>'
-        elif kind == "polygon":
-            points = f"{left},{top};{right},{top};{right},{bottom};{left},{bottom}"
-            found += f'<polygon label="{name}" points="{points}"/>'
-        else:
-            width, height = right - left, bottom - top
-            place = f'left="{left}" top="{top}" width="{width}" height="{height}"'
-            found += f'<mask label="{name}" rle="0, {width * height}" {place}/>'
-    return found
-
-
-def write_cvat(root: Path, kind: str = "box", subset: bool = False, extra: str = "") -> Path:
-    (root / "images").mkdir(parents=True, exist_ok=True)
-    text = ""
-    for n, (image, rows) in enumerate(pictures(6)):
-        image.save(root / "images" / f"{n}.png")
-        part = f' subset="{"Train" if n < 4 else "Validation"}"' * subset
-        shapes = shapes_of(rows, kind) + extra * (n == 0)
-        text += f'<image id="{n}" name="{n}.png"{part} width="96" height="64">{shapes}<tag label="x"/></image>'
-    (root / "annotations.xml").write_text(f"<annotations><version>1.1</version>{text}</annotations>")
-    return root
-
-
 @pytest.mark.parametrize("kind", ["box", "polygon", "mask"])
 def test_cvat__boxes_polygons_and_masks(tmp_path: Path, kind: str):
     root = write_cvat(tmp_path / "set", kind)
@@ -172,35 +125,6 @@ def test_cvat__refuses_videos_and_missing_images(tmp_path: Path):
 
 
 # Tables
-
-PIXELS = ["filename", "width", "height", "class", "xmin", "ymin", "xmax", "ymax"]
-SHARES = ["ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsGroupOf"]
-
-
-def rows_of(n: int, header: list[str]) -> list[list[str]]:
-    image, rows = pictures(6)[n]
-    width, height = image.size
-    found = []
-    for name, left, top, right, bottom in rows:
-        edges = {"xmin": left, "ymin": top, "xmax": right, "ymax": bottom}
-        shares = {"XMin": left / width, "XMax": right / width, "YMin": top / height, "YMax": bottom / height}
-        others = {"width": width, "height": height, "class": name, "LabelName": name, "IsGroupOf": 0, "Confidence": 1}
-        values = {"filename": f"{n}.png", "ImageID": str(n), "Source": "x", **others, **edges, **shares}
-        found.append([str(values[column]) for column in header])
-    return found
-
-
-def write_tables(
-    root: Path, header: list[str], files: dict[str, range], delimiter: str = ",", encoding: str = "utf-8"
-) -> Path:
-    (root / "images").mkdir(parents=True, exist_ok=True)
-    for name, numbers in files.items():
-        lines = [header, *(row for n in numbers for row in rows_of(n, header))]
-        text = "\n".join(delimiter.join(row) for row in lines)
-        (root / name).write_bytes(text.encode(encoding))
-    for n, (image, _) in enumerate(pictures(6)):
-        image.save(root / "images" / f"{n}.png")
-    return root
 
 
 @pytest.mark.parametrize("header", [PIXELS, SHARES], ids=["pixels", "shares"])

@@ -6,33 +6,11 @@ import pytest
 import yaml
 from PIL import Image
 
+from data.boxes.written import NAMES, PART, write_yolo
 from paucal.data.boxes.described import Described
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
 from transfer.detection.made import pictures
-
-NAMES = ["red", "blue"]
-PART = {0: "train", 1: "train", 2: "train", 3: "val", 4: "test", 5: "test"}
-
-
-def line(row: tuple, size: tuple[int, int], outline: bool = False) -> str:
-    name, left, top, right, bottom = row
-    width, height = size
-    values = [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
-    if outline:
-        corners = ((left, top), (right, top), (right, bottom), (left, bottom))
-        values = [value for x, y in corners for value in (x / width, y / height)]
-    return " ".join([str(NAMES.index(name)), *(f"{value:.8f}" for value in values)])
-
-
-def write(root: Path, images: str = "images/{}", labels: str = "labels/{}", outline: bool = False) -> Path:
-    for n, (image, rows) in enumerate(pictures(6)):
-        for folder in (images, labels):
-            (root / folder.format(PART[n])).mkdir(parents=True, exist_ok=True)
-        image.save(root / images.format(PART[n]) / f"{n}.png")
-        text = "\n".join(line(row, image.size, outline) for row in rows)
-        (root / labels.format(PART[n]) / f"{n}.txt").write_text(text + "\n")
-    return root
 
 
 def told(root: Path, **content: object) -> Path:
@@ -68,7 +46,7 @@ CONFIGS = {
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("names", [NAMES, dict(enumerate(NAMES))], ids=["list", "dict"])
 def test_data_yaml__in_its_forms(tmp_path: Path, kind: str, names: object):
-    root = told(write(tmp_path / "set"), names=names, nc=2, **CONFIGS[kind])
+    root = told(write_yolo(tmp_path / "set"), names=names, nc=2, **CONFIGS[kind])
     require_read(read_boxes(root)[1])
     described = read_boxes(root / "data.yaml")[1]
     require_read(described)
@@ -80,7 +58,7 @@ def test_data_yaml__in_its_forms(tmp_path: Path, kind: str, names: object):
     [("{}/images", "{}/labels"), ("{}", "{}"), ("images/{}", "images/{}"), ("Images/{}", "Labels/{}")],
 )
 def test_labels__lie_in_parallel_or_beside(tmp_path: Path, images: str, labels: str):
-    root = write(tmp_path / "set", images, labels)
+    root = write_yolo(tmp_path / "set", images, labels)
     (root / "classes.txt").write_text("\ufeffred\r\nblue\r\n", encoding="utf-8")
     require_read(read_boxes(root)[1])
     roboflow = {part: f"../{images.format(part)}" for part in ("train", "val", "test")}
@@ -88,7 +66,7 @@ def test_labels__lie_in_parallel_or_beside(tmp_path: Path, images: str, labels: 
 
 
 def test_lists__of_images_in_yaml_and_beside(tmp_path: Path):
-    root = write(tmp_path / "set", "images", "labels")
+    root = write_yolo(tmp_path / "set", "images", "labels")
     for part in ("train", "val", "test"):
         lines = [f"./images/{n}.png" for n, own in PART.items() if own == part]
         (root / f"{part}.txt").write_text("\n".join(lines))
@@ -99,7 +77,7 @@ def test_lists__of_images_in_yaml_and_beside(tmp_path: Path):
 
 
 def test_yaml_elsewhere__names_the_folder_of_the_images(tmp_path: Path):
-    root = write(tmp_path / "set")
+    root = write_yolo(tmp_path / "set")
     (tmp_path / "configs").mkdir()
     for path in (str(root), "../set"):
         content = {"path": path, "names": NAMES, **FOLDERS}
@@ -108,7 +86,7 @@ def test_yaml_elsewhere__names_the_folder_of_the_images(tmp_path: Path):
 
 
 def test_outlines__have_a_box_and_points(tmp_path: Path):
-    root = told(write(tmp_path / "set", outline=True), names=NAMES, **FOLDERS)
+    root = told(write_yolo(tmp_path / "set", outline=True), names=NAMES, **FOLDERS)
     described = read_boxes(root)[1]
     require_read(described)
     first = next(one for one in described.images if one.key.endswith("/0.png"))
@@ -118,20 +96,20 @@ def test_outlines__have_a_box_and_points(tmp_path: Path):
 
 
 def test_key_points__are_passed_over_where_the_yaml_has_their_shape(tmp_path: Path):
-    root = write(tmp_path / "set")
+    root = write_yolo(tmp_path / "set")
     for path in (root / "labels").rglob("*.txt"):
         path.write_text("".join(f"{text} 0.5 0.5 2 0.1 0.1 2\n" for text in path.read_text().splitlines()))
     require_read(read_boxes(told(root, names=NAMES, kpt_shape=[2, 3], **FOLDERS))[1])
 
 
 def test_without_names__classes_are_numbers(tmp_path: Path):
-    described = read_boxes(write(tmp_path / "set"))[1]
+    described = read_boxes(write_yolo(tmp_path / "set"))[1]
     assert described.numbers == {"0": 0, "1": 1}
     assert "there is no data.yaml and no classes.txt, so the classes are called by their numbers" in described.notes
 
 
 def test_empty_labels_missing_labels_and_missing_images(tmp_path: Path):
-    root = told(write(tmp_path / "set", "images", "labels"), names=NAMES, train="images", val="images")
+    root = told(write_yolo(tmp_path / "set", "images", "labels"), names=NAMES, train="images", val="images")
     (root / "labels/0.txt").write_text("")
     (root / "labels/1.txt").unlink()
     (root / "images/2.png").unlink()
@@ -160,7 +138,7 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_lines_that_are_no_object__are_refused_by_file_and_line(tmp_path: Path, text: str):
-    root = told(write(tmp_path / "set"), names=NAMES, **FOLDERS)
+    root = told(write_yolo(tmp_path / "set"), names=NAMES, **FOLDERS)
     (root / "labels/train/1.txt").write_text(f"0 0.5 0.5 0.1 0.1\n\n{text}\n")
     with pytest.raises(UserError, match=rf"line 3 of '.*labels/train/1\.txt' .*{BAD[text]}"):
         read_boxes(root)
@@ -181,13 +159,13 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_configurations_that_do_not_fit__are_refused(tmp_path: Path, kind: str):
     content, words = REFUSED[kind]
-    root = told(write(tmp_path / "set"), **{"names": NAMES, **content})
+    root = told(write_yolo(tmp_path / "set"), **{"names": NAMES, **content})
     with pytest.raises(UserError, match=words):
         read_boxes(root)
 
 
 def test_twins_and_several_files__are_refused(tmp_path: Path):
-    root = told(write(tmp_path / "set"), names=NAMES, **FOLDERS)
+    root = told(write_yolo(tmp_path / "set"), names=NAMES, **FOLDERS)
     Image.new("RGB", (8, 8)).save(root / "images/train/0.bmp")
     with pytest.raises(UserError, match=r"may describe 'images/train/0\.bmp' or 'images/train/0\.png'"):
         read_boxes(root)

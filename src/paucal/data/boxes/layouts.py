@@ -11,6 +11,7 @@ from paucal.data.boxes.naming import LABEL_FOLDERS
 from paucal.data.boxes.part_names import part_of_folders
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
 from paucal.data.boxes.unread import find_unread
+from paucal.data.sources.archive import ARCHIVE_SUFFIXES
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.types import UserError
 
@@ -71,10 +72,15 @@ def unread_files(tree: Tree) -> BoxFiles | None:
     """Return files of boxes that are not read: of other layouts, and in archives below a folder."""
     if unread := find_unread(tree):
         return BoxFiles(f"{unread[1]} writes them", [unread[0]])
-    archive = "" if tree.images else next((file for file in tree.files if is_archive(Path(file))), "")
-    inside = find_boxes(Path(tree.location, archive)) if archive and Path(tree.location).is_dir() else None
+    archives = [] if tree.images or not Path(tree.location).is_dir() else tree.ending(*ARCHIVE_SUFFIXES)
+    if not archives:
+        return None
+    try:
+        inside = find_boxes(Path(tree.location, archives[0]))
+    except UserError:  # what is wrong with it those say who read it
+        return None
     advice = "give one archive as DATA, or unpack them"
-    return inside and BoxFiles(f"{inside.name} in archives", [archive], advice=advice)
+    return inside and BoxFiles(f"{inside.name} in archives", archives[:1], advice=advice)
 
 
 def refuse_boxes(place: Path) -> None:
