@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paucal.data.masks.class_names import NamedClasses, read_class_names
-from paucal.data.masks.coding import IGNORED, MaskCoding, find_coding
+from paucal.data.masks.coding import IGNORED, MaskCoding, find_coding, require_fit
 from paucal.data.masks.measuring import FileFacts, Seen
 from paucal.data.masks.pixels import COLOUR, PALETTE
 from paucal.types import UserError
@@ -120,6 +120,142 @@ def test_values_of_no_class__are_refused_with_the_file():
 def test_masks_that_mean_nothing__are_refused(seen, more, words):
     with pytest.raises(UserError, match=words):
         find_coding(seen, **more)
+
+
+ZERO_ONE, ZERO_255, VOID = (0, 1), (0, 255), (0, 1, 255)
+
+
+@pytest.mark.parametrize(
+    ("many", "words"),
+    [
+        (
+            [ZERO_255, ZERO_ONE] * 6,
+            r"0 and 255 in 0\.png and 5 others, 0 and 1 in 1\.png and 5 .* none has both",
+        ),
+        ([*[ZERO_255, ZERO_ONE] * 11, VOID], "and hardly any has both"),
+        (
+            [*[ZERO_255] * 11, (0, 254)],
+            r"0 and 255 in 0\.png and 10 others, 0 and 254 in 11\.png, .*-values binary",
+        ),
+        ([ZERO_255, (0, 128)], "two codings"),
+        ([ZERO_ONE, (0, 128)], "two codings"),
+        ([(0, 1, 2), (0, 3), ZERO_255], "two codings.*--ignore 255"),
+        ([(0, 1, 254, 255), ZERO_255], r"nearly those of a class, 1 and 254 \(0\.png\) among 0, 1, 254, 255"),
+        ([(0, 5, 250), (0, 250)], "nearly those of a class"),
+        ([(0, 85, 170, 255), (0, 84, 85, 255)], r"nearly those of a class, 84 \(1\.png\)"),
+    ],
+)
+def test_files_of_two_codings__are_refused_with_the_flag_that_settles_it(many, words):
+    seen = files(*many)
+    if "84" in words:
+        seen.files[1].pixels[84] = 1
+    with pytest.raises(UserError, match=words):
+        find_coding(seen)
+
+
+def test_flags__settle_what_files_of_two_codings_mean():
+    mixed = files(ZERO_255, ZERO_ONE)
+    assert find_coding(mixed, "binary") == MaskCoding("binary", (0, 255))
+    assert find_coding(mixed, ignore=[255]) == MaskCoding("index", (0, 1), 255)
+    assert find_coding(files(ZERO_255, (0, 254)), "grey") == MaskCoding("grey", (0, 254, 255))
+    rows = np.asarray([[0, 1, 1], [0, 255, 254]], dtype=np.int32)
+    assert [MaskCoding("binary", (0, 255)).encode(row[None], "x").tolist() for row in rows] == [[[0, 1, 1]]] * 2
+    with pytest.raises(UserError, match=r"mask 1\.png has values up to 100: .* are marked with 1, or from"):
+        find_coding(files(ZERO_255, (0, 100)), "binary")
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        [VOID, (0, 1), (0, 255), (0, 2)],  # VOC's void beside objects, and alone
+        [(0, 1), (0, 2), (0, 3)],  # one class in each image
+        [(0, 85), (0, 170), (0, 255)],  # the same in grey
+        [(0, 128, 255), (0, 128), (0, 255)],
+        [(0, 1), (255,)],  # an image that nobody has labelled
+        [(0, 20, 149), (0, 3), (0, 120), (0, 7, 90)],  # some of ADE20K's 150
+    ],
+)
+def test_sound_sets__are_not_refused(many):
+    seen = files(*many)
+    assert set(find_coding(seen).values) | {255} >= set(seen.values)
+
+
+def test_a_few_pixels_of_a_small_number__do_not_make_white_unlabelled():
+    specks = seen(0, 1, 255, pixels={0: 90_000, 1: 20, 255: 40_000})
+    with pytest.raises(UserError, match=r"0 and 255, and 20 pixels of 1 \(a\.png\): say --mask-values binary"):
+        find_coding(specks)
+    assert find_coding(specks, "binary").count == 2
+    scribbles = seen(0, 1, 255, pixels={0: 300, 1: 200, 255: 90_000})
+    assert find_coding(scribbles) == MaskCoding("index", (0, 1), 255)
+
+
+def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
+    red, blue, black = 0xFF0000, 0x0000FF, 0
+    one = facts(0, 1, name="one.png", kind=PALETTE, palette={0: black, 1: red})
+    other = facts(0, 1, 2, name="two.png", kind=PALETTE, palette={0: black, 1: blue, 2: red})
+    with pytest.raises(UserError, match=r"the number 1 is \(255, 0, 0\) in one\.png and \(0, 0, 255\) in two\.png"):
+        find_coding(Seen((one, other)))
+    assert find_coding(Seen((one, other)), "colour") == MaskCoding("colour", (black, blue, red))
+    assert find_coding(Seen((one, other)), "index") == MaskCoding("index", (0, 1, 2))
+    table = NamedClasses(("sky", "car", "none"), (blue, red, black), colours=True)
+    assert find_coding(Seen((one, other)), named=table).values == (blue, red, black)
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (
+            (facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, kind=PALETTE, palette={0: 0, 1: 9})),
+            "with a palette: say --mask-values colour",
+        ),
+        ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, 2)), "with numbers or grey levels"),
+        ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 255)), "in black and white, and none in both"),
+        ((facts(0, 1, kind=PALETTE, palette={}), facts(0, 76, 150)), "with grey levels"),
+        ((facts(0, 1, kind=PALETTE, palette={}), facts(0, 255)), "two codings"),
+    ],
+)
+def test_masks_that_are_stored_in_two_ways__are_refused(pair, words):
+    with pytest.raises(UserError, match=words):
+        find_coding(Seen(pair))
+
+
+def test_one_bit_and_eight__are_black_and_white_alike():
+    assert find_coding(Seen((facts(0, 1, bits=1), facts(0, 255)))) == MaskCoding("binary", (0, 255))
+    assert find_coding(Seen((facts(0, 1, bits=1), facts(0, 1, 2)))) == MaskCoding("index", (0, 1, 2))
+
+
+def test_blurred_masks__are_named():
+    clean, grey = facts(0, 255, name="clean.png"), tuple(range(0, 256, 12))
+    blurred = facts(*grey, 255, name="blurred.png", solid=(0, 255), pixels=dict.fromkeys((*grey, 255), 1))
+    with pytest.raises(UserError, match=r"mask blurred\.png has 23 grey levels .* \(1 of 4 masks like that\)"):
+        find_coding(Seen((clean, blurred, clean, clean)))
+    edges = facts(
+        0, 64, 128, 191, 255, name="edges.png", solid=(0, 255), pixels={0: 900, 64: 9, 128: 9, 191: 9, 255: 900}
+    )
+    with pytest.raises(UserError, match=r"mask edges\.png has 5 grey levels"):
+        find_coding(Seen((edges, clean)))
+    colours = [n * 0x010203 for n in range(9)]
+    with pytest.raises(UserError, match=r"mask a\.png has 9 colours, and 7 of the 9 of all masks occur on edges alone"):
+        find_coding(seen(*colours, kind=COLOUR, solid=tuple(colours[:2])))
+
+
+def test_lossy_masks_of_numbers__are_refused_even_where_nothing_is_left():
+    with pytest.raises(UserError, match=r"mask b\.jpg is in a lossy format"):
+        find_coding(Seen((facts(0, 1), facts(0, name="b.jpg", lossy=True))))
+    assert find_coding(Seen((facts(0, 255), facts(0, 255, lossy=True)))).kind == "binary"
+
+
+def test_masks_for_a_run__must_have_the_coding_that_it_knows():
+    known = MaskCoding("index", (0, 1, 2), 255)
+    require_fit(known, files((0, 1, 255), (0, 255)))
+    with pytest.raises(UserError, match="no value but 0 and 255"):
+        require_fit(known, files(ZERO_255, ZERO_255))
+    require_fit(known, files(ZERO_255, ZERO_255), ignore=[255])
+    with pytest.raises(UserError, match="two codings"):
+        require_fit(known, files(ZERO_255, ZERO_ONE))
+    require_fit(MaskCoding("binary", (0, 255)), files(ZERO_255, ZERO_ONE))
+    with pytest.raises(UserError, match="values up to 90"):
+        require_fit(MaskCoding("binary", (0, 255)), files((0, 90)))
 
 
 def test_names__give_classes_that_no_mask_shows():

@@ -6,7 +6,8 @@ from PIL import Image
 
 from data.masks.made import grey, save
 from paucal.data.decode import UnreadableImage
-from paucal.data.masks.masked_images import image_set, with_masks
+from paucal.data.masks.coding import IGNORED
+from paucal.data.masks.masked_images import image_set, joined, with_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.types import UserError
 
@@ -92,6 +93,52 @@ def test_sixteen_bits__are_numbers_of_classes_or_refused(tmp_path):
     save(tmp_path / "masks/1.png", (deep * 9000).astype(np.uint16))
     with pytest.raises(UserError, match="values up to 27000, and 255 classes are the most"):
         opened(tmp_path)
+
+
+def test_several_masks_of_an_image__are_joined(tmp_path, monkeypatch):
+    make(tmp_path, [np.zeros((4, 6), np.uint8)])
+    left, right = np.zeros((2, 4, 6), np.uint8)
+    left[0, :2], right[3] = 255, 255
+    save(tmp_path / "masks/0.png", left).rename(tmp_path / "masks/0_mask_1.png")
+    save(tmp_path / "masks/0_mask_2.png", right)
+    made = opened(tmp_path)
+    assert made.masks.read(0).tolist() == (np.maximum(left, right) // 255).tolist()
+    monkeypatch.setattr("paucal.data.masks.masked_images.available_memory", lambda: 0)
+    assert opened(tmp_path).masks.read(0).tolist() == made.masks.read(0).tolist()
+    save(tmp_path / "masks/0_mask_2.png", grey(*np.eye(4, 6, dtype=np.uint8) * 2))
+    save(tmp_path / "masks/0_mask_1.png", left // 255)
+    with pytest.raises(UserError, match=r"0_mask_1\.png and 0_mask_2\.png are masks of one image, and masks have 3"):
+        opened(tmp_path)
+
+
+def test_joined_masks__are_unlabelled_where_none_marks_and_one_is():
+    one, other = grey([0, 1, IGNORED, 0]), grey([0, IGNORED, 0, 1])
+    assert joined([one, other]).tolist() == [[0, 1, IGNORED, 1]]
+
+
+@pytest.mark.parametrize("orientation", [3, 6, 65537])
+def test_turned_images__have_masks_that_fit_or_a_doubt(tmp_path, orientation):
+    make(tmp_path, [np.zeros((6, 4), np.uint8), np.ones((6, 4), np.uint8)], size=(4, 6))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for number in range(2):
+        path = tmp_path / f"images/{number}.png"
+        if orientation == 65537:
+            save(tmp_path / f"masks/{number}.png", np.full((4, 6), number, np.uint8))
+            entry = b"\x12\x01\x04\x00\x01\x00\x00\x00" + orientation.to_bytes(4, "little")
+            Image.open(path).save(path, exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + bytes(4))
+        elif orientation == 3:
+            save(tmp_path / f"masks/{number}.png", np.full((4, 6), number, np.uint8))
+            Image.open(path).save(path, exif=exif)
+        else:
+            Image.open(path).save(path, exif=exif)
+    made = opened(tmp_path)
+    assert made.masks.read(1).tolist() == np.ones((6, 4) if orientation == 6 else (4, 6), int).tolist()
+    assert [one.name for one in made.findings] == (["turned-images"] if orientation == 3 else [])
+    if orientation == 6:
+        save(tmp_path / "masks/1.png", np.ones((4, 6), np.uint8))
+        with pytest.raises(UserError, match="once its EXIF tag turns it: the mask was drawn before the turn"):
+            opened(tmp_path)
 
 
 def test_damaged_masks__are_named(tmp_path):

@@ -1,5 +1,7 @@
 """`paucal check` on folders of images with masks."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -50,6 +52,85 @@ def test_scarce_classes_and_empty_masks__are_found(tmp_path):
     found = paucal.check(root)
     assert "1 class with under 0.1 % of the pixels: class 3" in texts(found, "scarce-classes")
     assert texts(found, "empty-masks") == ["1 mask without a labelled pixel"]
+
+
+def mixed(root: Path) -> Path:
+    """Make scenes of one class, whose masks have 255 in one half of the files and 1 in the other."""
+    make_scenes(root, 6)
+    for number, path in enumerate(sorted((root / "masks").iterdir())):
+        mask = (np.array(Image.open(path)) > 0).astype(np.uint8)
+        Image.fromarray(mask * (255 if number % 2 else 1)).save(path)
+    return root
+
+
+def test_flags_of_masks__are_those_of_segment(tmp_path):
+    root = mixed(tmp_path / "scenes")
+    assert "two codings" in texts(paucal.check(root), "bad-masks")[0]
+    found = paucal.check(root, mask_values="binary")
+    marked = np.concatenate([np.asarray(Image.open(path)).ravel() > 0 for path in (root / "masks").iterdir()])
+    share = 100 * marked.mean()
+    assert not found.misleads
+    assert texts(found, "pixels") == [
+        f"share of the labelled pixels: background {100 - share:.1f} %, foreground {share:.1f} %"
+    ]
+    assert "class 1" in texts(paucal.check(root, ignore=[255]), "pixels")[0]
+    names = tmp_path / "names.txt"
+    names.write_text("\ufeffground\ndisc\n", encoding="utf-8")
+    assert "disc" in texts(paucal.check(root, mask_values="binary", classes=names), "pixels")[0]
+    (root / "images").rename(root / "x")
+    (root / "masks").rename(root / "y")
+    found = paucal.check(images=root / "x", masks=root / "y", mask_values="binary")
+    assert texts(found, "masks") == ["6 images with masks: this is data for paucal segment"]
+
+
+def test_what_segment_refuses__misleads(tmp_path):
+    root = make_scenes(tmp_path / "scenes", 4)
+    for path in (root / "masks").iterdir():
+        path.rename(path.with_stem(f"other{path.stem}"))
+    assert "none of the 4 images has a mask of its name" in texts(paucal.check(root), "bad-masks")[0]
+    few = make_scenes(tmp_path / "few", 2)
+    assert "2 images with labelled pixels: expected 3 or more" in texts(paucal.check(few), "bad-masks")[0]
+    assert paucal.check(images=root / "images", masks=root / "masks").misleads
+
+
+def test_small_images__get_a_crop_that_segment_would_take(tmp_path):
+    root = make_scenes(tmp_path / "scenes", 4, size=(374, 400))
+    make_scenes(tmp_path / "small", 1, size=(100, 120))
+    for side in ("images", "masks"):
+        (tmp_path / f"small/{side}/00.png").rename(root / side / "small.png")
+    found = [one for one in paucal.check(root).findings if one.name == "small-crops"]
+    assert [one.advice for one in found] == ["train with crops that they fill: --img-size 192"]
+    assert found[0].text.startswith("1 image fills less than half the side of the 256-pixel crops")
+
+
+def test_doubtful_masks__are_found(tmp_path):
+    root = make_scenes(tmp_path / "scenes", 6, size=(200, 200))
+    colours = np.asarray([[0, 0, 0], [255, 0, 0], [0, 0, 255], [255, 0, 1]], dtype=np.uint8)
+    for number, path in enumerate(sorted((root / "masks").iterdir())):
+        mask = np.array(Image.open(path))
+        mask[0, 0] = 3 if number == 2 else mask[0, 0]
+        Image.fromarray(colours[mask]).save(path)
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.open(root / "images/01.png").save(root / "images/01.png", exif=exif)
+    found = paucal.check(root)
+    assert texts(found, "stray-values") == ["1 stray value counts as a class: (255, 0, 1) in 1 pixel of 02.png"]
+    assert found.misleads
+    assert (
+        "1 image is turned by its EXIF tag (images/01.png), and the size does not show"
+        in texts(found, "turned-images")[0]
+    )
+
+
+def test_masks_that_may_be_inverted__are_found(tmp_path):
+    root = make_scenes(tmp_path / "scenes", 8)
+    for number, path in enumerate(sorted((root / "masks").iterdir())):
+        mask = np.array(Image.open(path)) > 0
+        Image.fromarray((mask ^ bool(number % 2)).astype(np.uint8) * 255).save(path)
+    found = [one for one in paucal.check(root).findings if one.name == "perhaps-inverted"]
+    assert len(found) == 1
+    assert found[0].level == "warning"
+    assert len(found[0].groups) == 4
 
 
 def test_class_folders__are_still_classes(tmp_path):

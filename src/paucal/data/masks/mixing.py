@@ -233,9 +233,9 @@ def refuse_lossy(seen: Seen) -> None:
     if lossy and not set(seen.values) <= {0, WHITE, 0xFFFFFF}:
         worst = max(lossy, key=lambda file: len(file.values))
         raise UserError(
-            f"mask {worst.name} is in a lossy format (it has {counted(len(worst.values), 'value')}): store masks as "
-            "PNG with one value for each class, or say what they mean with --mask-values binary (from 128 on), index "
-            "or colour."
+            f"mask {worst.name} is in a lossy format ({counted(len(worst.values), 'value')}): store masks as PNG with "
+            "one value for each class, or say what they mean with --mask-values binary (from 128 on), index or "
+            "colour."
         )
 
 

@@ -34,7 +34,7 @@ from paucal.settings.values import from_python, shows_settings
 from paucal.types import NoLabelsError, UserError
 from paucal.verbs.checking.boxes import BAD_BOXES, open_with_boxes
 from paucal.verbs.checking.features import Reader, open_reader, weights_at_hand
-from paucal.verbs.checking.masks import BAD_MASKS, BOXES, MASKS, for_masks, open_masked
+from paucal.verbs.checking.masks import BAD_MASKS, BOXES, MASKS, crop_findings, for_masks, open_masked
 from paucal.verbs.checking.result import CheckResult, facts_of, tell
 from paucal.verbs.checking.settings import CheckSettings
 from paucal.verbs.checking.suspects import SuspectLabel, find_suspects
@@ -98,15 +98,14 @@ def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
         *channels,
         *dividing,
         *label_findings(checked),
+        *crop_findings(opening, survey, settings.device),
         *(_small(checked, survey) if _verb(opening) == "train" else ()),
         *picture_findings(checked, survey, pairs),
     ]
-    good = survey.readable
-    found = for_masks(found, survey.sizes[good], good, settings.device)
     suspects, judged = None, ""
     if settings.labels and reader is not None:
         suspects, judged = _judge_labels(images, survey, pairs, reader, settings, voice)
-    result = CheckResult(checked, facts_of(checked, survey), ranked(found), suspects, judged, folder)
+    result = CheckResult(checked, facts_of(checked, survey), ranked(for_masks(found)), suspects, judged, folder)
     voice.note(f"checked in {duration(time.monotonic() - begin)}")
     if folder is not None:
         write_check(folder, result, settings.seed)

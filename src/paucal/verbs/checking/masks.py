@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.checking.findings import Finding
+from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.masks.class_names import read_class_names
 from paucal.data.masks.masked_images import MaskedImages, image_set, require_enough, with_masks
@@ -15,14 +16,15 @@ from paucal.data.masks.pairs import Pairs, find_pairs
 from paucal.data.masks.recognition import masks_among
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.stores import FileStore
+from paucal.data.verify import for_each
 from paucal.types import UserError
 from paucal.verbs.checking.settings import CheckSettings
 from paucal.verbs.segmenting.rules import CELL, crop_side
-from paucal.wording import counted, percent
+from paucal.wording import counted, percent, was
 
-MASKS, BAD_MASKS, BOXES, SMALL = "masks", "bad-masks", "boxes", "small-images"
+MASKS, BAD_MASKS, BOXES, SMALL = "masks", "bad-masks", "boxes", "small-crops"
 # Findings whose advice is for labels of whole images; alike images may well show other objects.
-OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels")
+OF_CLASSIFIERS = ("imbalance", "alike-with-other-labels", "small-images")
 SCARCE = 0.001  # of the labelled pixels: a class that has fewer is hardly learnt
 
 
@@ -41,6 +43,11 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     except UserError as problem:
         return _alone(places[0] or root, problem), [_refused(problem)]
     images = image_set(pairs, str((places[0] or root).resolve()))
+    if settings.on_bad_image == "skip":
+        bad = for_each(len(images), images.store.check, None, None)
+        kept = np.asarray([place for place in range(len(images)) if place not in bad], dtype=np.int64)
+        note = f"{counted(len(bad), 'image')} that cannot be read {was(len(bad))} left out" if bad else ""
+        images = images.select(kept, note)
     try:
         named = None if settings.classes is None else read_class_names(Path(settings.classes))
         masked = with_masks(images, pairs, settings.mask_values, settings.ignore, named)
@@ -50,21 +57,36 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     return _described(masked, pairs)
 
 
-def for_masks(found: Sequence[Finding], sizes: np.ndarray, positions: np.ndarray, device: str) -> list[Finding]:
-    """Return findings with advice that suits images with masks or boxes, where these images have some.
-
-    Args:
-        found: All findings.
-        sizes: (N, 2) heights and widths of the images that can be read.
-        positions: (N,) places of these images in their set.
-        device: Device whose crops are meant.
-    """
+def for_masks(found: Sequence[Finding]) -> list[Finding]:
+    """Return findings without advice for labels of whole images, where these images have masks or boxes."""
     if not any(one.name in (MASKS, BOXES) for one in found):
         return list(found)
-    found = [one for one in found if one.name not in OF_CLASSIFIERS]
-    if not any(one.name == MASKS for one in found):
-        return found
-    return [*(one for one in found if one.name != SMALL), *_small(sizes, positions, device)]
+    return [one for one in found if one.name not in OF_CLASSIFIERS]
+
+
+def crop_findings(opening: Sequence[Finding], survey: Survey, device: str) -> list[Finding]:
+    """Return a finding on images that fill less than half the side of the crops that `paucal segment` would choose.
+
+    Args:
+        opening: Findings of `open_masked`; of other images nothing is said.
+        survey: What was seen of the images.
+        device: Device whose crops are meant.
+    """
+    short = survey.sizes[survey.readable].min(axis=1)
+    if not len(short) or not any(one.name == MASKS for one in opening):
+        return []
+    side, _ = crop_side(device, int(np.median(short)))
+    small = np.flatnonzero(2 * short < side)
+    if not len(small):
+        return []
+    most = max(CELL, 2 * int(short.min()) // CELL * CELL)
+    words = (
+        f"{counted(len(small), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops that "
+        f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
+    )
+    advice = f"train with crops that they fill: --img-size {most}" if most < side else "take larger copies"
+    groups = tuple((int(survey.readable[place]),) for place in small)
+    return [Finding(SMALL, "warning" if len(small) < len(short) / 2 else "note", words, advice, groups)]
 
 
 def _has_masks(root: Path) -> bool:
@@ -96,23 +118,6 @@ def _alone(root: Path, problem: UserError) -> ImageSet:
 
 def _refused(problem: UserError) -> Finding:
     return Finding(BAD_MASKS, "misleads", str(problem).rstrip("."))
-
-
-def _small(sizes: np.ndarray, positions: np.ndarray, device: str) -> list[Finding]:
-    """Return a finding on images that fill less than half the side of the crops that `paucal segment` would choose."""
-    short = sizes.min(axis=1)
-    side, _ = crop_side(device, int(np.median(short))) if len(short) else (0, "")
-    small = np.flatnonzero(2 * short < side)
-    if not len(small):
-        return []
-    most = max(CELL, 2 * int(short.min()) // CELL * CELL)
-    words = (
-        f"{counted(len(small), 'image fills', 'images fill')} less than half the side of the {side}-pixel crops that "
-        f"paucal segment would train on (the smallest is {int(short.min())} pixels)"
-    )
-    advice = f"train with crops that they fill: --img-size {most}" if most < side else "take larger copies"
-    groups = tuple((int(positions[place]),) for place in small)
-    return [Finding(SMALL, "warning" if len(small) < len(short) / 2 else "note", words, advice, groups)]
 
 
 def _opening(pairs: Pairs) -> Finding:
