@@ -98,6 +98,8 @@ LAYOUTS = {
     "coco stuff": {"images/val2017/1.jpg": ("annotations/val2017/1.png", "val")},
     "deepglobe": {"train/1_sat.jpg": ("train/1_mask.png", "train")},
     "beside": {"x.jpg": ("x_mask.png", ""), "y.jpg": ("y_MASK.png", "")},
+    "samples": {"s/1/image.png": ("s/1/mask.png", ""), "s/2/image.png": ("s/2/mask.png", "")},
+    "samples, several": {"1/img.png": ("1/mask_1.png 1/mask_2.png", ""), "2/img.png": ("2/mask_1.png", "")},
     "twins": {"x.jpg": ("x.png", ""), "y.jpg": ("y.png", "")},
     "numbered names": {
         "images/img_001.png": ("masks/mask_001.png", ""),

@@ -96,14 +96,13 @@ class _Matching:
         left = self.search((self._exact, self._worded, self._numbered, self._counted, self._alone_in_folder))
         left = self._elsewhere(left)
         self._refuse_classes()
-        for mask in left:
-            if not self._is_decoy(mask):
-                self._refuse_further(mask)
         decoys = [mask for mask in left if self._is_decoy(mask)]
-        lost = [mask.key for mask in left if mask not in decoys]
+        lost = [mask for mask in left if not self._is_decoy(mask)]
+        for mask in lost:
+            self._refuse_further(mask)
         kept = {image.key: self._kept(image, decoys) for image in self._images if image.key in self._found}
         alone = [image.key for image in self._images if image.key not in self._found]
-        return Matches(kept, alone, lost, sorted(mask.key for mask in decoys))
+        return Matches(kept, alone, [mask.key for mask in lost], sorted(mask.key for mask in decoys))
 
     def search(self, readings: Iterable[Callable[[File], Hit | None]]) -> list[File]:
         """Look for the image of each mask by one reading of its name after another; return masks without an image."""

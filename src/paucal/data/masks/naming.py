@@ -44,6 +44,7 @@ _OF_IMAGE = r"images?|imgs?|im|photos?|pictures?|sat|rgb|leftimg8bit|inputs?|ori
 # nnU-Net's names of images end in 0000, the number of the channel.
 _IMAGE_END = re.compile(rf"(.+?){_GAP}(?:{_OF_IMAGE}|{_PART}|0000)", re.IGNORECASE)
 _IMAGE_BEGIN = re.compile(rf"(?:{_OF_IMAGE})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
+_IMAGE_WHOLE = re.compile(_OF_IMAGE, re.IGNORECASE)
 _NUMBERED = re.compile(rf"(.+?)(?:{_GAP}|\s*(?=\()){_COUNT}")
 _LAST_WORD = re.compile(rf"(.+?){_GAP}[^\s_.,+~-]+")
 
@@ -144,7 +145,7 @@ class Reading:
     """One way to read the name of a mask.
 
     Attributes:
-        base: Name of the image that it would belong to.
+        base: Name of the image that it would belong to; "" for the image of the folder.
         kind: Words that say that it is a mask, folded, such as "mask" or "labelids"; "" for none.
         number: Number of the mask among several of one image; "" for none.
     """
@@ -158,6 +159,9 @@ _ENDS = {strict: re.compile(rf"(.+?){_GAP}({tokens})", re.IGNORECASE) for strict
 _ENDS_NUMBERED = {
     strict: re.compile(rf"(.+?)({_GAP})({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _BY_STRICT
 }
+# `mask.png` and `mask_1.png` in a folder that has an `image.png`.
+_WHOLE = {strict: re.compile(tokens, re.IGNORECASE) for strict, tokens in _BY_STRICT}
+_WHOLE_NUMBERED = {strict: re.compile(rf"({tokens}){_COUNT}", re.IGNORECASE) for strict, tokens in _BY_STRICT}
 _BEGINS = re.compile(rf"({TOKENS})(?:{_GAP}(.+)|(\d.*))", re.IGNORECASE)
 
 
@@ -172,6 +176,8 @@ def mask_readings(stem: str, strict: bool = False) -> Iterator[Reading]:
         >>> [reading.base for reading in mask_readings("a_seg_mask")]
         ['a_seg', 'a']
     """
+    if _WHOLE[strict].fullmatch(stem):
+        yield Reading("", fold(stem))
     kinds, base = [], stem
     while match := _ENDS[strict].fullmatch(base):
         base, kinds = match[1], [fold(match[2]), *kinds]
@@ -189,6 +195,8 @@ def numbered_readings(stem: str, strict: bool = False) -> Iterator[Reading]:
         >>> [(one.base, one.number) for one in numbered_readings("a_mask_1")]
         [('a', '1'), ('a_1', '')]
     """
+    if match := _WHOLE_NUMBERED[strict].fullmatch(stem):
+        yield Reading("", fold(match[1]), match[2])
     match = _ENDS_NUMBERED[strict].fullmatch(stem)
     if match is None:
         return
@@ -212,6 +220,8 @@ def image_cores(stem: str) -> Iterator[str]:
         >>> list(image_cores("aachen_000000_leftImg8bit")), list(image_cores("img001"))
         (['aachen_000000'], ['001'])
     """
+    if _IMAGE_WHOLE.fullmatch(stem):
+        yield ""
     if match := _IMAGE_END.fullmatch(stem):
         yield match[1]
     if match := _IMAGE_BEGIN.fullmatch(stem):
