@@ -39,6 +39,7 @@ SETS = {
     "within parts": (["train/img/a.png", "val/img/b.png"], ["train/gt/a.png", "val/gt/b.png"]),
     "busi": (["benign/b (1).png", "malign/m (1).png"], ["benign/b (1)_mask.png", "malign/m (1)_mask.png"]),
     "busi, several": (["b/b1.png", "m/m1.png"], ["b/b1_mask.png", "b/b1_mask_1.png", "m/m1_MASK.png"]),
+    "refused by segment": (["b/1.png", "m/2.png"], ["b/1_mask.png", "b/1_seg.png", "m/2_mask.png"]),
     "samples": (["1/image.png", "2/image.png"], ["1/mask.png", "2/mask.png"]),
     "side by side": (["a.jpg", "b.jpg"], ["a_mask.png", "b_mask.png"]),
     "deepglobe": (["train/1_sat.jpg", "test/2_sat.jpg"], ["train/1_mask.png", "test/2_mask.png"]),

@@ -23,7 +23,6 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
-_ANNOTATIONS = (".json", ".xml", ".txt")
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,8 @@ def _lacking(data: Path, sides: Sides) -> str:
     others = Counter(
         os.path.splitext(name)[1].lower() for _, _, names in os.walk(data) for name in names if not name.startswith(".")
     )
-    kinds = [f"{others[suffix]} {suffix}" for suffix in _ANNOTATIONS if others[suffix]]
+    least = {".json": 1, ".xml": 1, ".txt": max(2, len(sides.images) // 2)}  # a single text file may say anything
+    kinds = [f"{others[suffix]} {suffix}" for suffix, count in least.items() if others[suffix] >= count]
     if kinds and lacking == "masks":
         return (
             f"DATA: {str(data)!r} has no masks in it; boxes or outlines in other files ({', '.join(kinds)}) are not "

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from paucal.data.decode import UnreadableImage
-from paucal.data.images import ImageSet, Store
+from paucal.data.images import ImageSet, Store, spread
 from paucal.data.masks.matching import match
 from paucal.data.masks.naming import TOKENS, folder_role
 from paucal.data.masks.pairs import tell_sides
@@ -17,6 +17,7 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 LEAST = 0.1  # share of a set's files that are masks by their names, below which the names mean something else
+SAMPLE = 4096  # names that are looked at first
 LOOKED_AT = 5  # files that are read to see whether they were drawn
 DRAWN = 256  # colours: photographs have more
 _WORD = re.compile(rf"(?:^|[\W_])(?:{TOKENS})(?:$|[\W_]|\d)", re.IGNORECASE)
@@ -61,12 +62,12 @@ def masks_among(keys: Sequence[str], store: Store) -> MasksAmong | None:
     sure = all(_is_sided(key, "mask" if key in masks else "image") for key in set(keys) - set(sides.others))
     try:
         found = match(sides.images, sides.masks).masks
-    except UserError:  # a set with masks that `paucal segment` refuses
-        return MasksAmong(masks) if sure else None
-    example = next(((image, belonging[0]) for image, belonging in found.items()), ("", ""))
-    if 2 * sum(map(len, found.values())) < len(masks):
-        return MasksAmong(masks) if sure else None
-    return MasksAmong(masks, example) if sure or _are_drawn(keys, masks, store) else None
+        matched = 2 * sum(map(len, found.values())) >= len(masks)
+    except UserError:  # masks that `paucal segment` refuses
+        found, matched = {}, True
+    if not sure and not (matched and _are_drawn(keys, masks, store)):
+        return None
+    return MasksAmong(masks, next(((image, belonging[0]) for image, belonging in found.items()), ("", "")))
 
 
 def without_masks(images: ImageSet) -> ImageSet:
@@ -96,7 +97,9 @@ def _may_have_masks(keys: Sequence[str]) -> bool:
     folders = {key.rpartition("/")[0] for key in keys}
     if any(_is_sided(f"{folder}/", "mask") for folder in folders) or any(map(_WORD.search, folders)):
         return True
-    return sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in keys) >= LEAST * len(keys)
+    some = [keys[int(place)] for place in spread(len(keys), SAMPLE)]
+    named = sum(_WORD.search(key.rpartition("/")[2].rpartition(".")[0]) is not None for key in some)
+    return named >= LEAST / 2 * len(some)
 
 
 def _is_sided(key: str, side: str) -> bool:
