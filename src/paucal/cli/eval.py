@@ -7,10 +7,11 @@ from paucal.settings.groups import LABELLED
 from paucal.verbs.judging.settings import EvalSettings
 
 DESCRIPTION = """Judge the model of a run on labelled images, a detector on boxes, a segmentation network on masks.
-Without DATA it is judged on the run's own test images; other images are taken whole, or their test part where
-they have one, which is a val part that has only a train part beside it, too. With --protocol knn linear logistic
-correspondence few-labels a frozen backbone is judged instead: a run, a weights file, or any timm model, beside the
-same architecture with random weights."""
+Without DATA, or with the run's own images as DATA, it is judged on the run's test images; other images are taken
+whole, or their test part where they have one, which is a val part that has only a train part beside it, too. Images
+that the run was trained on or chosen by are left out. With --protocol knn linear logistic correspondence few-labels a
+frozen backbone is judged instead: a run, a weights file, or any timm model, beside the same architecture with random
+weights."""
 
 
 def run(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paucal.data.checking.findings import Finding
+from paucal.data.checking.findings import Finding, refusal
 from paucal.data.checking.survey import Survey
 from paucal.data.images import ImageSet
 from paucal.data.masks.class_names import read_class_names
@@ -16,11 +16,11 @@ from paucal.data.masks.pairs import Pairs, find_pairs
 from paucal.data.masks.recognition import masks_among
 from paucal.data.sources.folder import find_images
 from paucal.data.sources.stores import FileStore
-from paucal.data.verify import for_each
+from paucal.data.verify import verify_images
 from paucal.types import UserError
 from paucal.verbs.checking.settings import CheckSettings
 from paucal.verbs.segmenting.rules import CELL, crop_side
-from paucal.wording import counted, percent, was
+from paucal.wording import counted, percent
 
 MASKS, BAD_MASKS, BOXES, SMALL = "masks", "bad-masks", "boxes", "small-crops"
 # Findings whose advice is for labels of whole images; alike images may well show other objects.
@@ -41,19 +41,16 @@ def open_masked(settings: CheckSettings) -> tuple[ImageSet, list[Finding]] | Non
     try:
         pairs = find_pairs(root, *places)
     except UserError as problem:
-        return _alone(places[0] or root, problem), [_refused(problem)]
+        return _alone(places[0] or root, problem), [refusal(BAD_MASKS, problem)]
     images = image_set(pairs, str((places[0] or root).resolve()))
-    if settings.on_bad_image == "skip":
-        bad = for_each(len(images), images.store.check, None, None)
-        kept = np.asarray([place for place in range(len(images)) if place not in bad], dtype=np.int64)
-        note = f"{counted(len(bad), 'image')} that cannot be read {was(len(bad))} left out" if bad else ""
-        images = images.select(kept, note)
     try:
+        if settings.on_bad_image == "skip":
+            images = verify_images(images, "skip")[0]
         named = None if settings.classes is None else read_class_names(Path(settings.classes))
         masked = with_masks(images, pairs, settings.mask_values, settings.ignore, named)
         require_enough(masked)
     except UserError as problem:
-        return images, [_opening(pairs), _refused(problem)]
+        return images, [_opening(pairs), refusal(BAD_MASKS, problem)]
     return _described(masked, pairs)
 
 
@@ -114,10 +111,6 @@ def _alone(root: Path, problem: UserError) -> ImageSet:
         declared=[""] * len(keys),
         store=FileStore(root.resolve(), keys),
     )
-
-
-def _refused(problem: UserError) -> Finding:
-    return Finding(BAD_MASKS, "misleads", str(problem).rstrip("."))
 
 
 def _opening(pairs: Pairs) -> Finding:
