@@ -3,7 +3,6 @@
 import difflib
 import errno
 import importlib
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from importlib.metadata import version
 
 from rich.markup import escape
 
+from paucal.cli.streams import CLOSED_PIPE, is_read, restart_in_utf8, tolerant_streams
 from paucal.memory import kept_memory
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
@@ -73,12 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
     It is 0, 1 for a check whose data would mislead or a comparison with failed runs, 2 for a mistake of the user, 130
-    after an interrupt.
+    after an interrupt, 141 where nobody reads the answer any more.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # file names on Linux may be any bytes
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")
+    if argv is None:
+        restart_in_utf8()
+    with tolerant_streams():
+        code = _answered(list(sys.argv[1:] if argv is None else argv))
+        return code if code in (0, 2, 130) or is_read() else CLOSED_PIPE
+
+
+def _answered(arguments: list[str]) -> int:
+    """Run the command line, and turn what ends it early into a sentence and an exit code."""
     console = PlainConsole(stderr=True)
     try:
         with stop_signals_as_interrupt():
@@ -90,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print("interrupted.")
         return 130
     except OSError as problem:
+        if isinstance(problem, BrokenPipeError) and not is_read():
+            return CLOSED_PIPE
         if problem.filename is None and problem.errno is None:
             raise
         console.print(f"[bold red]error:[/] {escape(_os_sentence(problem))}", soft_wrap=True)
