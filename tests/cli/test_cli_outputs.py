@@ -1,9 +1,11 @@
 """Where results go: nothing of anybody is replaced, and a place that will not do is refused at the beginning."""
 
+import csv
 import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from lightning.pytorch import Callback
@@ -204,7 +206,7 @@ def test_place__among_the_images_is_refused_by_every_verb(trained, tmp_path, mon
             assert "lies within the images of" in failure(capsys, *words), words
     monkeypatch.chdir(photos)
     assert "'runs' lies within the images" in failure(capsys, "train", ".", *QUICK)
-    assert "is a name of images" in failure(capsys, "predict", run, photos, "--output", photos / "class0" / "p.png")
+    assert "is a name of an image" in failure(capsys, "predict", run, photos, "--output", photos / "class0" / "p.png")
     assert content(tmp_path) == before
 
 
@@ -288,3 +290,51 @@ def test_link__that_leads_to_itself_is_one_sentence(words, trained, run, tmp_pat
     before = content(run)
     assert "loop" in failure(capsys, *(places.get(word, word) for word in words))
     assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [
+        (["--output", "a.json"], "json"),
+        (["--output", "a.JSON"], "json"),
+        (["--output", "a.json", "--format", "json"], "json"),
+        (["--output", "a.csv"], "csv"),
+        (["--output", "a.txt"], "csv"),
+        (["--output", "a"], "csv"),
+        (["--output", "run.2024"], "csv"),
+        (["--output", "a.txt", "--format", "json"], "json"),
+    ],
+)
+def test_output__has_the_form_that_its_name_says(flags, form, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image = trained / "photos" / "class0" / "0.png"
+    assert call("predict", trained / "run", image, *flags) == 0
+    content = Path(flags[1]).read_text()
+    rows = json.loads(content) if form == "json" else list(csv.DictReader(content.splitlines()))
+    assert [row["path"] for row in rows] == [str(image)]
+
+
+ENDINGS = ["xlsx", "XLS", "ods", "parquet", "feather", "tsv", "jsonl", "yaml", "html", "pkl", "npz", "sqlite", "csv.gz"]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_output__of_another_form_is_refused_before_the_work(ending, trained, tmp_path, capsys):
+    name = tmp_path / f"a.{ending}"
+    for words in (["predict", trained / "run", trained / "photos"], ["runs", trained]):
+        message = failure(capsys, *words, "--output", name)
+        assert f"{str(name)!r} is a name of " in message
+        assert "and a table is written: end it in .csv or .json." in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "form"), [("a.json", "csv"), ("a.csv", "json")])
+def test_output__that_contradicts_the_format_is_refused(name, form, trained, tmp_path, capsys):
+    words = ["predict", trained / "run", trained / "photos", "--output", tmp_path / name, "--format", form]
+    assert f"ends in .{name[2:]}, and --format is {form}: give one of the two." in failure(capsys, *words)
+
+
+def test_runs__are_written_as_the_name_says(trained, tmp_path):
+    for name in ("a.json", "a.CSV"):
+        assert call("runs", trained, "--output", tmp_path / name) == 0
+    assert [row["run"] for row in json.loads((tmp_path / "a.json").read_text())] == ["run"]
+    assert (tmp_path / "a.CSV").read_text().startswith("run,state,")

@@ -200,7 +200,7 @@ def _exported(draw: DrawFn) -> Case:
 def _unfinished(draw: DrawFn) -> Case:
     """Damage the answers of a call that was stopped, and go on with it."""
     damage = Step("damage", "a.csv.part/0000.arrow", draw(_hows()))
-    words = draw(st.sampled_from([FILES, [*FILES, "--top-k", "1", "--format", "json"]]))
+    words = draw(st.sampled_from([FILES, [*FILES, "--top-k", "1"]]))
     steps = (Step("copy", "a.csv.part", "answers"), damage)
     return Case("unfinished", ("predict", f"{M}/run", f"{M}/photos", *words), steps, ("a.csv.part",))
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
@@ -71,8 +72,8 @@ def _detect(
     from paucal.verbs.run.outputs import check_table
 
     _refuse(given, OF_CLASSIFIERS, "--{} is of models that classify, and this one finds objects")
-    output = None if wanted.output is None else check_table(wanted.output)
-    text = find_objects(run, paths, settings, wanted, voice)
+    output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
+    text = find_objects(run, paths, settings, replace(wanted, format=form), voice)
     if output is None:
         _show(text)
     else:
@@ -89,6 +90,7 @@ def _segment(
 ) -> None:
     """Write masks and say where."""
     from paucal.reading import named_path
+    from paucal.verbs.run.outputs import FORMS, OTHER_FORMS
     from paucal.verbs.segmenting.predicting import MASKS, OVERLAYS, segment_all
     from paucal.wording import counted, percent
 
@@ -97,6 +99,8 @@ def _segment(
     flags = ("batch_size", "format", "pictures", *OF_CLASSIFIERS)
     _refuse(given, flags, "--{} is of models that classify or find objects, and this one gives masks")
     folder = named_path(wanted.output)
+    if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
+        raise UserError(f"--output: {wanted.output!r} is a name of a file, and masks are written: give a new folder.")
     found = segment_all(run, paths, folder, settings, voice)
     means = {name: sum(one.shares[name] for one in found) / len(found) for name in found[0].shares} if found else {}
     shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])

@@ -94,7 +94,7 @@ def test_resumed_run__is_the_one_that_was_not_stopped(finished: Path, images: Pa
 
 def test_predictions__of_the_command_line_hold_masks(finished: Path, images: Path, tmp_path: Path):
     output = tmp_path / "found.json"
-    words = ["predict", str(finished), str(images / "3.png"), "--format", "json", "--output", str(output)]
+    words = ["predict", str(finished), str(images / "3.png"), "--output", str(output)]
     assert main([*words, "--pictures", str(tmp_path / "drawn")]) == 0
     rows = json.loads(output.read_text())["annotations"]
     found = detect_objects(finished, [str(images / "3.png")])[0].found

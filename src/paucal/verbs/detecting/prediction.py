@@ -115,9 +115,9 @@ def find_objects(
     rows = detect_objects(run, paths, settings, voice, drawn=folder is not None)
     if folder is not None:
         write_pictures(rows, folder)
-    if wanted.format == "csv":
-        return as_csv(rows)
-    return as_coco(rows, DetectorCard.from_dict(run.read_json(run.card.name)))
+    if wanted.format == "json":
+        return as_coco(rows, DetectorCard.from_dict(run.read_json(run.card.name)))
+    return as_csv(rows)
 
 
 def as_csv(rows: Sequence[Objects], least: float = SHOWN) -> str:

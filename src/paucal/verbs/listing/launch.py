@@ -21,7 +21,7 @@ from paucal.verbs.listing.rows import ListedRun
 from paucal.verbs.listing.rows import list_runs as runs_below
 from paucal.verbs.listing.settings import RunsSettings
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.outputs import DEFAULT, check_table
+from paucal.verbs.run.outputs import DEFAULT, FORMS, check_table
 from paucal.verbs.run.voice import Voice
 from paucal.wording import counted, percent
 
@@ -53,8 +53,8 @@ def list_runs(folder: str | os.PathLike[str] = DEFAULT, **settings: Any) -> list
 
 def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
     """Return the runs that are meant, and write them to a file where one is given."""
-    path = None if settings.output is None else check_table(settings.output)
-    if path is not None and path.suffix not in (".csv", ".json"):
+    path = None if settings.output is None else check_table(settings.output)[0]
+    if path is not None and path.suffix.lower() not in FORMS:
         raise UserError(f"--output: {settings.output!r} ends in neither .csv nor .json, which says what is written.")
     everything = with_leftovers(runs_below(folder))
     runs = [run for run in everything if run.deletable] if settings.deletable else everything
@@ -149,7 +149,7 @@ def _size(n_bytes: float) -> str:
 def _write(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> None:
     names = list(dict.fromkeys(["run", *SHOWN, *columns, "deletable"]))
     rows = [{name: run.value(name) for name in names} for run in runs]
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         write_text(path, json.dumps(rows, indent=1, ensure_ascii=False, default=str) + "\n")
         return
     text = io.StringIO()

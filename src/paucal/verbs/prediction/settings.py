@@ -32,7 +32,9 @@ _FILES = "what is written"
 class AnswerSettings:
     """What `paucal predict` writes; functions of Python return the same as values."""
 
-    format: Literal["csv", "json"] = option("form of the answers; of a detector json is COCO's", "csv", group=_FILES)
+    format: Literal["csv", "json"] | None = option(
+        "form of the answers; of a detector json is COCO's; by default what --output ends in, else csv", group=_FILES
+    )
     top_k: int | None = option(
         "write only so many classes, the likeliest first; by default each has a column", group=_FILES, low=1, high=10**6
     )

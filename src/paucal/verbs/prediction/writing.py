@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +19,7 @@ from paucal.verbs.prediction.asking import Block
 from paucal.verbs.prediction.pictures import Pictures
 from paucal.verbs.prediction.settings import AnswerSettings
 from paucal.verbs.prediction.sheet import MOST_ROWS, SUFFIXES, draw_sheet, save_sheet, sheet_rows
-from paucal.verbs.run.outputs import check_file, check_table
+from paucal.verbs.run.outputs import TableForm, check_file, check_table
 from paucal.verbs.run.voice import Voice
 
 Blocks = Callable[[], Iterator[Block]]
@@ -31,7 +30,7 @@ GROUP = 4096  # rows of features that are compressed together
 class Targets:
     """Where the answers go; None where a file is not asked for."""
 
-    form: Literal["csv", "json"]
+    form: TableForm
     top_k: int | None
     output: Path | None
     features: Path | None
@@ -49,10 +48,11 @@ def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
     Raises:
         UserError: a file exists, cannot be written, or would lie among the images.
     """
+    output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
     targets = Targets(
-        wanted.format,
+        form or "csv",
         wanted.top_k,
-        None if wanted.output is None else check_table(wanted.output),
+        output,
         _apart(wanted.features, sources, "--features", (".parquet",)),
         _apart(wanted.sheet, sources, "--sheet", tuple(SUFFIXES)),
     )

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from paucal.data.named.locations import is_named
 from paucal.data.sources.folder import IMAGE_SUFFIXES
@@ -23,6 +23,20 @@ from paucal.verbs.run.voice import Voice
 
 S = TypeVar("S", bound=JobSettings)
 DEFAULT = Path("runs")
+TableForm = Literal["csv", "json"]
+FORMS: dict[str, TableForm] = {".csv": "csv", ".json": "json"}
+OTHER_FORMS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
+    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a file of columns"),
+    **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "lines of JSON"),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "another format"),
+    **dict.fromkeys((".html", ".htm", ".md", ".tex", ".pdf", ".doc", ".docx", ".rtf"), "a document"),
+    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth"), "arrays or objects"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".zip", ".gz", ".bz2", ".xz", ".zst", ".tar", ".7z"), "an archive"),
+    **dict.fromkeys(IMAGE_SUFFIXES, "an image"),
+}
 
 
 def settle_output(settings: S, reads: Iterable[str], voice: Voice) -> S:
@@ -119,21 +133,30 @@ def check_file(text: str, images: Mapping[str, str | None], root: str | None, fl
     return path
 
 
-def check_table(text: str) -> Path:
-    """Return the path of a table to write.
+def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableForm]:
+    """Return the path of a table to write, and its form.
+
+    Args:
+        text: Path as typed.
+        form: Form that was asked for; None where the ending of the path decides, else CSV.
 
     Raises:
-        UserError: it exists, cannot be written, or is called like an image.
+        UserError: The file exists, cannot be written, or its ending names another form.
     """
     path = named_path(text)
-    if path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet")):
+    ending = path.suffix.lower()
+    if ending in OTHER_FORMS:
         raise UserError(
-            f"--output: {text[:120]!r} is a name of images, and a table is written: end it in .csv or .json."
+            f"--output: {text[:120]!r} is a name of {OTHER_FORMS[ending]}, and a table is written: end it in .csv or "
+            ".json."
         )
+    named = FORMS.get(ending)
+    if form is not None and named not in (None, form):
+        raise UserError(f"--output: {text[:120]!r} ends in {ending}, and --format is {form}: give one of the two.")
     if not path.parent.exists():
         raise UserError(f"there is no folder for {text[:120]!r}: make it, or choose another --output.")
     try_file(path)
-    return path
+    return path, form or named or "csv"
 
 
 # What evaluations write: the files of which one tells that it was one of ours, and those beside them.
