@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
 from paucal.verbs.detecting.settings import DetectSettings
+from paucal.verbs.run.start_time import command_start
 
 DESCRIPTION = """Train a detector on images with boxes and judge it on images it has not seen.
 DATA is a folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes. What is not
@@ -25,5 +26,5 @@ def run(argv: Sequence[str]) -> int:
     if "resume" in given:
         result = resume(DetectionJob(), values.resume, Voice(), changes)
     else:
-        result = begin(DetectionJob(), DetectSettings(**changes), given, Voice())
+        result = begin(DetectionJob(), DetectSettings(**changes), given, Voice(), start=command_start())
     return 130 if isinstance(result, Stopped) else 0

@@ -15,6 +15,7 @@ from paucal.memory import kept_memory
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.verbs.run.console import PlainConsole
+from paucal.verbs.run.start_time import begin_command
 from paucal.wording import sentence
 
 VERBS = {
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     It is 0, 1 for a check whose data would mislead or a comparison with failed runs, 2 for a mistake of the user, 130
     after an interrupt, 141 where nobody reads the answer any more.
     """
+    begin_command()
     if argv is None:
         restart_in_utf8()
     with tolerant_streams():

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
+from paucal.verbs.run.start_time import command_start
 from paucal.verbs.segmenting.settings import SegmentSettings
 
 DESCRIPTION = """Train a network that gives every pixel of an image a class, and judge it on images it has not seen.
@@ -24,5 +25,5 @@ def run(argv: Sequence[str]) -> int:
     if "resume" in given:
         result = resume(SegmentationJob(), values.resume, Voice(), changes)
     else:
-        result = begin(SegmentationJob(), SegmentSettings(**changes), given, Voice())
+        result = begin(SegmentationJob(), SegmentSettings(**changes), given, Voice(), start=command_start())
     return 130 if isinstance(result, Stopped) else 0

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
 from paucal.methods.training_settings import TrainSettings
+from paucal.verbs.run.start_time import command_start
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
 Everything that is not given is chosen from the data, and the choice is printed with its reason.
@@ -28,5 +29,5 @@ def run(argv: Sequence[str]) -> int:
     if "resume" in given:
         result = resume(TrainingJob(), values.resume, Voice(), changes)
     else:
-        result = begin(TrainingJob(), TrainSettings(**changes), given, Voice())
+        result = begin(TrainingJob(), TrainSettings(**changes), given, Voice(), start=command_start())
     return 130 if isinstance(result, Stopped) else 0

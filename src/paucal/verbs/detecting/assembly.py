@@ -1,6 +1,5 @@
 """A run of a detector put together from its settings and its images."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -50,11 +49,9 @@ class AssembledDetection(Assembled[DetectSettings]):
 
     Attributes:
         boxed: the images and their boxes.
-        began: value of `time.monotonic()` when the images were opened.
     """
 
     boxed: BoxedImages | None = None
-    began: float = 0.0
 
     @property
     def images(self) -> BoxedImages:
@@ -125,7 +122,6 @@ def assemble(
     Raises:
         UserError: the images or a setting do not do.
     """
-    began = time.monotonic()
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
@@ -146,7 +142,6 @@ def assemble(
         *(settings, origins(settings, given, reasons), prepared, _plan(settings, len(prepared.part("train")))),
         *(objective, card, tuple(remarks), loaded),
         boxed=boxed,
-        began=began,
     )
 
 

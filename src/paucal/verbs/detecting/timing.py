@@ -15,6 +15,7 @@ from paucal.verbs.detecting.assembly import AssembledDetection
 from paucal.verbs.detecting.loaders import ordered_loader, scores_of, train_loader
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.resuming import store_changes
+from paucal.verbs.run.start_time import start_time
 from paucal.verbs.run.time_plan import store_time_plan, suit_threads, tried_steps
 from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
@@ -141,7 +142,7 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     pace, counts = measure(assembled, threads=True), assembled.prepared.counts()
     share = settings.effective_batch / max(counts["train"], 1)
     most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
-    left = budget - (time.monotonic() - assembled.began)
+    left = budget - (time.monotonic() - start_time())
     found = planned(pace, left, counts, share, most)
     if not found.steps:
         needed = budget - left + found.seconds + FEWEST_STEPS * pace.step + counts["val"] * pace.image
@@ -155,7 +156,7 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     free = {name: origin for name, origin in assembled.origin.items() if name not in reasons}
     ending = counts["test"] * pace.image + WRITING
     time_plan = TimePlan(
-        *(budget, time.monotonic() - assembled.began, ending, pace.step, counts["val"] * pace.image),
+        *(budget, time.monotonic() - start_time(), ending, pace.step, counts["val"] * pace.image),
         most_steps=int(most / share),
         threads=torch.get_num_threads(),
     )

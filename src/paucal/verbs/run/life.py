@@ -39,6 +39,7 @@ from paucal.verbs.run.processes import (
     meet,
 )
 from paucal.verbs.run.resuming import places_of, reopen, store_changes, stored_settings
+from paucal.verbs.run.start_time import counted_from
 from paucal.verbs.run.start_weights import RECORD
 from paucal.verbs.run.time_plan import change_line, with_time
 from paucal.verbs.run.voice import Mute, Quiet, Voice
@@ -70,7 +71,12 @@ class Stopped:
 
 
 def begin(
-    job: Job[S, R], settings: S, given: Mapping[str, str], voice: Voice, callbacks: Sequence[Callback] = ()
+    job: Job[S, R],
+    settings: S,
+    given: Mapping[str, str],
+    voice: Voice,
+    callbacks: Sequence[Callback] = (),
+    start: float | None = None,
 ) -> R | Stopped:
     """Start a run.
 
@@ -80,6 +86,7 @@ def begin(
         given: origin of each setting that was given.
         voice: prints and shows progress.
         callbacks: more Lightning callbacks.
+        start: value of `time.monotonic()` that the time of the run counts from; None for the present one.
 
     Returns:
         The result, or where the run was stopped before its end.
@@ -101,7 +108,7 @@ def begin(
         _write_beginning(job, run, made[0])
         return run.path
 
-    with own_threads(), Writing(voice) as writing:
+    with counted_from(start), own_threads(), Writing(voice) as writing:
         return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
 
 
@@ -141,7 +148,7 @@ def resume(
             store_changes(run, settings, origin)
         return run.path
 
-    with own_threads(), Writing(voice) as writing:
+    with counted_from(None), own_threads(), Writing(voice) as writing:
         return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
 
 

@@ -1,6 +1,5 @@
 """A segmentation run put together from its settings, its images and its masks."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -40,13 +39,7 @@ AUXILIARY_WIDTH = 256
 
 @dataclass(frozen=True)
 class AssembledSegmentation(Assembled[SegmentSettings]):
-    """Everything a segmentation run needs, checked, with nothing written yet.
-
-    Attributes:
-        begun: value of `time.monotonic()` when the opening of the images began.
-    """
-
-    begun: float = 0.0
+    """Everything a segmentation run needs, checked, with nothing written yet."""
 
     @property
     def segmented(self) -> Segmented:
@@ -83,7 +76,6 @@ def assemble(
     Raises:
         UserError: the images, the masks or a setting do not do.
     """
-    begun = time.monotonic()
     prepared = open_segmented(settings, bars, run)
     remarks: list[str] = []
     if run is None:
@@ -99,7 +91,7 @@ def assemble(
     remarks += [*prepared.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(prepared)]
     plan = trainer_plan(settings, facts.n_train * (settings.crops or 1))
     origin = origins(settings, given, reasons)
-    return AssembledSegmentation(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, begun=begun)
+    return AssembledSegmentation(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded)
 
 
 def _with_start(

@@ -11,6 +11,7 @@ from paucal.objectives.base import Objective
 from paucal.training import Plan, TimePlan
 from paucal.types import Batch, Progress, UserError
 from paucal.verbs.run.forecast import duration
+from paucal.verbs.run.start_time import start_time
 from paucal.verbs.run.time_plan import suit_threads, tried_steps
 from paucal.verbs.run.trainer_inputs import seconds_of, trainer_plan
 from paucal.verbs.segmenting.assembly import (
@@ -56,7 +57,7 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
         return assembled
     budget, pace = seconds_of(settings.time, "--time"), measure(assembled, threads=True)
     counts = assembled.prepared.counts()
-    spent = time.monotonic() - assembled.begun
+    spent = time.monotonic() - start_time()
     room = budget - (spent + counts["test"] * pace.test + CLOSING)
     once = pace.step * counts["train"] / settings.effective_batch  # one crop of each image
     looks = counts["val"] * pace.look
@@ -78,7 +79,7 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
         origin["crops"] = f"auto: so that {counted(epochs, 'epoch')} {'fills' if epochs == 1 else 'fill'} the time"
     plan = trainer_plan(changed, counts["train"] * crops)
     time_plan = TimePlan(
-        *(budget, time.monotonic() - assembled.begun, counts["test"] * pace.test + CLOSING, pace.step, looks),
+        *(budget, time.monotonic() - start_time(), counts["test"] * pace.test + CLOSING, pace.step, looks),
         most_steps=LONGER * plan.total_steps,
         threads=torch.get_num_threads(),
     )

@@ -1,6 +1,5 @@
 """A supervised run put together from its settings and its images."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -67,12 +66,10 @@ class AssembledTraining(Assembled[TrainSettings]):
     Attributes:
         rungs: what is known on the way up from trained weights, or of the time there is; None where a run has its
             length from elsewhere.
-        opening: seconds that reading the images took.
         findings: about the images of a new run, the gravest first.
     """
 
     rungs: Rungs | None = None
-    opening: float = 0.0
     findings: tuple[Finding, ...] = ()
 
 
@@ -95,7 +92,7 @@ def assemble(
     Raises:
         UserError: the data or a setting does not do.
     """
-    begin, looks = time.monotonic(), run is None and may_choose_start(settings, given)
+    looks = run is None and may_choose_start(settings, given)
     asked = settings, given
     start = Start() if looks else find_start(settings, run)
     prepared = opened or _open(settings, bars, run)
@@ -147,10 +144,7 @@ def assemble(
     _check_request(objective.data_request, settings, card)
     plan = _plan(settings, facts, rungs)
     origin = origins(settings, given, reasons)
-    opening = time.monotonic() - begin
-    return AssembledTraining(
-        settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, rungs, opening, findings
-    )
+    return AssembledTraining(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, rungs, findings)
 
 
 def _plan(settings: TrainSettings, facts: Facts, rungs: Rungs | None) -> Plan:

@@ -4,7 +4,6 @@ Every step is written down with the run, so that one that is stopped goes on whe
 stored among the settings; after that a run is like any other and repeats exactly.
 """
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from paucal.runs import RunFolder
 from paucal.training import TimePlan
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.run.start_time import start_time
 from paucal.verbs.run.time_plan import store_time_plan
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
@@ -41,7 +41,7 @@ def climb(run: RunFolder, made: AssembledTraining, voice: Voice) -> bool:
     """
     if made.rungs is None:
         raise ValueError("this run climbs no ladder")
-    ascent = Ascent(run, made, made.rungs, voice, time.monotonic() - made.rungs.spent - made.opening)
+    ascent = Ascent(run, made, made.rungs, voice, start_time() - made.rungs.spent)
     try:
         if made.rungs.candidates and linear_classifier(made.objective.deployable()) is not None:
             return _from_trained(ascent)
