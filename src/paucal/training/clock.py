@@ -21,7 +21,7 @@ from paucal.types import Batch
 MARGIN = 0.03  # share of the time that is left free, since what follows the last step varies
 TOLERANCE, EARLY = 0.03, 0.15  # shares of the whole time, and of what is left, that the expected end may be off by
 LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01  # between two looks at the clock; the last one of the whole time
-NEWEST = 0.15  # weight of the newest look in the mean pace
+NEWEST = 0.15  # least weight of the newest look in the mean pace
 SHORT_EPOCH = 0.1  # share of an epoch that is not worth an evaluation of its own
 SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps that choosing threads takes; share of the time left that they may take
 
@@ -42,6 +42,7 @@ class RunClock:
         self._on_change = on_change
         self._deadline = math.inf
         self._pace: float | None = None
+        self._looks = 0  # that the pace is the mean of
         self._evaluation: float | None = None
         self._steps, self._seconds = 0, 0.0
         self._tick: float | None = None
@@ -50,6 +51,8 @@ class RunClock:
     def start(self, trained: float) -> None:
         """Begin to count; `trained` are the seconds of training before a run goes on."""
         budget = self._time.budget
+        if not trained:  # a run that goes on may find another load than when its length was planned
+            self._pace, self._looks = self._time.step, 1
         self._deadline = time.monotonic() + (1 - MARGIN) * budget - self._time.spent - trained
 
     def pause(self, evaluation: float | None = None) -> None:
@@ -80,14 +83,16 @@ class RunClock:
         if self._on_change is not None and trainer.is_global_zero:
             self._on_change(module.plan, self._pace or self._time.step)
         if change.threads != plan.threads:
-            self._pace = None
+            self._looks = 0
         return True
 
     def _find_change(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> PlanChange | None:
         if self._steps < LEAST_STEPS or self._seconds < max(LEAST_SECONDS, SHARE * self._time.budget):
             return None
         newest = self._seconds / self._steps
-        self._pace = newest if self._pace is None else NEWEST * newest + (1 - NEWEST) * self._pace
+        self._looks += 1
+        weight = max(NEWEST, 1 / self._looks)
+        self._pace = weight * newest + (1 - weight) * (self._pace or 0.0)
         self._steps, self._seconds = 0, 0.0
         plan, step, left = module.plan, trainer.global_step, self._deadline - time.monotonic()
         if abs(self._seconds_left(plan, step) - left) <= max(TOLERANCE * self._time.budget, EARLY * left):
