@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from busy import COMMAND, FIRST, environment, load
+from busy import COMMAND, environment, load
 from measuring import store, surroundings
 from paucal.cores import usable_cores
 from paucal.training.checkpoints import checkpoint_changes
@@ -67,7 +67,7 @@ def timed_run(verb: str, data: Path, output: Path, seconds: float, others: int) 
     words = [verb, str(data), "--time", f"{seconds:.0f}s", "--device", "cpu", "--output", str(output)]
     begin = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND.format(first=FIRST["after"]), *words],
+        [sys.executable, "-c", COMMAND.format(first="pass"), *words],
         env=environment({}),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -240,3 +240,17 @@ def test_cores__are_shared_where_there_is_other_work_or_a_part_of_a_core(load, q
     monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
     monkeypatch.setattr(cores, "_bound_cores", lambda: bound)
     assert cores.cores_are_shared() == shared
+
+
+def test_slowdown__is_the_time_that_work_waits_for_a_core(monkeypatch):
+    now = [0.0, 0.0]
+
+    def work():  # of each 4 seconds a thread has a core for one
+        now[0], now[1] = now[0] + 0.04, now[1] + 0.01
+        return now[1]
+
+    monkeypatch.setattr(cores.time, "thread_time", work)
+    monkeypatch.setattr(cores.time, "perf_counter", lambda: now[0])
+    assert cores.slowdown() == pytest.approx(4.0, rel=0.2)
+    monkeypatch.setattr(cores.time, "perf_counter", lambda: now[1])
+    assert cores.slowdown() == pytest.approx(1.0, rel=0.2)

@@ -28,6 +28,7 @@ LATE = (
 )
 
 QUICKER = 0.9  # share of a step's seconds that another number of threads may take to be chosen
+SAMPLE = 0.1  # processor seconds that tell how long work waits for a core
 BUSY = 0.3  # cores that other programs use, from which on the number of threads is measured
 _state = {"threads": "", "late": False}  # the number of threads that this module has set, and whether LATE applies
 
@@ -111,6 +112,14 @@ def cores_are_shared() -> bool:
         return False
     idle = (os.cpu_count() or 1) - usable_cores()  # other programs may have all their work there
     return load - min(1.0, time.process_time() / 60) - idle > BUSY
+
+
+def slowdown() -> float:
+    """Return how many times as long a thread's work takes now as it would on a core of its own."""
+    begin, own = time.perf_counter(), time.thread_time()
+    while (used := time.thread_time() - own) < SAMPLE:
+        pass
+    return max(1.0, (time.perf_counter() - begin) / used)
 
 
 def choose_threads(step: Callable[[], object]) -> int:

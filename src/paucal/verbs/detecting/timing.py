@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from paucal.cores import slowdown
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder
 from paucal.training import TimePlan
@@ -27,7 +28,7 @@ SHARE_OF_LOOKS = 0.15  # of the time, at most, that validation may take
 MOST_LOOKS = 12
 FEWEST_STEPS = 10
 MOST_PASSES, SCRATCH_PASSES = 60, 300
-WRITING = 12.0  # seconds of scores, intervals and pictures at the end
+WRITING = 12.0  # seconds of scores, intervals and pictures at the end, on a core of their own
 RESERVE = 0.02  # of the time
 
 
@@ -38,10 +39,12 @@ class Pace:
     Attributes:
         step: of one optimizer step.
         image: of judging one image.
+        writing: of scores, intervals and pictures at the end.
     """
 
     step: float
     image: float
+    writing: float = WRITING
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def measure(assembled: AssembledDetection, threads: bool = False) -> Pace:
             scores_of(assembled, found, indices)
             judged += (time.perf_counter() - begin) / max(len(indices), 1)
     later = times[1:] or times
-    return Pace(SLOWER * accumulate * sum(later) / len(later), judged)
+    return Pace(SLOWER * accumulate * sum(later) / len(later), judged, WRITING * slowdown())
 
 
 def _step(objective: torch.nn.Module, batch: Batch, device: torch.device) -> None:
@@ -104,7 +107,7 @@ def seconds_of_run(assembled: AssembledDetection) -> float:
     """Return how long a run whose length is known should take on this machine, by trying a few steps and answers."""
     plan, counts, pace = assembled.plan, assembled.prepared.counts(), measure(assembled)
     looks = -(-plan.total_steps // plan.steps_per_epoch)
-    return plan.total_steps * pace.step + (looks * counts["val"] + counts["test"]) * pace.image + WRITING
+    return plan.total_steps * pace.step + (looks * counts["val"] + counts["test"]) * pace.image + pace.writing
 
 
 def planned(pace: Pace, left: float, counts: dict[str, int], passes: float, most_passes: int) -> Length:
@@ -120,7 +123,7 @@ def planned(pace: Pace, left: float, counts: dict[str, int], passes: float, most
     Returns:
         The length; no steps where not even a few fit.
     """
-    ending = counts["test"] * pace.image + WRITING
+    ending = counts["test"] * pace.image + pace.writing
     look = counts["val"] * pace.image
     usable = left * (1 - RESERVE) - ending
     looks = max(1, min(MOST_LOOKS, int(SHARE_OF_LOOKS * usable / look) if look > 0 else MOST_LOOKS))
@@ -154,7 +157,7 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     reasons = {"steps": words, "judge_every": "looks at the validation images take a seventh of the time at most"}
     changed = replace(settings, steps=found.steps, judge_every=found.judge_every)
     free = {name: origin for name, origin in assembled.origin.items() if name not in reasons}
-    ending = counts["test"] * pace.image + WRITING
+    ending = counts["test"] * pace.image + pace.writing
     time_plan = TimePlan(
         *(budget, time.monotonic() - start_time(), ending, pace.step, counts["val"] * pace.image),
         most_steps=int(most / share),

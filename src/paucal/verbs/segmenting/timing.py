@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from paucal.cores import slowdown
 from paucal.evaluation.segmentation import Tally
 from paucal.objectives.base import Objective
 from paucal.training import Plan, TimePlan
@@ -39,11 +40,13 @@ class Pace:
         step: an optimizer step.
         look: a look at one validation image.
         test: a look at one test image.
+        closing: pictures and the page, and the beginning of the training.
     """
 
     step: float
     look: float
     test: float
+    closing: float = CLOSING
 
 
 def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
@@ -58,7 +61,7 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
     budget, pace = seconds_of(settings.time, "--time"), measure(assembled, threads=True)
     counts = assembled.prepared.counts()
     spent = time.monotonic() - start_time()
-    room = budget - (spent + counts["test"] * pace.test + CLOSING)
+    room = budget - (spent + counts["test"] * pace.test + pace.closing)
     once = pace.step * counts["train"] / settings.effective_batch  # one crop of each image
     looks = counts["val"] * pace.look
     crops, epochs = fill_time(room, once, looks, settings.crops or 1, free="crops" not in _given(assembled))
@@ -79,7 +82,7 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
         origin["crops"] = f"auto: so that {counted(epochs, 'epoch')} {'fills' if epochs == 1 else 'fill'} the time"
     plan = trainer_plan(changed, counts["train"] * crops)
     time_plan = TimePlan(
-        *(budget, time.monotonic() - start_time(), counts["test"] * pace.test + CLOSING, pace.step, looks),
+        *(budget, time.monotonic() - start_time(), counts["test"] * pace.test + pace.closing, pace.step, looks),
         most_steps=LONGER * plan.total_steps,
         threads=torch.get_num_threads(),
     )
@@ -99,7 +102,7 @@ def seconds_of_run(assembled: AssembledSegmentation) -> float:
     """Return how long a run whose length is known should take on this machine, by trying a few steps and looks."""
     plan, counts, pace = assembled.plan, assembled.prepared.counts(), measure(assembled)
     looks = (assembled.settings.epochs or 0) * counts["val"] * pace.look
-    return plan.total_steps * pace.step + looks + counts["test"] * pace.test + CLOSING
+    return plan.total_steps * pace.step + looks + counts["test"] * pace.test + pace.closing
 
 
 def fill_time(room: float, once: float, looks: float, crops: int, free: bool) -> tuple[int, int]:
@@ -143,7 +146,7 @@ def measure(assembled: AssembledSegmentation, threads: bool = False) -> Pace:
     with tried_steps(objective, device):
         step = _seconds_per_step(assembled, objective, device, threads)
         look, test = _seconds_per_look(assembled, device)
-    return Pace(SLOWER * step, look, test)
+    return Pace(SLOWER * step, look, test, CLOSING * slowdown())
 
 
 def _seconds_per_step(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paucal.cores import cores_are_shared
+from paucal.cores import cores_are_shared, slowdown
 from paucal.runs import RunFolder
 from paucal.training import TimePlan
 from paucal.types import UserError
@@ -26,7 +26,7 @@ from paucal.verbs.training.ladder.tuning import choose_way
 
 FEW = 100  # training images under which a probe is all that validation can tell from luck
 MOST_PASSES = 20
-WRITING = 4.0  # seconds of pictures and the page at the end
+WRITING = 6.0  # seconds of pictures and the page at the end, on a core of their own
 SCRATCH_PASSES = 300
 
 
@@ -136,7 +136,13 @@ def _set_length(
     if timed:
         look, steps = ascent.look(shrink), made.plan.steps_per_epoch
         time_plan = TimePlan(
-            *(ascent.rungs.budget, ascent.spent, ascent.looking(shrink) + WRITING, (epoch - look) / steps, look),
+            *(
+                ascent.rungs.budget,
+                ascent.spent,
+                ascent.looking(shrink) + WRITING * slowdown(),
+                (epoch - look) / steps,
+                look,
+            ),
             most_steps=most * steps,
             threads=torch.get_num_threads(),
         )
