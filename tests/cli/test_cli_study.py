@@ -43,6 +43,10 @@ def test_show__prints_numbers_and_settings(capsys, monkeypatch):
         "Swin-T + L_drloc, 300 epochs (imagenet-100): --classes imagenet100 --init none --recipe drloc-scratch" in said
     )
     assert "--epochs 300 --schedule-epochs 300" in said
+    assert "recipe drloc-scratch: arXiv:2106.03746, section 4" in said
+    assert call("study", "show", "dhvt-table-4") == 0
+    reading = "recipe dhvt-cifar: arXiv:2210.05958, supplement, with all of the augmentation of its program"
+    assert reading in capsys.readouterr().out
     assert call("study", "show", "esvit-figure-6") == 0
     assert "by hand: paucal explain RUN IMAGE OTHER_IMAGE" in capsys.readouterr().out
 

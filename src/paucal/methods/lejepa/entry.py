@@ -73,7 +73,7 @@ def local_size(
     img_size: Sequence[int] | None,
 ) -> Choice:  # fmt: skip
     """The authors' 98 for 224 where the backbone takes both, as one of 14-pixel patches does."""
-    if (img_size or [PAPER_SIDE]) == [PAPER_SIDE]:
+    if set(img_size or [PAPER_SIDE]) == {PAPER_SIDE}:
         if takes_sides(model, model_args, (PAPER_SIDE, LOCAL_SIDE)):
             return [LOCAL_SIDE] * len(local_crops or [0]), AUTHORS
         chosen, _ = crops.local_size(img_size, local_crops)

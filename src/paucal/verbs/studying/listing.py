@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from paucal.recipes import detection, esvit, segmentation
+from paucal.recipes.table import RECIPES
 from paucal.studies.cost import FORMULA
 from paucal.studies.plan import Planned, plan
 from paucal.studies.registry import data_sets, find_study, studies
@@ -51,10 +53,19 @@ def show(name: str) -> tuple[Table | None, list[str]]:
     if study.trains:
         words.append(f"cost at full scale: about {cost_words(study, sets)} GPU hours by arithmetic")
         words.append(f"smaller scales: {_scales(study) if study.scales else f'none, since {study.without}'}")
+        runs = plan(study, "full", sets)
+        words += [f"recipe {name}: {source}" for name, source in _readings(runs).items()]
         words.append("settings at full scale:")
-        words += _settings(plan(study, "full", sets))
+        words += _settings(runs)
     words += [f"by hand: {study.see}"] if study.see else []
     return _numbers(study), [*words, *caveats(study, None)]
+
+
+def _readings(runs: Sequence[Planned]) -> dict[str, str]:
+    """Return where the values of the recipes of some runs are from, by recipe."""
+    known = {**RECIPES, **esvit.RECIPES, **detection.RECIPES, **segmentation.RECIPES}
+    names = dict.fromkeys(str(run.settings["recipe"]) for run in runs if run.settings.get("recipe"))
+    return {name: known[name].source for name in names}
 
 
 def _settings(runs: Sequence[Planned]) -> list[str]:
