@@ -444,10 +444,10 @@ def main(first: int, end: int) -> None:
     for seed in range(first, end):
         folder = Path(tempfile.mkdtemp(prefix="promise-"))
         try:
-            end = trial(folder, seed)
-            ends[end.split(":")[0]] += 1
-            if end != "read":
-                print(seed, end)
+            outcome = trial(folder, seed)
+            ends[outcome.partition(":")[0]] += 1
+            if outcome != "read":
+                print(seed, outcome)
         except AssertionError as problem:
             ends["wrong"] += 1
             print(seed, "WRONG", problem)
