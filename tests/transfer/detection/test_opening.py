@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -257,3 +258,74 @@ def test_real_sets__have_the_boxes_that_their_makers_count():
     assert "2 boxes without an area dropped" in cells.images.notes
     assert (len(chess.images), chess.count(range(289)), len(chess.classes)) == (289, 2870, 13)
     assert make_split(chess.images).counts() == {"train": 202, "val": 58, "test": 29, "unused": 0}
+
+
+def save_turned(path: Path, size: tuple[int, int], value: int) -> None:
+    entry = struct.pack("<HHII", 0x0112, 4, 1, value)  # 4: a number of 32 bits, which can hold what is invalid
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + bytes(4)
+    Image.new("RGB", size, (90, 90, 90)).save(path, exif=exif)
+
+
+@pytest.mark.parametrize("value", [0, 9, 65537, 65542])
+def test_invalid_exif_orientations__are_ignored(tmp_path: Path, value: int):
+    root = write_voc(tmp_path / "set")
+    expected = open_boxed(root).of(0)
+    save_turned(root / "JPEGImages/0.png", (96, 64), value)
+    boxed = open_boxed(root)
+    assert boxed.images.notes == ()
+    assert boxed.of(0).size == (64, 96)
+    assert boxed.of(0).corners.tolist() == expected.corners.tolist()
+    assert boxed.images.store.read(0).size == (96, 64)
+
+
+@pytest.mark.parametrize(
+    ("value", "size", "says_size", "is_ambiguous"),
+    [
+        *((2, (96, 64), True, True), (3, (96, 64), True, True), (4, (96, 64), True, True)),
+        *(
+            (6, (64, 96), True, False),
+            (6, (64, 96), False, True),
+            (8, (80, 80), True, True),
+            (1, (96, 64), True, False),
+        ),
+    ],
+)
+def test_turned_images__whose_size_tells_nothing_are_named(
+    tmp_path: Path, value: int, size: tuple[int, int], says_size: bool, is_ambiguous: bool
+):
+    root = write_voc(tmp_path / "set")
+    save_turned(root / "JPEGImages/0.png", size, value)
+    upright = size[::-1] if value >= 5 else size
+    write_xml(root / "Annotations/0.xml", "0.png", upright if says_size else (0, 0), [("red", 1, 2, 30, 40)])
+    boxed = open_boxed(root)
+    said = [note for note in boxed.images.notes if "by its EXIF tag (JPEGImages/0.png)" in note]
+    assert len(said) == is_ambiguous
+    assert boxed.of(0).size == upright[::-1]
+
+
+def test_boxes_drawn_before_an_image_was_turned__are_refused(tmp_path: Path):
+    root = write_voc(tmp_path / "set")
+    save_turned(root / "JPEGImages/0.png", (96, 64), 6)
+    with pytest.raises(UserError, match="has 96x64 pixels and it has 64x96 once its EXIF tag turns it upright: store"):
+        open_boxed(root)
+
+
+def test_crowds_alone_and_shares_of_sides__are_refused_for_what_they_are(tmp_path: Path):
+    file = write_coco(tmp_path / "set")
+    rows = json.loads(file.read_text())["annotations"]
+    change(file, annotations=[{**row, "iscrowd": 1} for row in rows])
+    with pytest.raises(UserError, match=rf"all {len(rows)} boxes of '.*' are marked as crowds \(iscrowd\)"):
+        open_boxed(file)
+    change(file, annotations=[{**row, "bbox": [0.1, 0.2, 0.5, 0.6]} for row in rows])
+    with pytest.raises(UserError, match="these are shares of the images' sides, expected pixels"):
+        open_boxed(file)
+
+
+def test_class_names_that_look_the_same__are_noted(tmp_path: Path):
+    file = write_coco(tmp_path / "set")
+    change(file, categories=[{"id": 3, "name": "RBC"}, {"id": 7, "name": "rbc "}])
+    boxed = open_boxed(file)
+    assert boxed.classes == ("RBC", "rbc ")
+    assert boxed.images.notes == (
+        "classes have names that look the same ('RBC' and 'rbc '): give them one name if one class is meant",
+    )
