@@ -31,7 +31,7 @@ _ENCRYPTED, _UTF8 = 1, 0x800  # bits of a zip entry's flags
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """A file in an archive: where its bytes begin (of a zip: its header), and how many they are.
 
     Attributes:
@@ -55,7 +55,7 @@ class ArchiveStore(EncodedStore):
         entries: of the images.
     """
 
-    def __init__(self, file: Path, entries: list[Entry]) -> None:
+    def __init__(self, file: Path, entries: list[_Entry]) -> None:
         self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
         self._forget()
 
@@ -93,13 +93,13 @@ class ArchiveStore(EncodedStore):
             )
         return content
 
-    def _from_zip(self, entry: Entry) -> bytes:
+    def _from_zip(self, entry: _Entry) -> bytes:
         if self._archive is None or self._owner != os.getpid():  # a fork would share the place in the file
             self._archive, self._owner = zipfile.ZipFile(self._file), os.getpid()
         with self._archive.open(entry.stored) as file:
             return file.read(entry.size + 1)
 
-    def _from_tar(self, entry: Entry) -> bytes:
+    def _from_tar(self, entry: _Entry) -> bytes:
         with self._file.open("rb") as file:
             file.seek(entry.offset)
             return file.read(entry.size)
@@ -135,7 +135,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     return open_place(place, list(by_key), passed_over, labelled)
 
 
-def archive_entries(file: Path) -> list[Entry]:
+def archive_entries(file: Path) -> list[_Entry]:
     """Return the files in an archive but hidden ones.
 
     Raises:
@@ -155,7 +155,7 @@ def archive_entries(file: Path) -> list[Entry]:
     return [one for one in entries if not any(ignored(part) for part in one.name.split("/") if part != ".")]
 
 
-def _zip_entries(file: Path) -> list[Entry]:
+def _zip_entries(file: Path) -> list[_Entry]:
     with zipfile.ZipFile(file) as archive:
         found = archive.infolist()
         _refuse_many(file, len(found))
@@ -165,7 +165,7 @@ def _zip_entries(file: Path) -> list[Entry]:
         # A link in a zip is a file that holds a path; nothing but its few bytes would be read.
         files = [one for one in found if not one.is_dir() and not stat.S_ISLNK(one.external_attr >> 16)]
         return [
-            Entry(checked_name(file, _zip_name(one)), one.header_offset, one.file_size, one.filename) for one in files
+            _Entry(checked_name(file, _zip_name(one)), one.header_offset, one.file_size, one.filename) for one in files
         ]
 
 
@@ -181,15 +181,15 @@ def _zip_name(entry: zipfile.ZipInfo) -> str:
     return name.replace("\\", "/")
 
 
-def _tar_entries(file: Path) -> list[Entry]:
-    found: dict[str, Entry] = {}
+def _tar_entries(file: Path) -> list[_Entry]:
+    found: dict[str, _Entry] = {}
     with tarfile.open(file, "r:") as archive:
         for number, one in enumerate(archive):
             _refuse_many(file, number)
             archive.members.clear()  # type: ignore[attr-defined]  # which would keep every header in memory
             if one.isreg() and not one.issparse():
                 name = checked_name(file, one.name)
-                found[name] = Entry(name, one.offset_data, one.size)  # of several of one name the last counts
+                found[name] = _Entry(name, one.offset_data, one.size)  # of several of one name the last counts
     return list(found.values())
 
 
