@@ -16,9 +16,9 @@ pytestmark = pytest.mark.usefixtures("blank_pictures")
 QUICK = ["--img-size", "16", "--epochs", "1", "-j", "0", "--model", "vit_mini", "--model-args", "depth=1"]
 
 
-def make_photos(root: Path) -> Path:
+def make_photos(root: Path, seed: int = 0) -> Path:
     """Two classes, one with a name that rich would read as markup; neither it nor the files are named in UTF-8."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     for label, name in enumerate(("c\udce9t [bold]", "dog")):
         folder = root / name
         folder.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_eval__of_a_folder_called_test_leaves_the_runs_own_test_alone(trained, t
     own = trained / "run" / "evaluation" / "test" / "metrics.json"
     before = own.read_bytes()
     for name in ("a", "b"):
-        make_photos(tmp_path / name / "test")
+        make_photos(tmp_path / name / "test", seed=1)
     assert main(["eval", str(trained / "run"), str(tmp_path / "a" / "test"), str(tmp_path / "b" / "test")]) == 0
     assert own.read_bytes() == before
     for name in ("a-test", "b-test"):

@@ -54,14 +54,15 @@ def test_eval__repeats_the_score_of_training(run, tmp_path):
     assert call("eval", run, "--output", tmp_path / "again") == 0
     after = json.loads((tmp_path / "again/metrics.json").read_text())
     assert after["scores"]["map"]["value"] == pytest.approx(before["scores"]["map"]["value"], abs=1e-9)
-    found = paucal.evaluate(run, run.parent / "squares", output=tmp_path / "whole")
-    assert found.classification[0].report.images == 60
+    found = paucal.evaluate(run, run.parent / "squares", output=tmp_path / "named")  # its test images alone
+    assert found.classification[0].report.images == after["images"]
     assert found.score("classification").value == found.metrics["map"]
 
 
 def test_eval__judges_images_with_one_label_too(run, tmp_path):
     (tmp_path / "one.csv").write_text("image,label\n001.png,blue\n002.png,green\n004.png,red\n")
-    words = ["--data-root", run.parent / "squares", "--output", tmp_path / "one"]
+    make_set(tmp_path / "more", 5, seed=1)
+    words = ["--data-root", tmp_path / "more", "--output", tmp_path / "one"]
     assert call("eval", run, tmp_path / "one.csv", *words) == 0
     report = json.loads((tmp_path / "one/metrics.json").read_text())
     assert [row["images"] for row in report["per_class"]] == [1, 1, 1]

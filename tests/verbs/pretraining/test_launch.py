@@ -10,6 +10,7 @@ import yaml
 from lightning.pytorch import Callback
 
 import paucal
+from cli.calls import table
 from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runs import RunFolder, read_weights
@@ -56,8 +57,8 @@ def test_training__starts_from_it(finished, pictures, tmp_path):
     report = json.loads((result.run / "init.json").read_text())
     assert report["share"] == 1.0
     assert report["fresh"] == []
-    assert not any("test images" in remark for remark in summary_of(result.run)["remarks"])
-    # Images under the same names of the same folder, which the start has seen.
+    # The start has seen these images under other names, and then under the same.
+    assert "the start has learned from 4 of the 4 test images, without labels" in summary_of(result.run)["remarks"]
     unlabelled = start(tmp_path / "photos", tmp_path / "start", epochs=1)
     again = paucal.train(
         tmp_path / "photos", init=str(unlabelled.run), method="supervised", epochs=1, output=str(tmp_path / "again")
@@ -119,9 +120,9 @@ def test_test_images__of_the_data_are_left_out(pictures, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / path.name).write_bytes(path.read_bytes())
     stopped = start(tmp_path / "data", tmp_path / "run", callbacks=[StopAfter(1)])
-    rows = (stopped.run / "split.csv").read_text().splitlines()[1:]
-    assert all(row.endswith("unused") == row.startswith("test/") for row in rows)
-    assert sum(row.endswith("unused") for row in rows) == 8
+    rows = table(stopped.run / "split.csv")
+    assert all((row["split"] == "unused") == row["key"].startswith("test/") for row in rows)
+    assert sum(row["split"] == "unused" for row in rows) == 8
     assert "8 images of the data's own test part are left out" in (stopped.run / "train.log").read_text()
 
 

@@ -80,7 +80,7 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     assert len(rows) == 2
     settings = RunFolder(result.folder).settings
     tried = [Rung(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
-    judges = (result.folder / "split.csv").read_text().count(",val\n")
+    judges = (result.folder / "split.csv").read_text().count(",val,")
     assert judges == 24
     chosen = found["trials"][best_of(tried, judges)]
     assert settings["lr"] == chosen["details"]["lr"]
