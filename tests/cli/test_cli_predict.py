@@ -10,8 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+import paucal
 from cli.calls import failure
 from paucal.cli.main import main
+from paucal.types import UserError
 
 
 def test_eval__repeats_the_score_of_training(trained, capsys):
@@ -43,8 +45,6 @@ def test_predict__gives_probabilities_for_files_folders_and_patterns(trained, ca
 
 
 def test_predict__equals_the_python_interface(trained, capsys):
-    import paucal
-
     path = trained / "photos" / "class1" / "3.png"
     model = paucal.load(trained / "run")
     shares = model.probabilities([Image.open(path)])
@@ -73,3 +73,56 @@ def test_predict__passes_over_what_a_pattern_matches_beside_images(trained, tmp_
     assert "2 files, none of which is an image" in failure(
         capsys, "predict", trained / "run", str(tmp_path / "mixed" / "*.txt")
     )
+
+
+def test_predict__takes_arrays_and_pictures_as_it_takes_files(trained):
+    path = trained / "photos" / "class1" / "3.png"
+    picture = Image.open(path).convert("RGB")
+    array = np.asarray(picture)
+    expected = paucal.predict(trained / "run", path)[0].shares
+    for images in (picture, array, [array, picture], np.stack([array, array])):
+        for row in paucal.predict(trained / "run", images):
+            assert row.path is None
+            torch.testing.assert_close(row.shares, expected)
+    model = paucal.load(trained / "run")
+    for images in (picture, array, [array]):
+        torch.testing.assert_close(model.probabilities(images)[0], expected)
+    grey = paucal.predict(trained / "run", array[..., 0])[0].shares
+    torch.testing.assert_close(grey, paucal.predict(trained / "run", np.repeat(array[..., :1], 3, axis=2))[0].shares)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (None, "the images are of the type NoneType, expected files, folders or patterns"),
+        (np.zeros((3, 20, 24), np.uint8), "image 1 cannot be used: it has 24 channels"),
+        (np.full((20, 24, 3), 0.5, np.float32), "image 1 cannot be used: "),
+        ([np.zeros((20, 24, 3), np.uint8), b"x"], "image 2 is of the type bytes"),
+        (
+            "https://host/a.JPG?size=large",
+            "'https://host/a.JPG?size=large' is a URL: fetch it first, and give the file.",
+        ),
+    ],
+)
+def test_predict__says_what_it_takes(images, message, trained):
+    with pytest.raises(UserError) as problem:
+        paucal.predict(trained / "run", images)
+    assert message in str(problem.value)
+
+
+def test_predict__of_a_url_says_to_fetch_it(trained, capsys):
+    for url in ("http://host/a.png", "https://host/photos/b.jpeg", "s3://bucket/c.tif"):
+        message = failure(capsys, "predict", trained / "run", url)
+        assert message.endswith(f"files, and {url!r} is a URL: fetch it first, and give the file.")
+
+
+def test_model__that_is_no_path_is_one_sentence(trained):
+    for call in (paucal.load, paucal.load_segmenter, paucal.evaluate, paucal.export_model):
+        for value in (None, ["runs/1"], 3):
+            with pytest.raises(UserError, match=r"is of the type \w+, expected a path, such as 'runs/1'.$"):
+                call(value)
+    for call in (paucal.predict, paucal.explain_images, paucal.detect_objects):
+        with pytest.raises(UserError, match=r"is of the type NoneType, expected a path, such as 'runs/1'.$"):
+            call(None, [trained / "photos" / "class0" / "0.png"])
+    with pytest.raises(UserError, match=r"^image 1 is a path \('a.jpg'\), expected PIL images or arrays"):
+        paucal.load(trained / "run").probabilities(["a.jpg"])

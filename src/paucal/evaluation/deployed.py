@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -19,6 +18,7 @@ from paucal.data.channels.decoding import as_read
 from paucal.data.class_names import plain_if_distinct
 from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import side_for
+from paucal.data.given import given_images, given_path
 from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
@@ -277,7 +277,7 @@ class Deployed:
         see `decode_image`.
 
         Raises:
-            UserError: the model has no classifier.
+            UserError: the model has no classifier, or something other than images was given.
             ValueError: there is no image, or one has pixels of unknown range or another number of channels.
         """
         self.require_classifier()
@@ -287,12 +287,14 @@ class Deployed:
         """Return the model's input (N, C, H, W) on its device; see `probabilities`.
 
         Raises:
+            UserError: something other than images was given.
             ValueError: there is no image, or one has pixels of unknown range or another number of channels.
         """
-        if not images:
+        given = given_images(images)
+        if not given:
             raise ValueError("there are no images to classify")
         transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.reading
-        return torch.stack([transform(as_read(image, reading))[0] for image in images]).to(self.device)
+        return torch.stack([transform(as_read(image, reading))[0] for image in given]).to(self.device)
 
     def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
         """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""
@@ -333,7 +335,7 @@ def load_deployed(run: str | os.PathLike[str] | RunFolder, device: torch.device 
         >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
         tensor([[0.0312, 0.9688]])
     """
-    folder = run if isinstance(run, RunFolder) else open_model(Path(run))
+    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
     target = usable_device(device)
     if folder.last.exists() and not folder.card.exists():
         raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from paucal.data.given import given_path
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.export.onnx_model import ENDING, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
@@ -31,7 +32,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     """
     if isinstance(source, RunFolder):
         return load_deployed(source, device)
-    path = Path(source)
+    path = Path(given_path(source, "the model"))
     if path.suffix.lower() == ENDING:
         if torch.device(device).type != "cpu":
             raise UserError(f"--device is {str(device)!r}, and an ONNX model is computed on the cpu: leave it out.")

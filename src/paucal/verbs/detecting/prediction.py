@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
+from paucal.data.given import Given, given_path, given_sources
 from paucal.evaluation.deployed import usable_device
 from paucal.reading import named_path
 from paucal.runs import RunFolder, open_model, write_atomically
@@ -29,6 +30,8 @@ from paucal.verbs.prediction.pictures import open_sources, read_all
 from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
 from paucal.verbs.run.outputs import refuse_among
 from paucal.verbs.run.voice import Logged, Voice
+
+Source = str | os.PathLike[str] | Given
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Objects:
 
 def detect_objects(
     run: str | os.PathLike[str] | RunFolder,
-    sources: Sequence[str | Image.Image],
+    sources: Source | Sequence[Source],
     settings: PredictSettings | None = None,
     voice: Voice | None = None,
     drawn: bool = False,
@@ -62,7 +65,7 @@ def detect_objects(
 
     Args:
         run: of `paucal detect`.
-        sources: files, folders, patterns and PIL images.
+        sources: files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them.
         settings: device, and what to do about unreadable images.
         voice: says what is skipped, and shows progress.
         drawn: whether to draw what was found.
@@ -75,12 +78,12 @@ def detect_objects(
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
         raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
-    folder = run if isinstance(run, RunFolder) else open_model(Path(run))
+    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
     device = usable_device(settings.device)
     detector, card = load_detector(folder, device)
     # Boxes are told in pixels of the image itself, so it is not reduced on the way.
     whole = replace(card.preprocessing.reading, side=None)
-    opened = open_sources(sources, voice, whole)
+    opened = open_sources(given_sources(sources), voice, whole)
     total, results = sum(map(len, opened)), []
     with voice.progress("detecting") as advance:
         for name, image in read_all(opened, whole, settings.on_bad_image, voice):

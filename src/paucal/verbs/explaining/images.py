@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paucal.data.channels.decoding import as_read
+from paucal.data.given import Given
 from paucal.evaluation.deployed import Deployed
 from paucal.explain.figures.pictures import Picture, seen
 from paucal.types import UserError
@@ -33,7 +34,7 @@ class Viewed:
 
 
 def read_images(
-    sources: Sequence[str | Image.Image], model: Deployed, on_bad: str, voice: Voice
+    sources: Sequence[str | Given], model: Deployed, on_bad: str, voice: Voice
 ) -> tuple[int, Iterator[Viewed]]:
     """Return how many images there are at most, and an iterator that holds one at a time.
 

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
+from paucal.data.given import Given, given_path, given_sources
 from paucal.evaluation.deployed import Deployed
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
@@ -62,7 +63,7 @@ def explain_images(
 
     Args:
         model: a run, the name of a timm model with published weights, or a model that `paucal.load` has loaded.
-        images: image files, folders, Parquet files, patterns, and PIL images; one or several of them.
+        images: image files, folders, Parquet files, patterns, PIL images and arrays; one or several of them.
         **settings: any field of `paucal.verbs.explaining.settings.ExplainSettings`.
 
     Raises:
@@ -72,16 +73,15 @@ def explain_images(
     Example:
         >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP
     """
-    sources = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+    sources = given_sources(images)
     chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
-    words = [one if isinstance(one, Image.Image) else os.fspath(one) for one in sources]
     voice = Heard()
-    made = explain_all(model if isinstance(model, Deployed) else os.fspath(model), words, chosen, voice)
+    made = explain_all(model if isinstance(model, Deployed) else given_path(model, "the model"), sources, chosen, voice)
     return Explanations(made.folder, made.pictures, made.method, tuple(voice.said))
 
 
 def explain_all(
-    name: Deployed | str, sources: Sequence[str | Image.Image], settings: ExplainSettings, voice: Voice
+    name: Deployed | str, sources: Sequence[str | Given], settings: ExplainSettings, voice: Voice
 ) -> Explanations:
     """Draw everything that is asked for; see `explain_images`."""
     check_ranges(settings)

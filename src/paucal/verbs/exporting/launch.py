@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from paucal.backbones.weights.trained import licence_of
+from paucal.data.given import given_path
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.reports import read_report
 from paucal.export.comparison import Comparison, answers, compare, fed, timed
@@ -74,7 +75,9 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
         >>> paucal.export_model("runs/1", format=["onnx"], with_preprocessing=True).folder  # doctest: +SKIP
         PosixPath('exports/1')
     """
-    return export_all(os.fspath(run), from_python(ExportSettings, settings, "paucal.export_model", "export"), Heard())
+    return export_all(
+        given_path(run, "the run"), from_python(ExportSettings, settings, "paucal.export_model", "export"), Heard()
+    )
 
 
 def export_all(run: str, settings: ExportSettings, voice: Voice) -> Export:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from paucal.data.given import given_path
 from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
 from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, shows_settings
@@ -44,7 +45,7 @@ def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, 
     """
     chosen = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
     sources = [] if data is None else [data] if isinstance(data, str | os.PathLike) else data
-    return judge_model(os.fspath(subject), [os.fspath(one) for one in sources], chosen, voice=Heard())
+    return judge_model(given_path(subject, "the model"), [os.fspath(one) for one in sources], chosen, voice=Heard())
 
 
 def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> Evaluation:

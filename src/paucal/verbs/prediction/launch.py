@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from PIL import Image
-
+from paucal.data.given import Given, given_sources
 from paucal.data.loader import images_together
 from paucal.evaluation.deployed import Deployed
 from paucal.export.reading import load_model
@@ -20,7 +19,7 @@ from paucal.verbs.prediction.settings import PredictSettings
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Logged, Voice
 
-Source = str | os.PathLike[str] | Image.Image
+Source = str | os.PathLike[str] | Given
 
 
 @shows_settings(PredictSettings)
@@ -36,8 +35,8 @@ def predict(
 
     Args:
         model: a run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
-        images: image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", and PIL
-            images; one or several of them.
+        images: image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", PIL
+            images, and arrays (H, W) or (H, W, C) of as many channels as the model reads; one or several of them.
         features: keep with each prediction what the classifier was given of its image.
         **settings: any field of `paucal.verbs.prediction.settings.PredictSettings`: `batch_size`, `device`,
             `mirror`, `on_bad_image`.
@@ -56,21 +55,20 @@ def predict(
         >>> rows[0].path, rows[0].predicted, rows[0].confidence  # doctest: +SKIP
         ('new_photos/1.jpg', 'cat', 0.98)
     """
-    sources = [images] if isinstance(images, str | os.PathLike | Image.Image) else images
+    sources = given_sources(images)
     chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
     check_ranges(chosen)  # before a model is loaded for nothing
     if isinstance(model, Deployed) and settings.get("device") is not None:
         raise UserError(f"--device is {chosen.device!r}, and the model is loaded on {model.device}: leave it out.")
-    words = [one if isinstance(one, Image.Image) else os.fspath(one) for one in sources]
-    if not words:
+    if not sources:
         raise UserError("there are no images to classify: give files, folders or pictures.")
-    loaded = model if isinstance(model, Deployed) else load_model(os.fspath(model), chosen.device)
-    return classify_all(loaded.require_classifier(), words, chosen, Logged(), features)
+    loaded = model if isinstance(model, Deployed) else load_model(model, chosen.device)
+    return classify_all(loaded.require_classifier(), sources, chosen, Logged(), features)
 
 
 def classify_all(
     model: Deployed,
-    sources: Sequence[str | Image.Image],
+    sources: Sequence[str | Given],
     settings: PredictSettings,
     voice: Voice,
     features: bool = False,
@@ -83,7 +81,7 @@ def classify_all(
 
 
 def open_pictures(
-    model: Deployed, sources: Sequence[str | Image.Image], settings: PredictSettings, voice: Voice
+    model: Deployed, sources: Sequence[str | Given], settings: PredictSettings, voice: Voice
 ) -> tuple[Deployed, Pictures, PredictSettings]:
     """Return the model as the settings want it asked, the pictures as it reads them, and the settings with a batch.
 

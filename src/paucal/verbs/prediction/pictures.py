@@ -7,13 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from PIL import Image
 
+from paucal.data.channels.decoding import as_read
 from paucal.data.channels.depth import depth_notes
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.read_as import ReadAs
+from paucal.data.given import Given
 from paucal.data.images import ImageSet, locate
+from paucal.data.shards.place import is_remote
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.stores import EncodedStore
@@ -28,13 +32,13 @@ Picture = tuple[str | None, Image.Image]
 class InMemory:
     """A single picture that is in memory already, in the place of a set of images."""
 
-    picture: Image.Image
+    picture: Given
 
     def __len__(self) -> int:
         return 1
 
 
-def open_sources(sources: Sequence[str | Image.Image], voice: Voice, reading: Reading) -> list[ImageSet | InMemory]:
+def open_sources(sources: Sequence[str | Given], voice: Voice, reading: Reading) -> list[ImageSet | InMemory]:
     """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
 
     Args:
@@ -47,7 +51,7 @@ def open_sources(sources: Sequence[str | Image.Image], voice: Voice, reading: Re
     """
     found: list[ImageSet | InMemory] = []
     for source in sources:
-        found += [InMemory(source)] if isinstance(source, Image.Image) else _open(source, voice)
+        found += _open(source, voice) if isinstance(source, str) else [InMemory(source)]
     for images in found:
         for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
             voice.say(f"note: {note}")
@@ -63,7 +67,7 @@ class Pictures:
     """
 
     def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
-        self._sources = sources
+        self._sources, self._reading = sources, reading
         self._ends = list(accumulate(map(len, sources)))
         self._stores = [None if isinstance(one, InMemory) else ReadAs(one.store, reading) for one in sources]
 
@@ -95,7 +99,10 @@ class Pictures:
         number, index = self._place(position)
         store, images = self._stores[number], self._sources[number]
         if isinstance(images, InMemory):
-            return images.picture
+            try:
+                return as_read(images.picture, self._reading)
+            except ValueError as problem:
+                raise UnreadableImage(f"image {position + 1} cannot be used: {problem}") from problem
         assert store is not None
         return store.read(index)
 
@@ -140,6 +147,9 @@ def read_all(sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: s
 
 def _open(path: str, voice: Voice) -> Iterator[ImageSet]:
     """Open a path, or everything a pattern stands for."""
+    if is_remote(path):
+        yield _open_remote(path)
+        return
     if Path(path).exists() or not glob.has_magic(path):
         yield open_images(path, labelled=False)
         return
@@ -156,6 +166,17 @@ def _open(path: str, voice: Voice) -> Iterator[ImageSet]:
         voice.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
     for name in images:
         yield open_images(name, labelled=False)
+
+
+def _open_remote(url: str) -> ImageSet:
+    """Open shards or Parquet at a URL."""
+    fetch = f"single images are read from files, and {url!r} is a URL: fetch it first, and give the file."
+    if urlsplit(url).path.lower().endswith(IMAGE_SUFFIXES):
+        raise UserError(fetch)
+    try:
+        return open_images(url, labelled=False)
+    except UserError as problem:
+        raise UserError(f"{problem} ({fetch})") from problem
 
 
 def _has_images(path: Path) -> bool:

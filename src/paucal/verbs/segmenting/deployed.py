@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from paucal.data.channels.decoding import as_read
 from paucal.data.decode import Reading
+from paucal.data.given import given_path
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import usable_device
 from paucal.memory import available_memory
@@ -95,7 +95,7 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
         >>> model.mask(Image.open("photo.jpg")).shape  # doctest: +SKIP
         (480, 640)
     """
-    folder = run if isinstance(run, RunFolder) else open_model(Path(run))
+    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
     target = usable_device(device)
     if not folder.card.exists():
         raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from paucal.data.given import given_path, given_sources
 from paucal.data.images import ImageSet
 from paucal.data.sources.several import SEPARATOR
 from paucal.reading import named_path
@@ -69,10 +70,12 @@ def predict_masks(
             folder is not empty.
         TypeError: a setting does not exist.
     """
-    sources = [images] if isinstance(images, str | os.PathLike) else images
+    sources = [one for one in given_sources(images) if isinstance(one, str)]
+    if not sources:
+        raise UserError("masks are named after their images: give files, folders or patterns, or ask load_segmenter.")
     chosen = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
-    loaded = model if isinstance(model, SegmentationModel) else os.fspath(model)
-    return segment_all(loaded, [os.fspath(one) for one in sources], Path(os.fspath(output)), chosen, Logged())
+    loaded = model if isinstance(model, SegmentationModel) else given_path(model, "the model")
+    return segment_all(loaded, sources, Path(os.fspath(output)), chosen, Logged())
 
 
 def segment_all(
