@@ -20,10 +20,9 @@ def restart_in_utf8() -> None:
     So it is in the C locale with Python's own measures against it switched off. A name in a table would then never be
     that of a file. Python cannot change its mind later, and processes that are started from here need it too.
     """
-    if codecs.lookup(sys.getfilesystemencoding()).name == "utf-8" or sys.flags.utf8_mode:
-        return
-    os.environ["PYTHONUTF8"] = "1"
-    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and not sys.flags.utf8_mode:
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 @contextmanager
