@@ -149,6 +149,8 @@ def test_two_processes__equal_one_on_the_joint_batch(strategy, tmp_path):
             expected = [row[column] for row in outcome.rows]
             assert [row[column] for row in rows] == pytest.approx(expected, rel=1e-4)
     check_first_scores(tmp_path)
+    first, second = (json.loads((tmp_path / f"clock{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second == {"step": 12, "changes": [[10, 12, 1]]}  # 27 seconds: 2 before, 2 after, 2 for each step
     if strategy == "fsdp":
         check_pieces(tmp_path)
 

@@ -2,7 +2,10 @@
 
 import json
 import sys
+from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -11,7 +14,7 @@ from torch import nn
 
 from contracts import toys
 from paucal.distributed import world_size
-from paucal.training import Hardware, Outcome, Watch
+from paucal.training import Hardware, Outcome, TimePlan, Watch, clock, keeper
 from paucal.training.sharding import piece
 
 
@@ -82,6 +85,25 @@ def check_first_scores(folder: Path, strategy: str) -> None:
     (folder / f"start{dist.get_rank()}.json").write_text(json.dumps({"seen": seen, "kept": kept}))
 
 
+def check_clock(folder: Path, strategy: str) -> None:
+    """Steps take twice as long as planned on the first process, whose clock decides for all, and longer elsewhere."""
+    now = [0.0]
+
+    class Slow(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            now[0] += 2.0 if dist.get_rank() == 0 else 10.0
+
+    times = SimpleNamespace(monotonic=lambda: now[0])
+    plan = TimePlan(budget=30.0, spent=2.0, closing=2.0, step=1.0, evaluation=0.0, most_steps=100, threads=1)
+    hardware, objective = Hardware(devices=2, strategy=strategy), toys.make("per_block")
+    with patch.object(clock, "time", times), patch.object(keeper, "time", times):
+        made = toys.train(
+            objective, folder / "timed", epochs=6, batch=8, hardware=hardware, callbacks=[Slow()], time=plan
+        )
+    found = {"step": made.step, "changes": [astuple(change) for change in made.plan.changes]}
+    (folder / f"clock{dist.get_rank()}.json").write_text(json.dumps(found))
+
+
 if __name__ == "__main__":
     folder, strategy = Path(sys.argv[1]), sys.argv[2]
     for name in toys.TOYS:
@@ -89,5 +111,6 @@ if __name__ == "__main__":
         if dist.get_rank() == 0:
             (folder / f"{name}.json").write_text(json.dumps(list(outcome.rows)))
     check_first_scores(folder, strategy)
+    check_clock(folder, strategy)
     if strategy == "fsdp":
         check_pieces(folder)
