@@ -20,8 +20,8 @@ from paucal.types import Batch
 
 MARGIN = 0.03  # share of the time that is left free, since what follows the last step varies
 TOLERANCE, EARLY = 0.03, 0.15  # shares of the whole time, and of what is left, that the expected end may be off by
-LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01  # between two looks at the clock; the last one of the whole time
-NEWEST = 0.15  # least weight of the newest look in the mean pace
+LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01  # between two checks; the last is a share of the whole time
+NEWEST = 0.15  # least weight of the newest check in the mean pace
 SHORT_EPOCH = 0.1  # share of an epoch that is not worth an evaluation of its own
 SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps that choosing threads takes; share of the time left that they may take
 
@@ -42,7 +42,7 @@ class RunClock:
         self._on_change = on_change
         self._deadline = math.inf
         self._pace: float | None = None
-        self._looks = 0  # that the pace is the mean of
+        self._checks = 0  # that the pace is the mean of
         self._evaluation: float | None = None
         self._steps, self._seconds = 0, 0.0
         self._tick: float | None = None
@@ -52,7 +52,7 @@ class RunClock:
         """Begin to count; `trained` are the seconds of training before a run goes on."""
         budget = self._time.budget
         if not trained:  # a run that goes on may find another load than when its length was planned
-            self._pace, self._looks = self._time.step, 1
+            self._pace, self._checks = self._time.step, 1
         self._deadline = time.monotonic() + (1 - MARGIN) * budget - self._time.spent - trained
 
     def pause(self, evaluation: float | None = None) -> None:
@@ -83,15 +83,15 @@ class RunClock:
         if self._on_change is not None and trainer.is_global_zero:
             self._on_change(module.plan, self._pace or self._time.step)
         if change.threads != plan.threads:
-            self._looks = 0
+            self._checks = 0
         return True
 
     def _find_change(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> PlanChange | None:
         if self._steps < LEAST_STEPS or self._seconds < max(LEAST_SECONDS, SHARE * self._time.budget):
             return None
         newest = self._seconds / self._steps
-        self._looks += 1
-        weight = max(NEWEST, 1 / self._looks)
+        self._checks += 1
+        weight = max(NEWEST, 1 / self._checks)
         self._pace = weight * newest + (1 - weight) * (self._pace or 0.0)
         self._steps, self._seconds = 0, 0.0
         plan, step, left = module.plan, trainer.global_step, self._deadline - time.monotonic()
@@ -102,7 +102,7 @@ class RunClock:
             return None
         before = plan.threads or torch.get_num_threads()
         threads = self._threads(trainer, module, batch, left) or before
-        # With other threads, the next looks tell how long a step takes and how many fit.
+        # With other threads, the next checks tell how long a step takes and how many fit.
         return PlanChange(step, total if threads == before else plan.last_step, threads)
 
     def _costs(self) -> tuple[float, float, float]:

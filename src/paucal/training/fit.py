@@ -63,7 +63,8 @@ class Outcome:
         """Return the passes over the training images that were made, where a run of so many was planned."""
         if self.plan is None or not self.plan.changes:
             return planned
-        return round(self.step / self.plan.steps_per_epoch, 2)
+        made = self.step / self.plan.steps_per_epoch
+        return int(made) if made.is_integer() else round(made, 2)
 
     @property
     def remarks(self) -> list[str]:

@@ -53,7 +53,7 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
             prepared=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
             settings=SimpleNamespace(img_size=[224]),
         ),
-        look=lambda shrink=1.0: 0.0,
+        eval_seconds=lambda shrink=1.0: 0.0,
         left=lambda shrink=1.0: left,
         epoch=epoch,
         voice=SimpleNamespace(say=said.append),
@@ -104,7 +104,7 @@ def test_choose_way__goes_on_as_it_was_begun(tried):
 def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     """It has half the steps, half as much time, and the number of threads that steps are timed with."""
     ascent, asked = timed(left=500, epoch=52), []
-    ascent.look, ascent.made.plan = lambda shrink: 2.0, SimpleNamespace(steps_per_epoch=50)
+    ascent.eval_seconds, ascent.made.plan = lambda shrink: 2.0, SimpleNamespace(steps_per_epoch=50)
     ascent.made.prepared.yardstick = SimpleNamespace(told=str)
     ascent.run, ascent.settle, ascent.keep = None, lambda **_: None, lambda **_: None
     ascent.rungs.trials = (Rung("careful", 0.5, 30.0, {"steps": 10}),)

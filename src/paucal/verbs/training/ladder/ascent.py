@@ -46,9 +46,9 @@ class Ascent:
     def looking(self, shrink: float = 1.0) -> float:
         """Return the seconds that judging takes after training, at so large a share of the first size's pixels."""
         test = shrink * self.image_seconds * len(self.made.prepared.part("test"))
-        return test + (1 + (self.made.settings.soup or 0)) * self.look(shrink)  # see `finish_model`
+        return test + (1 + (self.made.settings.soup or 0)) * self.eval_seconds(shrink)  # see `finish_model`
 
-    def look(self, shrink: float = 1.0) -> float:
+    def eval_seconds(self, shrink: float = 1.0) -> float:
         """Return the seconds of scoring the validation images once, at so large a share of the first size's pixels."""
         return shrink * self.image_seconds * len(self.made.prepared.part("val"))
 

@@ -134,15 +134,10 @@ def _set_length(
     ascent.store(made, reasons)
     ascent.voice.say(f"plan: {plan}; about {duration(seconds)} from now, until {finish(seconds)}")
     if timed:
-        look, steps = ascent.look(shrink), made.plan.steps_per_epoch
+        evaluation, steps = ascent.eval_seconds(shrink), made.plan.steps_per_epoch
+        closing = ascent.looking(shrink) + WRITING * slowdown()
         time_plan = TimePlan(
-            *(
-                ascent.rungs.budget,
-                ascent.spent,
-                ascent.looking(shrink) + WRITING * slowdown(),
-                (epoch - look) / steps,
-                look,
-            ),
+            *(ascent.rungs.budget, ascent.spent, closing, (epoch - evaluation) / steps, evaluation),
             most_steps=most * steps,
             threads=torch.get_num_threads(),
         )

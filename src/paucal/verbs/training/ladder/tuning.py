@@ -77,9 +77,9 @@ def choose_way(ascent: Ascent) -> tuple[Way, Prospect] | None:
     clear(ascent.run)
     way, cost = found[best]
     ascent.voice.say(f"tuning goes on with: {way.name}")
-    details, look = trials[best].details, ascent.look(cost.shrink)
+    details, evaluation = trials[best].details, ascent.eval_seconds(cost.shrink)
     tried = replace(cost, steps=details["steps"])
-    return way, tried.observed(details.get(TRAINED, 0.0), look, ascent.made.plan.steps_per_epoch)
+    return way, tried.observed(details.get(TRAINED, 0.0), evaluation, ascent.made.plan.steps_per_epoch)
 
 
 def _is_short(ascent: Ascent, options: Sequence[Way]) -> bool:
@@ -100,7 +100,7 @@ def _is_short(ascent: Ascent, options: Sequence[Way]) -> bool:
 def _epoch(ascent: Ascent, seconds: float, side: Sequence[int]) -> float:
     """Return the seconds of a pass over training and validation images, of so many for a training image."""
     counts = ascent.made.prepared.counts()
-    return seconds * counts["train"] + ascent.look(_shrink(ascent, side))
+    return seconds * counts["train"] + ascent.eval_seconds(_shrink(ascent, side))
 
 
 def _at_once(ascent: Ascent, way: Way) -> tuple[Way, Prospect] | None:
@@ -150,10 +150,10 @@ def _time_of_trial(ascent: Ascent, cost: Prospect, steps: int) -> TimePlan | Non
     """Return the time that a trial may take at most, where the time decides how long the run is."""
     if not is_timed(ascent.made):
         return None
-    look = ascent.look(cost.shrink)
-    step = max(0.0, cost.epoch - look) / max(1, ascent.made.plan.steps_per_epoch)
-    most = LONGEST_TRIAL * (steps * step + look) + BEGINNING
-    return TimePlan(most, 0.0, 0.0, step, look, most_steps=steps, threads=torch.get_num_threads())
+    evaluation = ascent.eval_seconds(cost.shrink)
+    step = max(0.0, cost.epoch - evaluation) / max(1, ascent.made.plan.steps_per_epoch)
+    most = LONGEST_TRIAL * (steps * step + evaluation) + BEGINNING
+    return TimePlan(most, 0.0, 0.0, step, evaluation, most_steps=steps, threads=torch.get_num_threads())
 
 
 def _prospect(ascent: Ascent, way: Way, count: int) -> Prospect | None:
