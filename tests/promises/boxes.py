@@ -50,6 +50,7 @@ class Item:
     part: str = ""
     key: str = ""
     polygons: bool = False
+    has_twin: bool = False
 
     @property
     def stem(self) -> str:
@@ -146,6 +147,7 @@ class Maker:
         other = path.with_suffix(".bmp" if path.suffix.lower() != ".bmp" else ".png")
         if not other.exists():
             Image.new("RGB", item.size).save(other)
+            item.has_twin = True
 
     # Lists of parts
 
@@ -559,6 +561,36 @@ def trial(folder: Path, seed: int) -> str:
         return f"refused: {problem}"
     compare(boxed, made, maker)
     return "read"
+
+
+def spoilt_trial(folder: Path, seed: int) -> str:
+    """Make a random set, take an image away that its annotations describe, and open it.
+
+    Returns:
+        "refused: " and the sentence; "left out: " and the note where a layout says nothing of images without a file.
+
+    Raises:
+        AssertionError: The set was read in silence, with another image in the place of the missing one or without it.
+    """
+    root = folder / "set"
+    root.mkdir()
+    maker = Maker(root, seed)
+    layout = LAYOUTS[seed % len(LAYOUTS)]
+    made = layout(maker)
+    missing = maker.random.choice(made.items)
+    (root / missing.key).unlink()
+    try:
+        boxed = open_boxed(made.place)
+    except UserError as problem:
+        return f"refused: {problem}"
+    words = "ending that is not there" if missing.has_twin else "without an image"
+    notes = [note for note in boxed.images.notes if words in note]
+    assert notes, (layout.__name__, missing.key, boxed.images.keys)
+    assert missing.key not in boxed.images.keys
+    if not missing.has_twin:
+        made.items.remove(missing)
+        compare(boxed, made, maker)
+    return f"left out: {notes[0]}"
 
 
 def compare(boxed: BoxedImages, made: Made, maker: Maker) -> None:

@@ -1,5 +1,6 @@
 """Pascal VOC's XML: folders and endings, encodings, which image a file is of, difficult objects and turned boxes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_folders_of_cameras__and_a_set_in_a_folder_of_its_own(tmp_path: Path):
     for camera, seed in (("cam1", 0), ("cam2", 1)):
         for n, (_, rows) in enumerate(pictures(3, seed=seed)):
             assert found[f"JPEGImages/{camera}/{n}.png"] == [row[1:] for row in rows]
+    write_voc(root / "backup" / "of_yesterday", 2)
+    assert {one.key for one in read_boxes(root)[1].images} == set(found)
+    assert read_boxes(root)[1].notes == (
+        "2 annotation files of another set, in 'backup/of_yesterday', were passed over",
+    )
+    shutil.rmtree(root / "backup")
     kit = tmp_path / "VOCdevkit"
     kit.mkdir()
     root.rename(kit / "VOC2012")
@@ -63,6 +70,11 @@ def test_a_twin_of_the_stem__is_not_the_image_that_the_file_names(tmp_path: Path
     described = read_boxes(root)[1]
     assert described.images[0].key == "JPEGImages/0.png"
     assert described.notes == ("1 image that no annotation describes is left out",)
+    (root / "JPEGImages/3.png").rename(root / "JPEGImages/3.bmp")
+    assert read_boxes(root)[1].notes[0] == (
+        "1 annotation file names an image of an ending that is not there, such as Annotations/3.xml: JPEGImages/3.bmp "
+        "was taken"
+    )
     text = (root / "Annotations/0.xml").read_text()
     (root / "Annotations/0.xml").write_text(text.replace("<filename>0.png</filename>", ""))
     with pytest.raises(UserError, match=r"may describe 'JPEGImages/0\.bmp' or 'JPEGImages/0\.png'"):

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from paucal.data.boxes.described import Annotated, add_once
-from paucal.data.boxes.naming import MissingImage, Names, folders_of
+from paucal.data.boxes.naming import MissingImage, Names, folded, folders_of
 from paucal.data.boxes.tree import Tree
+from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.wording import counted
 
 
@@ -32,10 +33,24 @@ def claimed(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[str, s
     images: dict[str, Annotated] = {}
     for file, key in keys.items():
         add_once(images, Annotated(key, source=file), tree.shown)
-    if not moved:
-        return keys, []
-    told = counted(len(moved), "annotation file names", "annotation files name")
-    return keys, [f"{told} the image of another file, such as {moved[0]}: the image of its own name was taken"]
+    others = [file for file, key in keys.items() if file not in moved and _is_other_ending(named[file], key)]
+    notes = []
+    if moved:
+        told = counted(len(moved), "annotation file names", "annotation files name")
+        notes.append(f"{told} the image of another file, such as {moved[0]}: the image of its own name was taken")
+    if others:
+        told = counted(len(others), "annotation file names", "annotation files name")
+        notes.append(
+            f"{told} an image of an ending that is not there, such as {others[0]}: {keys[others[0]]} was taken"
+        )
+    return keys, notes
+
+
+def _is_other_ending(named: Sequence[str], key: str) -> bool:
+    """Return whether an image is none that is named, where the names have endings."""
+    lasts = [folders_of(name)[-1] for name in named if folders_of(name)]
+    known = [folded(name) for name in lasts if name.lower().endswith(IMAGE_SUFFIXES)]
+    return bool(known) and folded(key.rpartition("/")[2]) not in known
 
 
 def require_images(tree: Tree, named: Mapping[str, Sequence[str]], keys: Mapping[str, str]) -> None:

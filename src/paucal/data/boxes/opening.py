@@ -16,7 +16,7 @@ from paucal.data.boxes.parts import with_parts
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
 from paucal.data.images import ImageSet
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, was
 
 
 def read_boxes(place: Path) -> tuple[Tree, Described]:
@@ -37,7 +37,7 @@ def read_boxes(place: Path) -> tuple[Tree, Described]:
     if not mine:
         _refuse(tree, found)
     described = _read(mine, tree)
-    notes = (*described.notes, *_undescribed(tree, described))
+    notes = (*described.notes, *_undescribed(tree, described), *_passed_over(found))
     return tree, with_parts(replace(described, notes=notes), tree)
 
 
@@ -116,6 +116,15 @@ def _undescribed(tree: Tree, described: Described) -> list[str]:
     left = sum(image.rpartition("/")[0] in folders and image not in known for image in tree.images)
     told = f"{counted(left, 'image')} that no annotation describes {'is' if left == 1 else 'are'} left out"
     return [told] if left else []
+
+
+def _passed_over(found: Sequence[BoxFiles]) -> list[str]:
+    """Return a note on annotation files of sets in folders of their own, beside those of the whole."""
+    files = [file for one in found for file in one.files if own_root(file)]
+    if not files:
+        return []
+    told = counted(len(files), "annotation file")
+    return [f"{told} of another set, in {own_root(files[0])!r}, {was(len(files))} passed over"]
 
 
 def _read_file(file: Path) -> tuple[Tree, Described]:

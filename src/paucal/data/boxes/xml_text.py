@@ -33,6 +33,8 @@ def parse_xml(tree: Tree, file: str) -> tuple[ElementTree.Element, str]:
     """
     place = tree.place_of(file)
     content = tree.read(file, MOST_BYTES)
+    if not plain(content).strip():
+        raise UserError(f"{place!r} is no XML (it is empty): give annotations as XML.")
     found = _DECLARED.match(content.lstrip())
     declared = found[1].decode() if found else None
     if declared is not None and declared.lower().startswith(_WIDE):

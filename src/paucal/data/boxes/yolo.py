@@ -39,7 +39,7 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
     """
     config = config_of(tree, files)
     parts, notes = images_by_part(config, tree, Names(tree.images, tree)) if config.parts else ({}, [])
-    labels = _labels(tree, tree.files)
+    labels = _labels(tree, tree.files if config.place else files)
     keys, more = claimed(tree, {file: () for file in labels})
     notes += more
     notes += _without_image(tree, keys)
@@ -78,10 +78,11 @@ def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
 
 
 def _without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
-    """Return a note on text files beside the labels that have objects, and no image."""
-    folders = {file.rpartition("/")[0] for file in keys}
-    others = [file for file in tree.ending(TEXT) if file not in keys and file.rpartition("/")[0] in folders]
-    alone = [file for file in others if _is_label(tree, file)]
+    """Return a note on text files without an image that have objects, or none: labels of images that are missing."""
+    others = [
+        file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in SPELLINGS
+    ]
+    alone = [file for file in others if _is_label(tree, file) or not plain(tree.peek(file, HEAD)).strip()]
     told = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
     return [told + alone[0]] if alone else []
 
