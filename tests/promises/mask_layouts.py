@@ -29,7 +29,7 @@ ENDINGS = [
     "_Segmentation",
     "_seg",
     ".mask",
-    "_groundtruth",
+    *("_groundtruth", "{suffix}", "{suffix}_mask"),
 ]
 LINES = [
     *("{stem}", "{stem}{end}", "JPEGImages/{stem}{end}", "./{stem}", "\\JPEGImages\\{stem}{end}", "{stem}  1"),
@@ -116,7 +116,7 @@ def part_names(folder: Path, case: Case, chance: random.Random, draw: Draw) -> N
 
 def side_by_side(folder: Path, case: Case, chance: random.Random, draw: Draw) -> None:
     """`x.jpg` and `x_mask.png`, perhaps in folders of classes or of parts."""
-    ending = chance.choice([ending for ending in ENDINGS if ending not in ("", "_L")])
+    ending = chance.choice([ending for ending in ENDINGS if ending not in ("", "_L", "{suffix}")])
     for item in case.items:
         place = f"{item.part}/" if item.part else chance.choice(["", "", "", "", "benign/", "malignant/"])
         _write(folder, case, item, chance, draw, place, place, Naming(ending))
@@ -231,7 +231,8 @@ def _write(
         pieces = [np.where(left, item.classes, 0).astype(np.uint8), np.where(left, 0, item.classes).astype(np.uint8)]
     (folder / masks).mkdir(parents=True, exist_ok=True)
     for number, piece in enumerate(pieces):
-        name = f"{stem}{naming.ending}" + (naming.number.format(number + 1) if len(pieces) > 1 and number else "")
+        name = f"{stem}{naming.ending.format(suffix=suffix)}"
+        name += naming.number.format(number + 1) if len(pieces) > 1 and number else ""
         if len(pieces) > 1 and naming.is_folder:
             (folder / masks / stem).mkdir(exist_ok=True)
             name = f"{stem}/{number}"
@@ -242,7 +243,9 @@ def _write(
             halved = piece[::2, ::2]
             if (np.kron(halved, np.ones((2, 2))) == piece).all():
                 picture = picture.resize((halved.shape[1], halved.shape[0]), Image.Resampling.NEAREST)
-        (picture.convert("RGB") if lossy and picture.mode in "P1" else picture).save(path)
+        if lossy and picture.mode != "RGB":
+            picture = picture.convert("RGB" if picture.mode == "P" else "L")
+        picture.save(path)
 
 
 # What stores an upright image so that its EXIF orientation turns it back.

@@ -206,10 +206,10 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
     [
         (
             (facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, kind=PALETTE, palette={0: 0, 1: 9})),
-            "with a palette: say --mask-values colour",
+            "with a palette: store all alike, or say",
         ),
         ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 1, 2)), "with numbers or grey levels"),
-        ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 255)), "in black and white, and none in both"),
+        ((facts(0, 0xFF0000, kind=COLOUR), facts(0, 255)), "in black and white"),
         ((facts(0, 1, kind=PALETTE, palette={}), facts(0, 76, 150)), "with grey levels"),
         ((facts(0, 1, kind=PALETTE, palette={}), facts(0, 255)), "two codings"),
     ],
@@ -217,6 +217,12 @@ def test_palettes_that_differ__are_refused_and_their_colours_may_be_meant():
 def test_masks_that_are_stored_in_two_ways__are_refused(pair, words):
     with pytest.raises(UserError, match=words):
         find_coding(Seen(pair))
+
+
+def test_black_white_and_grey__are_colours_where_a_file_of_three_channels_has_them():
+    colour, grey = facts(0, 0xFF0000, kind=COLOUR), facts(0, 128, 255, bits=24)
+    found = find_coding(Seen((colour, grey, facts(0, 128), facts(0, 255), facts(0, 1, bits=1))))
+    assert found == MaskCoding("colour", (0, 0x808080, 0xFF0000, 0xFFFFFF))
 
 
 def test_one_bit_and_eight__are_black_and_white_alike():

@@ -100,6 +100,8 @@ LAYOUTS = {
     "beside": {"x.jpg": ("x_mask.png", ""), "y.jpg": ("y_MASK.png", "")},
     "samples": {"s/1/image.png": ("s/1/mask.png", ""), "s/2/image.png": ("s/2/mask.png", "")},
     "samples, several": {"1/img.png": ("1/mask_1.png 1/mask_2.png", ""), "2/img.png": ("2/mask_1.png", "")},
+    "whole names": {"img/a.jpg": ("ann/a.jpg.png", ""), "img/b.jpg": ("ann/b.jpg.png", "")},
+    "whole names and a word": {"img/a.jpg": ("masks/a.jpg_mask.png", ""), "img/b.jpg": ("masks/b.jpg_mask.png", "")},
     "twins": {"x.jpg": ("x.png", ""), "y.jpg": ("y.png", "")},
     "numbered names": {
         "images/img_001.png": ("masks/mask_001.png", ""),

@@ -126,6 +126,12 @@ def test_image_set__refuses_columns_of_different_length(make_set):
         make_set([0, 1], keys=["only"])
 
 
+def test_folders_of_parts_beside_others__are_classes_with_a_note(make_folder):
+    images = open_images(make_folder("train/1.png", "val/2.png", "more/3.png"))
+    assert images.classes == ("more", "train", "val")
+    assert "'train', 'val' hold no class folders, so they are classes, as the folders beside them are" in images.notes
+
+
 @pytest.mark.parametrize(
     ("paths", "message"),
     [

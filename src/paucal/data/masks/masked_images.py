@@ -147,18 +147,9 @@ def with_masks(
     else:
         require_fit(coding, look.seen, ignore)
     _require_joinable(files, coding)
-    names = _names(coding, named)
-    roomy = int(sizes.prod(1).sum()) <= SHARE * available_memory()
-    store = MaskStore(files, sizes, coding)
-    pixels, kept = np.zeros((total, coding.count), dtype=np.int64), {}
-    for index in range(total):
-        mask = store.read(index)
-        pixels[index] = np.bincount(mask.ravel(), minlength=IGNORED + 1)[: coding.count]
-        if roomy:
-            kept[index] = mask
-        report(total + index + 1, 2 * total)
+    masks, pixels = _read_all(files, sizes, coding, lambda done: report(total + done, 2 * total))
     notes = (*images.notes, f"masks: {coding.describe()}", *_size_note(look.smaller))
-    found = replace(images, classes=names, multi_hot=(pixels > 0).astype(np.int8), notes=notes)
+    found = replace(images, classes=_names(coding, named), multi_hot=(pixels > 0).astype(np.int8), notes=notes)
     told = wanted is None and named is None
     findings = (
         *(stray_values(look.seen, coding) if told else ()),
@@ -166,7 +157,23 @@ def with_masks(
         *inverted(pixels),
         *ambiguous(look.ambiguous, images),
     )
-    return MaskedImages(found, MaskStore(files, sizes, coding, kept if roomy else None), coding, pixels, findings)
+    return MaskedImages(found, masks, coding, pixels, findings)
+
+
+def _read_all(
+    files: Sequence[tuple[Path, ...]], sizes: NDArray[np.int64], coding: MaskCoding, report: Callable[[int], None]
+) -> tuple[MaskStore, NDArray[np.int64]]:
+    """Return the masks, kept in memory where they fit, and the (N, K) pixels of each class in each."""
+    roomy = int(sizes.prod(1).sum()) <= SHARE * available_memory()
+    store = MaskStore(files, sizes, coding)
+    pixels, kept = np.zeros((len(files), coding.count), dtype=np.int64), {}
+    for index in range(len(files)):
+        mask = store.read(index)
+        pixels[index] = np.bincount(mask.ravel(), minlength=IGNORED + 1)[: coding.count]
+        if roomy:
+            kept[index] = mask
+        report(index + 1)
+    return MaskStore(files, sizes, coding, kept if roomy else None), pixels
 
 
 def _turn(path: Path, size: Sequence[int]) -> Orientation:

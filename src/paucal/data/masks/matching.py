@@ -15,6 +15,7 @@ from paucal.data.masks.naming import (
     numbered_readings,
     prefixes,
     says_decoy,
+    without_suffix,
 )
 from paucal.data.sources.folder import PARTS
 from paucal.types import UserError
@@ -124,7 +125,7 @@ class _Matching:
         return image and (image, Reading(mask.stem))
 
     def _worded(self, mask: File) -> Hit | None:
-        """Find `a` for `a_mask`, `a_sat` for `a_mask`, and `img_1` for `mask_1` or `1`."""
+        """Find `a` for `a_mask` or `a.jpg`, `a_sat` for `a_mask`, and `img_1` for `mask_1` or `1`."""
         return self._first(mask, [*mask_readings(mask.stem), Reading(mask.stem)])
 
     def _numbered(self, mask: File) -> Hit | None:
@@ -172,9 +173,10 @@ class _Matching:
 
     def _first(self, mask: File, readings: Iterable[Reading]) -> Hit | None:
         for reading in readings:
-            image = self._index.exact(mask.place, reading.base, mask) or self._index.core(mask.place, reading, mask)
-            if image is not None:
-                return image, reading
+            for base in dict.fromkeys((reading.base, without_suffix(reading.base))):
+                image = self._index.exact(mask.place, base, mask) or self._index.core(mask.place, base, mask)
+                if image is not None:
+                    return image, reading
         return None
 
     def _is_decoy(self, mask: File) -> bool:
@@ -251,9 +253,9 @@ class _Index:
         """
         return self._one(self._exact.get((place, fold(stem)), []), stem, mask)
 
-    def core(self, place: Place, reading: Reading, mask: File) -> File | None:
+    def core(self, place: Place, base: str, mask: File) -> File | None:
         """Return the image whose name is this one and words that say that it is an image; see `exact`."""
-        return self._one(self._cores.get((place, fold(reading.base)), []), reading.base, mask)
+        return self._one(self._cores.get((place, fold(base)), []), base, mask)
 
     def one(self, place: Place, stem: str) -> File | None:
         """Return the image of a name where there is exactly one."""

@@ -36,34 +36,38 @@ def refuse_kinds(seen: Seen, colours_are_meant: bool = False) -> None:
         by_kind[file.kind].append(file)
     colour, palette, grey = by_kind[COLOUR], by_kind[PALETTE], by_kind[GREY]
     if colours_are_meant:
-        palette = []
-    if colour and palette:
-        raise UserError(
-            f"the masks are stored in two ways: {names_of(colour)} in colour, {names_of(palette)} with a palette: say "
-            "--mask-values colour if the colours of palettes are meant, else store all alike."
-        )
-    numbers = [file for file in grey if file.bits in (8, 16) and file.values - {0, VOID}]
-    if colour and numbers:
-        shown = {value >> 16 for file in colour for value in file.as_colours().values if value % 0x010101 == 0}
-        if unshown := [file for file in numbers if not file.values <= shown | {0, WHITE}]:
-            raise UserError(
-                f"the masks are stored in two ways: {names_of(colour)} in colour, {names_of(unshown)} with numbers or "
-                "grey levels: store all alike, or say --mask-values colour if each level is a colour of its own."
-            )
-    white = [file for file in grey if file.bits in (1, 8) and len(file.values - {0}) == 1]
-    if colour and white and not any(0xFFFFFF in file.values for file in colour):
-        raise UserError(
-            f"the masks are stored in two ways: {names_of(colour)} in colour, {names_of(white)} in black and white, "
-            "and none in both: store all alike, or say --mask-values colour if white is a class of its own."
-        )
-    top = max((value for file in palette for value in file.values - {VOID}), default=0)
-    levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(HIGH, top + 1)]
-    if palette and levels:
-        raise UserError(
-            f"the masks are stored in two ways: {names_of(palette)} with a palette, {names_of(levels)} with grey "
-            "levels: store all alike, or say --mask-values colour if the colours of palettes are meant."
-        )
-    _refuse_palettes(palette)
+        return  # a value that the table lacks is refused by itself
+    if colour:
+        _refuse_beside_colours(colour, palette, grey)
+    else:
+        top = max((value for file in palette for value in file.values - {VOID}), default=0)
+        levels = [file for file in grey if max(file.values - {VOID}, default=0) >= max(HIGH, top + 1)]
+        if palette and levels:
+            raise _two_ways(palette, "with a palette", levels, "with grey levels", "the colours of palettes are meant")
+        _refuse_palettes(palette)
+
+
+def _refuse_beside_colours(colour: list[FileFacts], palette: list[FileFacts], grey: list[FileFacts]) -> None:
+    """Refuse palettes and numbers beside colours, and black and white that no file in colour has."""
+    if palette:
+        raise _two_ways(colour, "in colour", palette, "with a palette", "the colours of palettes are meant")
+    three = [*colour, *(file for file in grey if file.bits == 24)]
+    shown = {value >> 16 for file in three for value in file.as_colours().values if value % 0x010101 == 0}
+    numbers = [file for file in grey if file.bits in (8, 16) and not file.values <= shown | {0, WHITE}]
+    if numbers:
+        raise _two_ways(colour, "in colour", numbers, "with numbers or grey levels", "each level is a colour")
+    white = [file for file in grey if file.bits in (1, 8) and file.values - {0}]
+    if white and WHITE not in shown:
+        raise _two_ways(colour, "in colour", white, "in black and white", "white is a class of its own")
+
+
+def _two_ways(
+    files: Sequence[FileFacts], way: str, others: Sequence[FileFacts], other_way: str, meant: str
+) -> UserError:
+    return UserError(
+        f"the masks are stored in two ways: {names_of(files)} {way}, {names_of(others)} {other_way}: store all alike, "
+        f"or say --mask-values colour if {meant}."
+    )
 
 
 def _refuse_palettes(files: Sequence[FileFacts]) -> None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paucal.data.sources.folder import PARTS
+from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 
 # As published sets and labelling programs call the two folders, in small letters, without signs, parts and formats.
 _IMAGE_FOLDER = re.compile(
     r"images?|imgs?|(?:jpeg|rgb|original|raw)images|photos?|pictures|rgb|inputs?|originals?|leftimg8bit|frames|stillsraw"
 )
 _MASK_FOLDER = re.compile(
-    r"(?:seg|segmentation|semantic|binary|pixel)?(?:masks?|labels?)|lbl|annot(?:s|ations?)?|gt(?:s|fine|coarse)?|"
+    r"(?:seg|segmentation|semantic|binary|pixel)?(?:masks?|labels?)|lbl|ann(?:s|ots?|otations?)?|gt(?:s|fine|coarse)?|"
     r"(?:ground)?truths?|segs?|segmentations?|segmentationclass(?:es)?|targets?|trimaps?|1stmanual|semantic|"
     r"label(?:ids|maps?|images|segmentation)|maskimages|stuffthingmaps|labeledapproved"
 )
@@ -237,6 +238,17 @@ def name_of_object(stem: str) -> str:
     """
     words = re.split(_GAP, re.sub(r"\d+", " ", fold(stem)).replace(" ", "_"))
     return "_".join(word for word in words if word and not re.fullmatch(TOKENS, word))
+
+
+def without_suffix(name: str) -> str:
+    """Return a name without the suffix of an image.
+
+    Example:
+        >>> without_suffix("a.JPG"), without_suffix("a.1")
+        ('a', 'a.1')
+    """
+    suffix = next((suffix for suffix in IMAGE_SUFFIXES if name.lower().endswith(suffix)), "")
+    return name[: len(name) - len(suffix)]
 
 
 def prefixes(stem: str) -> Iterator[str]:

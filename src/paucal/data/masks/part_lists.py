@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paucal.data.masks.matching import listed
-from paucal.data.masks.naming import fold
+from paucal.data.masks.naming import fold, without_suffix
 from paucal.data.sources.folder import PARTS, ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import is_regular, read_decoded
@@ -131,13 +131,13 @@ class _Names:
         for key in keys:
             for end in _ends(fold(key)):
                 self._ends[end].add(key)
-                self._ends[_bare(end)].add(key)
+                self._ends[without_suffix(end)].add(key)
 
     def find(self, entry: str) -> str | None:
         """Return the key of the image that an entry of a list names, by as much of its path as fits."""
         path = fold(entry).replace("\\", "/")
         for end in _ends(path):
-            for name in (end, _bare(end)):
+            for name in (end, without_suffix(end)):
                 if len(found := self._ends.get(name, ())) == 1:
                     return next(iter(found))
         return None
@@ -147,12 +147,6 @@ def _ends(path: str) -> Iterator[str]:
     """Yield a path and its ends, the longest first."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     yield from ("/".join(parts[place:]) for place in range(len(parts)))
-
-
-def _bare(path: str) -> str:
-    """Return a path without the suffix of an image."""
-    suffix = next((suffix for suffix in IMAGE_SUFFIXES if path.endswith(suffix)), "")
-    return path.removesuffix(suffix)
 
 
 def _joined(found: Mapping[str, list[str]], files: Mapping[str, Path], before: Mapping[str, str]) -> dict[str, str]:

@@ -106,6 +106,9 @@ def open_place(
     keys = [key for key in keys if "/" in key]
     if _has_parts(root, tops, keys):
         return _open_parts(place, root, tops, keys, notes)
+    parts = [top for top in tops if top.lower() in PARTS]
+    if len(parts) > 1:
+        notes.append(f"{_quoted(parts)} hold no class folders, so they are classes, as the folders beside them are")
     return _open_classes(place, root, tops, keys, notes)
 
 
