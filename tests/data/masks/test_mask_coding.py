@@ -287,6 +287,15 @@ def test_files_of_classes__are_read(tmp_path, text, expected):
     assert read_class_names(path) == expected
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_files_of_classes__are_read_in_any_encoding(tmp_path, encoding):
+    path = tmp_path / "classes.txt"
+    path.write_bytes("Kätzchen,1\r\nHündchen,2\r\n".encode(encoding))
+    found = read_class_names(path)
+    assert (found.names, found.values) == (("Kätzchen", "Hündchen"), (1, 2))
+    assert bool(found.note) == (encoding == "cp1252")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -296,7 +305,7 @@ def test_files_of_classes__are_read(tmp_path, text, expected):
         (b"cat,1\ndog\n", "differ in length"),
         (b"cat,one\n", "is not of the form"),
         (b"cat,1,2,300\n", "is not of the form"),
-        (b"\xff\xfe\x00\x01", "is no text"),
+        (b"cat\x81\ndog", "is not UTF-8 text"),
         (b"1,2,3,4,5\n", "is not of the form"),
     ],
 )

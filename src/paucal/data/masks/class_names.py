@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paucal.data.masks.pixels import packed
-from paucal.reading import read_text
+from paucal.reading import read_decoded
 from paucal.types import UserError
 
 MOST_BYTES = 1 << 20
@@ -21,11 +21,13 @@ class NamedClasses:
         names: in the order of the file.
         values: of each class in a mask, a colour as a packed number; None where the file has names alone.
         colours: whether the values are colours.
+        note: Sentence on the encoding of the file where it was assumed; "" for none.
     """
 
     names: tuple[str, ...]
     values: tuple[int, ...] | None = None
     colours: bool = False
+    note: str = ""
 
 
 def read_class_names(path: Path) -> NamedClasses:
@@ -38,11 +40,9 @@ def read_class_names(path: Path) -> NamedClasses:
         UserError: there is no such file, it is no text, a row is not of that form, or a name or a value comes twice.
     """
     try:
-        text = read_text(path, MOST_BYTES, encoding="utf-8-sig")
+        text, _, note = read_decoded(path, MOST_BYTES)
     except FileNotFoundError:
         raise UserError(f"--classes: there is no such file: {str(path)!r}; check the path.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"--classes: {str(path)!r} is no text; give a file of one class name a line.") from None
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
     except csv.Error as problem:
@@ -59,11 +59,11 @@ def read_class_names(path: Path) -> NamedClasses:
     names = tuple(name for name, _ in found)
     _refuse_twice(names, path)
     if widths == {0}:
-        return NamedClasses(names)
+        return NamedClasses(names, note=note)
     colours = widths == {3}
     values = tuple(int(packed(numbers)) if colours else numbers[0] for _, numbers in found)  # type: ignore[arg-type]
     _refuse_twice(values, path)
-    return NamedClasses(names, values, colours)
+    return NamedClasses(names, values, colours, note)
 
 
 def _read_row(row: list[str], path: Path) -> tuple[str, list[int]]:

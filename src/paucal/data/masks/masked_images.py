@@ -149,6 +149,7 @@ def with_masks(
     _require_joinable(files, coding)
     masks, pixels = _read_all(files, sizes, coding, lambda done: report(total + done, 2 * total))
     notes = (*images.notes, f"masks: {coding.describe()}", *_size_note(look.smaller))
+    notes += (named.note,) if named is not None and named.note else ()
     found = replace(images, classes=_names(coding, named), multi_hot=(pixels > 0).astype(np.int8), notes=notes)
     told = wanted is None and named is None
     findings = (
