@@ -26,5 +26,11 @@ class Docstrings(griffe.Extension):
             return
         named = {one.name: one.value for one in call.arguments if isinstance(one, griffe.ExprKeyword)}
         text, *others = [one for one in call.arguments if not isinstance(one, griffe.ExprKeyword)]
-        attr.docstring = griffe.Docstring(ast.literal_eval(str(text)), parent=attr)
+        attr.docstring = griffe.Docstring(_words(ast.parse(str(text), mode="eval").body), parent=attr)
         attr.value = others[0] if others else named.get("default", "None")
+
+
+def _words(text: ast.expr) -> str:
+    """The words of a string; what is put into it when the program runs is shown as an ellipsis."""
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
