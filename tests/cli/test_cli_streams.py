@@ -71,7 +71,8 @@ def test_text__is_escaped_where_the_encoding_lacks_it(text, encoding):
         sys.stdout.write(text)
         sys.stdout.flush()
         content = written["stdout"].getvalue()
-    assert content.decode(encoding) == escaped(text, encoding)
+    shown = escaped(text, encoding).encode(encoding)  # Shift JIS writes a yen as a backslash
+    assert content.decode(encoding) == shown.decode(encoding)
 
 
 @given(st.lists(st.binary(max_size=4) | st.sampled_from(NAMES)), st.sampled_from(["ascii", "cp1252", "utf-8"]))

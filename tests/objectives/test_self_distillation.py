@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -220,7 +221,8 @@ SWIN = {"patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": [1, 1], "nu
 
 # EsViT's sheet, 1.7: relative-position tables are decayed by its program, on the half cosine from 0.04 to 0.4.
 @pytest.mark.parametrize("decays_tables", [False, True])
-def test_weight_decay__reaches_tables_of_relative_positions_in_the_programs_reading(decays_tables):
+def test_weight_decay__reaches_tables_of_relative_positions_in_the_programs_reading(decays_tables, monkeypatch):
+    monkeypatch.setattr(TrainingModule, "trainer", SimpleNamespace(global_step=0))
     objective = make(name="esvit_swin_tiny_patch4_window7_224", arguments=SWIN, decays_tables=decays_tables)
     plan = Plan(total_steps=100, steps_per_epoch=10)
     module = TrainingModule(objective, Optimization(lambda step: 1e-3, objective.options.highest_decay), plan, list)

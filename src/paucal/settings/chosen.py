@@ -13,7 +13,7 @@ schedule_epochs soup strategy time warmup_epochs workers
 PRETRAIN = """
 batch_size blur bottleneck_dim clip device devices drop_path epochs global_scale head_norm hflip hidden_dim
 img_size local_crops local_scale local_size lr min_lr model model_args momentum nodes normalise out_dim
-precision projection_hidden strategy tasks teacher_temperature warmup_epochs warmup_teacher_epochs
+pipeline precision projection_hidden strategy tasks teacher_temperature warmup_epochs warmup_teacher_epochs
 weight_decay workers
 """
 DETECT = """

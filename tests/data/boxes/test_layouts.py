@@ -157,7 +157,7 @@ def test_annotation_files_alone__give_their_images(tmp_path: Path):
     table.write_text("filename,class,xmin,ymin,xmax,ymax\nimages/0.png,a,1,2,3,4\nimages/1.png,b,1,2,3,4\n")
     images = open_images(table)
     assert images.classes == ("a", "b")
-    assert "boxes.csv has the edges of boxes too, which `paucal detect` learns" in images.notes
+    assert "the boxes (xmin, ymin, xmax, ymax) are not read: each image has one label here" in images.notes
 
 
 def test_own_roots__are_folders_above_those_of_images_and_labels():

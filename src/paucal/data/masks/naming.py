@@ -26,7 +26,7 @@ _ALL_PARTS = {**_BARE_PARTS, "tr": "train", "ts": "test"}  # imagesTr
 _PART = "|".join(sorted(_BARE_PARTS, key=len, reverse=True))
 _GLUED = re.compile(rf"(?P<part>{_PART})(?P<rest>[a-z]+)|(?P<head>[a-z]+)(?P<tail>{_PART})")
 _YEAR = re.compile(r"(?:19|20)\d\d")
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\x00-\x7f]+")
 
 TOKENS = (
     r"masks?|labels?|lbl|label(?:train)?ids|seg(?:s|mented|masks?|mentations?)?|annot(?:s|ated|ations?)?|"
@@ -133,8 +133,8 @@ def says_decoy(words: str) -> bool:
 def _words(name: str) -> list[str]:
     """Return the words of a folder's name in small letters, without the year of a part (`train2017`)."""
     words = [word.lower() for word in _WORDS.findall(name)]
-    before = ["", *words[:-1]]
-    return [word for one, word in zip(before, words, strict=True) if one not in _ALL_PARTS or not _YEAR.fullmatch(word)]
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if before not in _ALL_PARTS or not _YEAR.fullmatch(word)]
 
 
 def _side(joined: str) -> str:

@@ -35,7 +35,10 @@ def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
     Boxes that `paucal detect` would refuse are a finding, with its sentence.
     """
     place = Path(os.path.expanduser(data))
-    found = find_boxes(place)
+    try:
+        found = find_boxes(place)
+    except UserError:  # a damaged archive, which is a finding of whoever opens the images
+        return None
     if found is None or (found.are_among_classes and _has_classes(data)):
         return None
     try:
