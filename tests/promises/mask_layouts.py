@@ -229,6 +229,8 @@ def _write(
         half = item.classes.shape[1] // 2
         left = np.arange(item.classes.shape[1]) < half
         pieces = [np.where(left, item.classes, 0).astype(np.uint8), np.where(left, 0, item.classes).astype(np.uint8)]
+        if naming == Naming("", number="{}", other_form=naming.other_form):
+            case.is_sound = False  # whether a072 is one more mask of a07, nobody can tell
     (folder / masks).mkdir(parents=True, exist_ok=True)
     for number, piece in enumerate(pieces):
         name = f"{stem}{naming.ending.format(suffix=suffix)}"

@@ -240,8 +240,9 @@ def _damaged(picture: Image.Image, kind: str) -> Image.Image:
     if kind == "blurred":
         smooth = Image.Resampling.BICUBIC
         return picture.convert("RGB").resize((99, 97), smooth).resize(picture.size, smooth)
-    if kind == "turned":
-        return picture.transpose(Image.Transpose.ROTATE_90)
+    if kind == "turned":  # of a square image nobody can tell: it is made a bit smaller
+        turned = picture.transpose(Image.Transpose.ROTATE_90)
+        return turned.crop((0, 0, turned.width - 1, turned.height)) if turned.width == turned.height else turned
     if kind == "photographs":
         noise = np.random.default_rng(0).integers(0, 256, (picture.height, picture.width, 3), dtype=np.uint8)
         return Image.fromarray(noise)

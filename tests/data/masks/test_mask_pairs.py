@@ -137,6 +137,16 @@ def split(masks: str) -> tuple[str, ...]:
     return tuple(f"{name}.png" for name in masks.removesuffix(".png").split(".png "))
 
 
+def test_masks_beside_images__may_keep_the_suffix_of_the_image(tmp_path):
+    folder(tmp_path, "a b.tif", "a b.tif_mask.png", "c.JPG", "c.JPG_mask.png")
+    assert found(tmp_path) == {"a b.tif": "a b.tif_mask.png", "c.JPG": "c.JPG_mask.png"}
+
+
+def test_single_masks_without_an_image__are_left_out_though_another_name_begins_theirs(tmp_path):
+    folder(tmp_path, *(f"images/{n}.png" for n in range(1, 9)), *(f"masks/{n}.png" for n in (*range(1, 9), 12, 33)))
+    assert "2 masks without images were left out: masks/12.png, masks/33.png" in find_pairs(tmp_path).notes[0]
+
+
 def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
     base = "train/aachen/aachen_0"
     folder(tmp_path, f"leftImg8bit/{base}_leftImg8bit.png")
@@ -155,6 +165,7 @@ def test_cityscapes__has_pictures_and_instances_beside_its_masks(tmp_path):
         (["images/a.png", "masks/a.png", "masks/a_1.png"], "belongs to 'images/a.png' by its name, beside"),
         (["images/a.png", "masks/a.png", "masks/a_tumor.png"], "belongs to 'images/a.png' by its name, beside"),
         (["images/a.png", "images/a_1.png", "masks/a_mask.png", "masks/a_mask_1.png"], "may belong to"),
+        ([f"{file}.png" for n in "123" for file in (f"images/a0{n}", f"masks/a0{n}", f"masks/a0{n}2")], "one more of"),
         (["images/a.png", "masks/liver/a.png", "masks/lung/a.png"], "in two folders"),
         (
             [f"{kind}.png" for n in "12" for kind in (f"images/{n}", f"masks/{n}/liver", f"masks/{n}/lung")],

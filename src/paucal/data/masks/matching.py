@@ -101,6 +101,7 @@ class _Matching:
         lost = [mask for mask in left if not self._is_decoy(mask)]
         for mask in lost:
             self._refuse_further(mask)
+        self._refuse_glued(lost)
         kept = {image.key: self._kept(image, decoys) for image in self._images if image.key in self._found}
         alone = [image.key for image in self._images if image.key not in self._found]
         return Matches(kept, alone, [mask.key for mask in lost], sorted(mask.key for mask in decoys))
@@ -191,6 +192,23 @@ class _Matching:
                 raise UserError(
                     f"the mask {mask.key!r} belongs to {image.key!r} by its name, beside {first.key!r}: number both if "
                     f"they mark objects of one kind ({base}_mask_1, {base}_mask_2), else move one out of the folder."
+                )
+
+    def _refuse_glued(self, lost: Sequence[File]) -> None:
+        """Refuse masks that half of the images seem to have besides, counted without a sign (`a072` of `a07`)."""
+        images = {(image.place, fold(image.stem)): image for image in self._images if image.key in self._found}
+        by_count: dict[str, list[tuple[File, File]]] = defaultdict(list)
+        for mask in lost:
+            for cut in range(1, len(mask.stem)):
+                if mask.stem[cut:].isdigit() and (image := images.get((mask.place, fold(mask.stem[:cut])))):
+                    by_count[mask.stem[cut:]].append((mask, image))
+        for count, pairs in by_count.items():
+            if len(pairs) > max(1, len(images) / 2):
+                mask, image = pairs[0]
+                raise UserError(
+                    f"the mask {mask.key!r} has no image of its name, and may be one more of {image.key!r}: {count!r} "
+                    f"follows the names of {counted(len(pairs), 'image')}: call it {image.stem}_mask_{count} if it is, "
+                    "else move masks without an image out of the folder."
                 )
 
     def _refuse_classes(self) -> None:

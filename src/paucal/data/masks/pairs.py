@@ -16,6 +16,7 @@ from paucal.data.masks.naming import (
     mask_readings,
     numbered_readings,
     part_among_words,
+    without_suffix,
 )
 from paucal.data.masks.part_lists import read_part_lists
 from paucal.data.sources.folder import find_images
@@ -140,7 +141,8 @@ def _side_by_side(keys: Sequence[str]) -> Sides:
         file
         for file in files
         for readings in [[*mask_readings(file.stem, strict=True), *numbered_readings(file.stem, strict=True)]]
-        if any(bases.get((file.place, fold(one.base)), file) is not file for one in readings)
+        for named in [{fold(base) for one in readings for base in (one.base, without_suffix(one.base))}]
+        if any(bases.get((file.place, base), file) is not file for base in named)
     ] or _twins(files)
     taken = {file.key for file in masks}
     images = [file.key for file in files if file.key not in taken]
