@@ -154,7 +154,7 @@ def test_folders_of_parts_beside_others__are_classes_with_a_note(make_folder):
         ),
         (("train/a/1.png", "train/b/1.png", "val/1.png"), "photos/val has no class folders inside"),
         (("a/1.png", "b/1.png", "c/notes.txt"), "class folder 'c' in .* has no images"),
-        (("train/a/1.png", "train/b/1.png", "test/c/x.txt"), "class folder 'c' in .* has no images"),
+        (("train/a/1.png", "train/b/1.png", "test/c/x.txt"), "class folder 'test/c' in .* has no images"),
         (("train/a/1.png", "test/a/1.png", "more/1.png"), "has 'more' with images beside 'test', 'train'"),
         (
             ("val/a/1.png", "valid/a/1.png", "train/a/1.png"),

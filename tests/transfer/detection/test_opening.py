@@ -90,7 +90,7 @@ def test_holes_unused_classes_bare_images_and_empty_boxes__are_kept_or_told(tmp_
     assert boxed.images.notes == (
         "1 box without an area dropped",
         "1 box cut at the edge of the image",
-        "1 box marked as a crowd, which is neither learnt nor counted",
+        "1 box marked as a crowd: neither learnt nor counted",
         "1 class without a box left out: pieces",
         "1 image without a box: they teach what is no object",
     )

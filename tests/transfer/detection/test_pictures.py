@@ -28,10 +28,10 @@ def label_size(picture: Image.Image) -> tuple[int, int]:
 
 def test_names__are_as_large_on_small_and_on_large_images_of_a_page():
     sizes = []
-    for size in ((42, 42), (420, 420), (2100, 2100)):
+    for size in ((42, 42), (420, 420), (2100, 2100), (160, 720)):
         found, truth = found_in(size)
         picture = draw_found(at_width(Image.new("RGB", size, GREY)), found, ("cell",), truth)
-        assert picture.size == (TILE, TILE)
+        assert picture.size == (TILE, round(size[1] * TILE / size[0]))
         left, top, right, bottom = (float(value) * TILE / size[0] for value in truth.corners[0])
         assert picture.getpixel((round(left), round((top + bottom) / 2))) != GREY
         assert picture.getpixel((round((left + right) / 2), round((top + bottom) / 2))) == GREY
@@ -41,7 +41,7 @@ def test_names__are_as_large_on_small_and_on_large_images_of_a_page():
     assert 6 <= sizes[0][1] <= 20
 
 
-@pytest.mark.parametrize(("width", "height"), [(30, 20), (400, 300), (3000, 2000)])
+@pytest.mark.parametrize(("width", "height"), [(30, 20), (400, 300), (3000, 2000), (160, 720)])
 def test_predicted_pictures__keep_their_size_or_are_enlarged_until_names_fit(width: int, height: int):
     from paucal.verbs.detecting.prediction import _legible
 
@@ -49,6 +49,6 @@ def test_predicted_pictures__keep_their_size_or_are_enlarged_until_names_fit(wid
     assert picture.size == ((width, height) if width >= TILE else (TILE, round(height * TILE / width)))
     found, truth = found_in((width, height))
     drawn = draw_found(picture, found, ("cell",), truth)
-    assert 0.015 < label_size(drawn)[1] / max(drawn.size) < 0.05
+    assert 0.015 < label_size(drawn)[1] / drawn.width < 0.05
     colour = [int(COLOURS[0][place : place + 2], 16) for place in (1, 3, 5)]
     assert (np.asarray(drawn) == colour).all(2).any()

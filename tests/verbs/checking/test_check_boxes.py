@@ -11,6 +11,9 @@ import paucal
 from cli.calls import make_photos
 from paucal.cli.main import main
 from paucal.data.checking.findings import Finding
+from paucal.data.sources.opening import open_images
+from paucal.transfer.detection.opening import open_boxed
+from paucal.types import UserError
 from paucal.verbs.checking.masks import BOXES, MASKS, for_masks
 from transfer.detection.made import change, write_coco, write_voc
 
@@ -123,6 +126,22 @@ def test_damaged_annotations__are_said_with_the_images_looked_at(tmp_path: Path)
     assert len(found.checked.images) == 6
 
 
+def test_boxes_of_an_image_that_is_not_there__are_no_classes_of_their_folders(tmp_path: Path):
+    file = write_coco(tmp_path / "set", 6)
+    (file.parent / "images").mkdir()
+    for image in file.parent.glob("*.png"):
+        image.rename(file.parent / "images" / image.name)
+    shutil.copytree(file.parent / "images", file.parent / "other")
+    images = json.loads(file.read_text())["images"]
+    images[0]["file_name"] = "nowhere.png"
+    change(file, images=images)
+    found = paucal.check(file.parent)
+    assert found.misleads
+    assert "nowhere.png" in texts(found, "bad-boxes")[0]
+    with pytest.raises(UserError, match="tells boxes"):
+        open_images(file.parent)
+
+
 def test_class_folders_with_a_stray_json__are_still_classes(tmp_path: Path):
     photos = make_photos(tmp_path / "photos", 2, 4)
     (photos / "notes.json").write_text('{"images": 8}')
@@ -221,7 +240,11 @@ def test_names_alike_difficult_boxes_and_turned_images__are_said(tmp_path: Path)
     exif = Image.Exif()
     exif[0x0112] = 3
     Image.new("RGB", (96, 64)).save(root / "JPEGImages/4.png", exif=exif)
-    notes = texts(paucal.check(root), "source")
-    assert "1 box marked as difficult, which is neither learnt nor counted" in notes
+    found = paucal.check(root)
+    notes = texts(found, "source")
+    total = sum(file.read_text().count("<object>") for file in (root / "Annotations").iterdir())
+    assert texts(found, "boxes")[0].startswith(f"8 images with {total - 1} boxes of ")
+    assert open_boxed(root).total == total - 1
+    assert "1 box marked as difficult: neither learnt nor counted" in notes
     assert any(note.startswith("classes have names that look the same ('Red' and 'red')") for note in notes)
     assert any(note.startswith("1 image is turned by its EXIF tag (JPEGImages/4.png), and the size") for note in notes)

@@ -234,7 +234,7 @@ def _open_parts(place: Place, root: Path, tops: list[str], keys: list[str], note
                 f"{root / top} has no class folders inside; expected {top}/<class>/<image> "
                 "(images without labels are for paucal predict)"
             )
-        folders.extend(inside)
+        folders.extend(f"{top}/{name}" for name in inside)
     flat = [key for key in keys if key.count("/") == 1]
     if flat:
         notes.append(f"{counted(len(flat), 'image')} outside of class folders {_left_out(flat)}")
@@ -256,11 +256,12 @@ def _open_classes(place: Place, root: Path, tops: list[str], keys: list[str], no
 
 
 def _refuse_empty_classes(root: Path, folders: list[str], names: list[str]) -> None:
-    empty = sorted(set(folders) - set(names))
-    for name in empty:
-        twin = next((other for other in folders if other != name and _is_same(root / name, root / other)), None)
+    """Refuse class folders, given by their paths, whose name is not among the classes of the images."""
+    empty = sorted(folder for folder in folders if folder.rpartition("/")[2] not in names)
+    for folder in empty:
+        twin = next((other for other in folders if other != folder and _is_same(root / folder, root / other)), None)
         if twin is not None:
-            raise UserError(f"the class folders '{name}' and '{twin}' of {root} are one folder: remove the link.")
+            raise UserError(f"the class folders '{folder}' and '{twin}' of {root} are one folder: remove the link.")
     if empty:
         raise UserError(f"class folder {_quoted(empty)} in {root} has no images; add some or remove the folder")
 

@@ -108,7 +108,7 @@ def open_images(
     images = found[0] if len(found) == 1 else joined_sets(found, str(location))
     if not labelled:
         return without_masks(images)
-    if len(images.classes) < 2 or {name.lower() for name in images.classes} <= set(STRUCTURE):
+    if len(images.classes) < 2 or {name.lower() for name in images.classes} & set(STRUCTURE):
         refuse_boxes(Path(location).expanduser())
     if images.stream is None:
         refuse_masks(images)

@@ -73,13 +73,13 @@ class BoxedImages:
         return self.boxes[self.images.keys[index]]
 
     def count(self, indices: Iterable[int]) -> int:
-        """Return the number of boxes of some images."""
-        return sum(len(self.of(int(index))) for index in indices)
+        """Return the number of boxes of some images that are learnt and judged: without crowds and difficult ones."""
+        return sum(int((~self.of(int(index)).crowd).sum()) for index in indices)
 
     @property
     def total(self) -> int:
-        """Number of boxes of all images."""
-        return sum(map(len, self.boxes.values()))
+        """Number of boxes of all images, see `count`."""
+        return self.count(range(len(self.images)))
 
     def without_masks(self) -> "BoxedImages":
         """Return the same images and boxes, their masks forgotten."""
@@ -222,7 +222,7 @@ def _cut_boxes(one: Annotated, size: tuple[int, int], tally: Counter[str]) -> li
             raise UserError(f"{where} outside of it ({_plain(box)}, left top right bottom): correct it.")
         tally["cut"] += max(abs(a - b) for a, b in zip(box, inside, strict=True)) > OFF_BY_ONE
         tally["crowd"] += many
-        tally[f"marked as {one.mark}, which is neither learnt nor counted"] += many
+        tally[f"marked as {one.mark}: neither learnt nor counted"] += many
         kept.append(_Box(inside, name, many, outline, f"{image} an outline of {name!r}"))
     return kept
 

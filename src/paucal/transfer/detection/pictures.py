@@ -44,7 +44,7 @@ def draw_found(
     for mask, label in zip(shown.masks or (), shown.labels.tolist(), strict=False):
         tint(picture, unpacked(mask), COLOURS[label % len(COLOURS)])
     draw = _pen(picture)
-    width = max(1, round(max(picture.size) / 300))
+    width = max(1, round(picture.width / 300))
     for corners in [] if truth is None else truth.corners:
         draw.rectangle([float(value) * scale for value in corners], outline=TRUTH, width=1)
     for corners, score, label in zip(shown.boxes, shown.scores, shown.labels.tolist(), strict=True):
@@ -135,9 +135,9 @@ def precision_recall_figure(matches: Sequence[ClassMatches], classes: Sequence[s
 
 
 def _pen(picture: Image.Image) -> ImageDraw.ImageDraw:
-    """Return what draws on a picture, with letters that can be read where the picture fills a page or a screen."""
+    """Return what draws on a picture, with letters that are as large on all pictures of one width."""
     draw = ImageDraw.Draw(picture)
-    draw.font = ImageFont.load_default(max(10, round(max(picture.size) / WRITING)))
+    draw.font = ImageFont.load_default(max(10, round(picture.width / WRITING)))
     return draw
 
 

@@ -56,9 +56,10 @@ def open_with_boxes(data: str) -> tuple[ImageSet, list[Finding]] | None:
 
 def _has_classes(data: str) -> bool:
     try:
-        return len(open_images(data).classes) > 1
+        classes = open_images(data).classes
     except UserError:
         return False
+    return len(classes) > 1
 
 
 def box_findings(found: Sequence[Annotated], keys: Sequence[str]) -> list[Finding]:
@@ -100,12 +101,17 @@ _REPEATED = ("repeated-boxes", "drawn twice on one object", "remove one of each,
 
 
 def _opening(found: Sequence[Annotated], keys: Sequence[str]) -> list[Finding]:
-    counts = Counter(name for one in found for name in one.names)
+    counts = _learnt(found)
     words = f"{counted(len(keys), 'image')} with {counted(counts.total(), 'box', 'boxes')} of "
     words += f"{counted(len(counts), 'class', 'classes')}: this is data for paucal detect"
     shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(SHOWN))
     more = f", and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
     return [Finding(BOXES, "note", words), Finding("boxes-per-class", "note", f"boxes: {shown}{more}")]
+
+
+def _learnt(found: Sequence[Annotated]) -> Counter[str]:
+    """Count the boxes of each class that are learnt: none of crowds, none marked as difficult."""
+    return Counter(name for one in found for name, many in zip(one.names, one.crowd, strict=True) if not many)
 
 
 def _sized(sides: Sequence[np.ndarray]) -> list[Finding]:
@@ -120,7 +126,7 @@ def _sized(sides: Sequence[np.ndarray]) -> list[Finding]:
 
 
 def _few(found: Sequence[Annotated]) -> list[Finding]:
-    counts = Counter(name for one in found for name in one.names)
+    counts = _learnt(found)
     few: Mapping[str, int] = {name: count for name, count in counts.items() if count < FEW}
     if not few:
         return []

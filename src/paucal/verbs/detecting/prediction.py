@@ -179,7 +179,7 @@ def _objects(
 
 def _legible(image: Image.Image) -> Image.Image:
     """Return an image, enlarged where it is so small that names would cover its objects."""
-    return at_width(image, round(image.width * max(1.0, TILE / max(image.size))))
+    return at_width(image, round(image.width * max(1.0, TILE / image.width)))
 
 
 def _nothing(size: tuple[int, int]) -> Boxes:
