@@ -36,6 +36,7 @@ GRID = [
     "--seeds",
     "0",
 ]
+BOXES = ["--model", "test_resnet", "--init", "none", "--img-size", "64", "--steps", "1", "-b", "2", "-j", "0"]
 ONLY_LOOK = "--print-config"
 PORT = str(20_000 + os.getpid() % 20_000)  # several processes test at once
 # Sound calls of each verb, to which something strange is added; a verb that is not here is called bare.
@@ -74,6 +75,10 @@ SOUND: dict[str, list[list[str]]] = {
         [f"{M}/run", "--format", "pt2", "--images", "4", "--output", "out"],
         [f"{M}/run", "--format", "onnx", "--with-preprocessing", "--images", "4", "--output", "out"],
     ],
+    "check": [[f"{M}/photos"], [f"{M}/scenes"], [f"{M}/boxes", "--output", "out"]],
+    "detect": [[f"{M}/boxes", *BOXES, *more] for more in ([ONLY_LOOK], ["--output", "out"])],
+    "shard": [[f"{M}/photos", "out"], [f"{M}/photos", "out", "--format", "parquet"]],
+    "cache": [[]],
     "serve": [[f"{M}/run", "--port", PORT], [f"{M}/exported", "--port", PORT]],
     "completion": [["bash"]],
     "models": [["lvvit*"], ["--ours"]],

@@ -20,6 +20,7 @@ from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.runs import RunFolder
 from paucal.verbs.run.voice import Logged
 from paucal.verbs.serving.familiar import familiarity_of
+from transfer.detection.made import write_coco
 
 LEARNER = ["--model", "lvvit_t", "--model-args", "embed_dim=16", "depth=1", "num_heads=2", "stem_width=8"]
 MAPS = ["-j", "0", "--img-size", "32", *LEARNER, "--method", "token-labeling", "--epochs", "1"]
@@ -38,6 +39,7 @@ def make_material(folder: Path) -> None:
     _call("train", photos, *stopped, str(folder / "stopped"), expected=130)
     _call("pretrain", photos, *TINY, "--epochs", "1", "--output", str(folder / "pre"))
     _call("pretrain", photos, *stopped, str(folder / "prestopped"), expected=130)
+    write_coco(folder / "boxes")
     scenes = str(make_scenes(folder / "scenes", 6))
     _call("segment", scenes, *SMALL, "--epochs", "1", "--crops", "1", "--output", str(folder / "areas"))
     teacher = ["--teacher", str(folder / "run"), "--min-accuracy", "0", "--img-size", "32"]
