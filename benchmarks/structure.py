@@ -26,7 +26,20 @@ STORED = Path(__file__).parent / "results" / "structure.json"
 SMALL_BODY = 6  # lines
 # From the lowest folder to the highest; a folder may import those before it.
 ORDER = (
-    *("types", "wording", "memory", "cores", "signals", "reading", "distributed", "losses", "backbones", "data", "runs", "models"),
+    *("types", "wording", "memory", "cores", "signals", "reading", "distributed", "losses", "backbones", "data", "runs"),
+        "types",
+        "wording",
+        "memory",
+        "cores",
+        "signals",
+        "reading",
+        "distributed",
+        "losses",
+        "backbones",
+        "data",
+        "runs",
+        "models",
+    ),
     *("metrics", "evaluation", "objectives", "labeling", "training", "explain", "export", "transfer", "report"),
     *("settings", "recipes", "rules", "methods", "runner", "tasks", "studies", "verbs", "cli"),
 )
@@ -112,7 +125,7 @@ class _FirstStep(BaseException):
 
 
 def _trace(output: Path) -> None:
-    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from paucal.cli.main import main
     from paucal.settings.groups import JobSettings
@@ -134,14 +147,12 @@ def _trace(output: Path) -> None:
         if not has_settings(frame):
             return
         carriers.add((place, frame.f_code.co_qualname))
-        if caller is not None and caller.f_code.co_filename.startswith(str(SOURCE)):
-            if _rank(place) > _rank(caller.f_code.co_filename):
-                upward.add((caller.f_code.co_qualname, frame.f_code.co_qualname))
+        above = caller is not None and caller.f_code.co_filename.startswith(str(SOURCE))
+        if caller is not None and above and _rank(place) > _rank(caller.f_code.co_filename):
+            upward.add((caller.f_code.co_qualname, frame.f_code.co_qualname))
 
     def stop(*_: Any) -> None:
         raise _FirstStep
-
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(stop)
     sys.setprofile(on_call)
