@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.backbones.families.dhvt.ablations import ABLATIONS, SMALL, TINY
+from backbones.dhvt_ablations import ABLATIONS, SMALL, TINY
 from paucal.backbones.families.dhvt.parts import DhvtParts
 from paucal.evaluation.protocols.datasets import metric_of
 from paucal.studies.parts import Architecture

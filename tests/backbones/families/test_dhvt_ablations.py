@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from backbones.dhvt_ablations import ABLATIONS, PLAIN, TINY, Ablation
 from paucal.backbones import BackboneSpec
-from paucal.backbones.families.dhvt.ablations import ABLATIONS, PLAIN, TINY, Ablation
 from paucal.backbones.families.dhvt.model import Dhvt
 from paucal.backbones.families.dhvt.parts import DhvtParts
 

@@ -13,7 +13,7 @@ class DhvtParts:
     """The options of a DHVT, all of JSON types; the defaults are the paper's model.
 
     With `sope`, `daff` and `head_tokens` off and `abs_pos` on it is the plain ViT that the paper compares with, with
-    timm's tensor names. `dhvt.ablations.ABLATIONS` says which options make which published row.
+    timm's tensor names. `studies/published/dhvt.yaml` says which options make which published row.
 
     Attributes:
         sope: sequential overlapping patch embedding (a stack of 3x3 convolutions of stride 2); else one linear
