@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paucal.backbones.families.vil.attention import VilAttention
-from paucal.backbones.families.vil.sparse import SparseAttention
+from paucal.backbones.families.vil_attention import SparseAttention, VilAttention
 from plain.lvvit import mlp
 
 SHIFTS = tuple((down, right) for down in (1, 0, -1) for right in (1, 0, -1))

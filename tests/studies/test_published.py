@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backbones.dhvt_ablations import ABLATIONS, SMALL, TINY
-from paucal.backbones.families.dhvt.parts import DhvtParts
+from paucal.backbones.families.dhvt_layers import DhvtParts
 from paucal.evaluation.protocols.datasets import metric_of
 from paucal.studies.parts import Architecture
 from paucal.studies.registry import data_sets, studies

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from backbones.families.cvt_parts import SMALL, convolved, images, stirred
-from paucal.backbones.families.cvt.cvt_drloc import DeviationNorm, DrlocCvt, SharedConvAttention
+from paucal.backbones.families.cvt_drloc import DeviationNorm, DrlocCvt, SharedConvAttention
 
 
 def small(**arguments) -> DrlocCvt:

@@ -9,8 +9,8 @@ from torch import nn
 
 from backbones.families.cvt_parts import convolved, images, stirred
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families.cvt.cvt_esvit import EsvitCvt
-from paucal.backbones.families.cvt.windows import (
+from paucal.backbones.families.cvt_esvit import (
+    EsvitCvt,
     WindowAttention,
     hidden_cells,
     join,

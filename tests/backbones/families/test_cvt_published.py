@@ -7,8 +7,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
+from paucal.backbones.families import cvt, cvt_drloc, cvt_esvit
 from paucal.backbones.families.common.contract import to_tokens
-from paucal.backbones.families.cvt import cvt, cvt_drloc, cvt_esvit
 from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families.dhvt.model import checkpoint_filter_fn
+from paucal.backbones.families.dhvt import checkpoint_filter_fn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.training.groups import undecayed_parameters

@@ -9,9 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families.dhvt.feed_forward import Daff, FeedForward, PlainFeedForward
-from paucal.backbones.families.dhvt.layers import HeadInteractedAttention, Sope
-from paucal.backbones.families.dhvt.parts import DhvtParts
+from paucal.backbones.families.dhvt_layers import (
+    Daff,
+    DhvtParts,
+    FeedForward,
+    HeadInteractedAttention,
+    PlainFeedForward,
+    Sope,
+)
 
 GRID, DIM, HIDDEN, HEADS = (2, 3), 8, 12, 2
 

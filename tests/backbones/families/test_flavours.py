@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.families.vit.flavours import checkpoint_filter_fn
+from paucal.backbones.families.flavours import checkpoint_filter_fn
 from paucal.backbones.weights.programs import name_resnet
 from vectors import recorded
 

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounter
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families.lvvit.model import LvVit
+from paucal.backbones.families.lvvit import LvVit
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layers import classifier_modules, layer_ids
 from paucal.backbones.spec import BackboneSpec

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paucal.backbones.families.lvvit.layers import LvVitAttention, LvVitBlock
-from paucal.backbones.families.lvvit.model import LvVit
-from paucal.backbones.families.lvvit.stems import STEMS, LvVitStem
+from paucal.backbones.families.lvvit import LvVit
+from paucal.backbones.families.lvvit_layers import STEMS, LvVitAttention, LvVitBlock, LvVitStem
 
 SMALL = {"img_size": 64, "embed_dim": 24, "depth": 2, "num_heads": 3, "stem_width": 8, "num_classes": 5}
 

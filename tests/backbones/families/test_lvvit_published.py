@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.families.lvvit.model import LvVit, checkpoint_filter_fn
+from paucal.backbones.families.lvvit import LvVit, checkpoint_filter_fn
 from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 

@@ -11,7 +11,7 @@ from torchvision.models.swin_transformer import shifted_window_attention
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.families.swin.layers import PaddedSwinBlock, attend_windows
+from paucal.backbones.families.swin_esvit import PaddedSwinBlock, attend_windows
 
 # Parameters without the head, GMACs at 224 pixels, and the window of each stage.
 VARIANTS = [

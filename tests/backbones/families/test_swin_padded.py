@@ -7,8 +7,8 @@ from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.families.swin.layers import PaddedSwinBlock
-from paucal.backbones.families.swin.swin_padded import NAMES, PREFIX
+from paucal.backbones.families.swin_esvit import PaddedSwinBlock
+from paucal.backbones.families.swin_padded import NAMES, PREFIX
 from paucal.rules.model import drop_path
 
 SMALL = {"embed_dim": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 4), "num_classes": 5, "drop_path_rate": 0.0}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paucal.backbones.families.t2t.layers import (
+from paucal.backbones.families.t2t_layers import (
     PerformerLayer,
     TransformerLayer,
     cells_last,
@@ -14,7 +14,7 @@ from paucal.backbones.families.t2t.layers import (
     padding,
     project_windows,
 )
-from paucal.backbones.families.t2t.model import sinusoid
+from paucal.backbones.families.t2t_vit import sinusoid
 
 
 @pytest.mark.parametrize(("side", "stride"), [(7, 4), (7, 1), (7, 2), (7, 3), (3, 2)])

@@ -8,7 +8,7 @@ from torch.nn import functional
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones import fit_to_image_size
 from paucal.backbones.attention_maps import attention_layers
-from paucal.backbones.families.t2t.model import checkpoint_filter_fn, sinusoid
+from paucal.backbones.families.t2t_vit import checkpoint_filter_fn, sinusoid
 from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.training.groups import parameter_groups
 

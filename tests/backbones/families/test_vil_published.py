@@ -5,8 +5,8 @@ import timm
 import torch
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.backbones.families.vil.attention import FullAttention
-from paucal.backbones.families.vil.model import checkpoint_filter_fn
+from paucal.backbones.families.vil import checkpoint_filter_fn
+from paucal.backbones.families.vil_attention import FullAttention
 from paucal.backbones.weights.start import StartWeights, start_from
 from vectors import recorded
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from paucal.backbones.families.vil import chunks as vil_chunks
-from paucal.backbones.families.vil.attention import AttentionSettings, FullAttention
-from paucal.backbones.families.vil.sparse import SparseAttention
+from paucal.backbones.families import vil_chunks
+from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
 
 MODES = ("blocks", "exact", "cyclic", "own")
 GRIDS = [(9, 7), (6, 6), (3, 8), (1, 7), (4, 5), (2, 3)]

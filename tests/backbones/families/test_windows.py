@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from paucal.backbones.families.common.windows import Windows, kept_apart, lay_out, take_back
-from paucal.backbones.families.swin.layers import relative_bias
+from paucal.backbones.families.swin_esvit import relative_bias
 
 CUTS = [
     Windows((8, 8), (4, 4), (0, 0)),

@@ -16,10 +16,10 @@ from timm.models.twins import GlobalSubSampleAttn
 from timm.models.xcit import XCA
 from torch import Tensor, nn
 
-from paucal.backbones.families.cvt.cvt import ConvAttention
-from paucal.backbones.families.cvt.cvt_drloc import SharedConvAttention
-from paucal.backbones.families.dhvt.layers import HeadInteractedAttention
-from paucal.backbones.families.vil.sparse import GlobalAttention, SparseAttention
+from paucal.backbones.families.cvt import ConvAttention
+from paucal.backbones.families.cvt_drloc import SharedConvAttention
+from paucal.backbones.families.dhvt_layers import HeadInteractedAttention
+from paucal.backbones.families.vil_attention import GlobalAttention, SparseAttention
 from paucal.backbones.layout import grid_sides
 from paucal.explain.attention.calls import Call
 from paucal.explain.attention.hiera import in_units, place_hiera

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paucal.backbones.families.vil.chunks import sparse_pairs
+from paucal.backbones.families.vil_chunks import sparse_pairs
 from paucal.explain.attention.calls import Call
 from paucal.explain.attention.maps import AttentionMap, Tokens
 

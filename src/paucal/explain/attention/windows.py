@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paucal.backbones.families.common.windows import lay_out
-from paucal.backbones.families.cvt.windows import WindowAttention, partition, window_of
-from paucal.backbones.families.swin.layers import PaddedSwinBlock
+from paucal.backbones.families.cvt_esvit import WindowAttention, partition, window_of
+from paucal.backbones.families.swin_esvit import PaddedSwinBlock
 from paucal.explain.attention.calls import Call
 from paucal.explain.attention.maps import Size
 

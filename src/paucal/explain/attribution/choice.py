@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 
 from torch import nn
 
-from paucal.backbones.families.dhvt.model import Dhvt
-from paucal.backbones.families.lvvit.model import LvVit
+from paucal.backbones.families.dhvt import Dhvt
+from paucal.backbones.families.lvvit import LvVit
 from paucal.explain.attribution.methods import METHODS, methods_of
 
 # By the mean of two ranks on 200 photographs: insertion minus deletion, and the share of a map on a pasted object; of

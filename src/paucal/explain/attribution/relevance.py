@@ -15,8 +15,8 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from paucal.backbones.families.dhvt.model import Dhvt
-from paucal.backbones.families.lvvit.model import LvVit
+from paucal.backbones.families.dhvt import Dhvt
+from paucal.backbones.families.lvvit import LvVit
 from paucal.backbones.probe import model_name
 from paucal.explain.attention.head_tokens import fold_head_tokens
 from paucal.explain.attention.maps import AttentionMap

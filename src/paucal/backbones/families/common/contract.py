@@ -3,15 +3,17 @@
 timm's own models each repeat this part (see `timm.models.vision_transformer`); the behaviour is theirs.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg
+from timm.models import build_model_with_cfg, checkpoint, register_model
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Indices = int | Sequence[int] | None
-ModelType = TypeVar("ModelType", bound=nn.Module)
 DEIT_CROP = 224 / 256  # of DeiT's program and those made from it
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
@@ -41,26 +43,44 @@ def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", *
     }
 
 
-def build(
-    kind: type[ModelType],
-    name: str,
-    pretrained: bool,
-    settings: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    **extra: Any,
-) -> ModelType:
-    """Build a model of a variant's `settings`, which the user's `arguments` override, through timm's builder.
+def register_variants(
+    module: str,
+    kind: type[nn.Module],
+    variants: Mapping[str, Mapping[str, Any]],
+    filter_fn: Callable[..., Any] | None = None,
+    out_indices: int | Sequence[int] = (0, 1, 2, 3),
+    changes: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda arguments: {},
+) -> None:
+    """Register the variants of a family with timm, as `register_model` does with one function for each.
 
     Args:
-        kind: the class of the model.
-        name: the registered name.
-        pretrained: as timm passes it.
-        settings: constructor arguments of the variant.
-        arguments: what the user gave.
-        extra: further arguments of timm's builder, such as `pretrained_filter_fn`.
+        module: `__name__` of the family's module, whose `default_cfgs` describe the variants.
+        kind: the class of the models.
+        variants: constructor arguments by registered name; the user's arguments override them.
+        filter_fn: timm's `checkpoint_filter_fn` of the family.
+        out_indices: levels that `features_only` gives; a number is the last ones, 3 for timm's ViT.
+        changes: returns what constructor arguments change in a variant's configuration.
     """
-    feature_cfg = {"out_indices": tuple(range(4)), "feature_cls": "getter", **extra.pop("feature_cfg", {})}
-    return build_model_with_cfg(kind, name, pretrained, feature_cfg=feature_cfg, **extra, **{**settings, **arguments})
+    options = {"pretrained_filter_fn": filter_fn, "feature_cfg": {"out_indices": out_indices, "feature_cls": "getter"}}
+    for name, settings in variants.items():
+        register_model(_variant(module, name, kind, settings, options, changes))
+
+
+def _variant(
+    module: str,
+    name: str,
+    kind: type[nn.Module],
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+    changes: Callable[[Mapping[str, Any]], dict[str, Any]],
+) -> Callable[..., nn.Module]:
+    def build(pretrained: bool = False, **given: Any) -> nn.Module:
+        arguments = {**settings, **given}
+        overlay = {**(arguments.pop("pretrained_cfg_overlay", None) or {}), **changes(arguments)}
+        return build_model_with_cfg(kind, name, pretrained, pretrained_cfg_overlay=overlay, **{**options, **arguments})
+
+    build.__module__, build.__name__, build.__qualname__ = module, name, name
+    return build
 
 
 def take_indices(count: int, indices: Indices) -> list[int]:
@@ -190,3 +210,41 @@ def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
 def to_tokens(cells: Tensor) -> Tensor:
     """Return a map (B, C, H, W) as tokens (B, H * W, C), row by row."""
     return cells.flatten(2).transpose(1, 2)
+
+
+class _Contexts:
+    """What stands around the two passes: nothing, and `untouched` norms."""
+
+    def __init__(self, norms: Sequence[_BatchNorm]) -> None:
+        self.norms = norms
+
+    def __call__(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), untouched(self.norms)
+
+
+def recompute(block: nn.Module, *arguments: Any) -> Any:
+    """Run a block and, in the backward pass, run it again instead of keeping what it computed.
+
+    The second pass of a batch norm in training would move its running statistics again, so that a model with
+    checkpoints would end with other statistics than one without; here it does not. (Compiled code needs no such care:
+    there a buffer changes once.)
+    """
+    norms = [part for part in block.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    if not norms or torch.compiler.is_compiling():
+        return checkpoint(block, *arguments)
+    return checkpoint(block, *arguments, use_reentrant=False, context_fn=_Contexts(norms))
+
+
+@contextmanager
+def untouched(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Let batch norms change copies of their running statistics instead of the statistics."""
+    own = [dict(norm.named_buffers(recurse=False)) for norm in norms]
+    try:
+        for norm, buffers in zip(norms, own, strict=True):
+            for name, buffer in buffers.items():
+                setattr(norm, name, buffer.clone())
+        yield
+    finally:
+        for norm, buffers in zip(norms, own, strict=True):
+            for name, buffer in buffers.items():
+                setattr(norm, name, buffer)

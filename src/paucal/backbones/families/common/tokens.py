@@ -10,6 +10,18 @@ from paucal.backbones.families.common.contract import Classifying, Indices, take
 Grid = tuple[int, int]
 
 
+def require_sound(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> None:
+    """Check the numbers that describe the blocks.
+
+    Raises:
+        ValueError: they make no model.
+    """
+    if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+        raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
+    if depth < 1 or int(embed_dim * mlp_ratio) < 1:
+        raise ValueError(f"depth is {depth} and mlp_ratio {mlp_ratio}; both must give at least 1 layer and channel")
+
+
 class TokenBackbone(Classifying):
     """Tokens from `embed`, then `blocks`, then `norm`; the class token or the mean of the cells is classified.
 

@@ -1,4 +1,4 @@
-"""The layers that the three flavours of CvT share.
+"""What the three flavours of CvT share: layers, stages, and the names of published tensors.
 
 "CvT: Introducing Convolutions to Vision Transformers" (Wu et al., ICCV 2021). Stages begin with a strided convolution,
 and attention projects its tokens by a depthwise convolution on their grid before the linear layers, so that no position
@@ -9,7 +9,9 @@ is what depthwise convolutions and batch norms are fastest on, so that nothing i
 programs transpose before and after every convolution or norm.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from timm.layers.drop import DropPath
@@ -17,8 +19,8 @@ from timm.layers.mlp import Mlp
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paucal.backbones.families.common.contract import to_tokens
-from paucal.backbones.families.common.recompute import recompute
+from paucal.backbones.families.common.contract import recompute, to_tokens
+from paucal.backbones.families.common.staged import StagedBackbone
 
 Grid = tuple[int, int]
 MakeNorm = Callable[[int], nn.Module]
@@ -140,3 +142,115 @@ class CvtStage(nn.Module):
         if self.cls_token is None:
             return as_map(x, grid), None
         return as_map(x[:, 1:], grid), x[:, :1]
+
+
+Rules = Sequence[tuple[str, str]]
+
+
+class CvtBackbone(StagedBackbone):
+    """Stages of a CvT: the first with 4 pixels per cell, each further one with twice as many.
+
+    Args:
+        in_chans: channels of the images.
+        embed_dims: channels of each stage.
+        depths: blocks of each stage.
+        stem_padding: zeros around the image in the first convolution, 7x7 with stride 4.
+        make_norm: the norm over that many channels.
+        make_block: the block of a stage, by their numbers.
+        class_token: whether the last stage has a class token.
+        classifying: `num_classes`, `global_pool` and `drop_rate`, as `StagedBackbone` takes them.
+    """
+
+    embed_layer: type[ConvEmbed] = ConvEmbed
+
+    def __init__(
+        self,
+        *,
+        in_chans: int,
+        embed_dims: Sequence[int],
+        depths: Sequence[int],
+        stem_padding: int,
+        make_norm: MakeNorm,
+        make_block: Callable[[int, int], nn.Module],
+        class_token: bool = False,
+        **classifying: Any,
+    ) -> None:
+        super().__init__(
+            in_chans=in_chans,
+            widths=tuple(embed_dims),
+            reductions=tuple(4 * 2**stage for stage in range(len(embed_dims))),
+            num_prefix_tokens=int(class_token),
+            **classifying,
+        )
+        last = len(embed_dims) - 1
+        self.stages = nn.ModuleList()
+        for stage, (width, depth) in enumerate(zip(embed_dims, depths, strict=True)):
+            before, window = (in_chans, (7, 4, stem_padding)) if stage == 0 else (embed_dims[stage - 1], (3, 2, 1))
+            embed = self.embed_layer(before, width, *window, make_norm(width))
+            blocks = [make_block(stage, number) for number in range(depth)]
+            self.stages.append(CvtStage(embed, blocks, width, class_token and stage == last))
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters that are not pulled to zero."""
+        return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
+
+
+def require_sound(
+    embed_dims: Sequence[int],
+    depths: Sequence[int],
+    num_heads: Sequence[int],
+    mlp_ratio: float,
+    drop_path_rate: float,
+) -> None:
+    """Check the values that describe the stages of a CvT.
+
+    Raises:
+        ValueError: a value that makes no model.
+    """
+    if not len(embed_dims) == len(depths) == len(num_heads) > 0:
+        raise ValueError(
+            f"embed_dims has {len(embed_dims)} entries, depths {len(depths)} and num_heads {len(num_heads)}; give one "
+            "of each per stage"
+        )
+    for width, heads in zip(embed_dims, num_heads, strict=True):
+        if heads < 1 or width < 1 or width % heads:
+            raise ValueError(f"embed_dims has {width} for {heads} heads; it must be a multiple of the heads")
+        if int(width * mlp_ratio) < 1:
+            raise ValueError(f"mlp_ratio is {mlp_ratio}; it must leave {width} channels at least one hidden channel")
+    if min(depths) < 1:
+        raise ValueError(f"depths is {tuple(depths)}; each stage must have a block or more")
+    if not 0 <= drop_path_rate < 1:
+        raise ValueError(f"drop_path_rate is {drop_path_rate}; give a chance from 0 up to, not including, 1")
+
+
+def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
+    """Return a published state dict under our names and in our shapes; other names are left alone.
+
+    1x1 convolutions become linear layers, norms of shape (1, C, 1, 1) become (C).
+
+    Args:
+        state: tensors by name; a prefix before the names that the first rule knows is taken off.
+        rules: (pattern of the beginning of a name, what replaces it); of those that fit, the first counts.
+    """
+    known = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)
+    prefix = next((found[1] for found in known if found is not None), "")
+    result = {}
+    for name, value in state.items():
+        plain = name.removeprefix(prefix)
+        ours = _renamed(plain, rules)
+        result[ours] = _flattened(ours, value) if ours != plain else value
+    return result
+
+
+def _renamed(name: str, rules: Rules) -> str:
+    for pattern, replacement in rules:
+        ours, count = re.subn(rf"^(?:{pattern})", replacement, name)
+        if count:
+            return ours
+    return name
+
+
+def _flattened(name: str, value: Tensor) -> Tensor:
+    if value.ndim != 4 or value.shape[2:] != (1, 1):
+        return value
+    return value.flatten() if re.search(r"norm\d?\.\w+$", name) else value.flatten(1)

@@ -17,20 +17,33 @@ keys' batch norm in stages without class token, is zero up to rounding: softmax 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from timm.layers.config import use_fused_attn
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.norm import LayerNormFp32
 from timm.layers.weight_init import trunc_normal_
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.attention import attend, join_heads
-from paucal.backbones.families.common.contract import DEIT_CROP, build, configuration, init_linear, to_tokens
-from paucal.backbones.families.cvt.frame import CvtBackbone, renamed, require_sound
-from paucal.backbones.families.cvt.layers import CvtBlock, DepthwiseNorm, Grid, QuickGelu, as_map
+from paucal.backbones.families.common.contract import (
+    DEIT_CROP,
+    configuration,
+    init_linear,
+    register_variants,
+    to_tokens,
+)
+from paucal.backbones.families.cvt_layers import (
+    CvtBackbone,
+    CvtBlock,
+    DepthwiseNorm,
+    Grid,
+    QuickGelu,
+    as_map,
+    renamed,
+    require_sound,
+)
 
 
 class ConvAttention(nn.Module):
@@ -152,25 +165,8 @@ _CONFIG = configuration("stages.0.embed.proj", crop_pct=DEIT_CROP, license="mit"
 default_cfgs = generate_default_cfgs({"cvt_13": _CONFIG, "cvt_21": _CONFIG})
 
 
-def _create(name: str, pretrained: bool, settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> Cvt:
-    return build(
-        Cvt,
-        name,
-        pretrained,
-        {"drop_path_rate": 0.1, **settings},
-        arguments,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3},
-    )
-
-
-@register_model
-def cvt_13(pretrained: bool = False, **arguments: Any) -> Cvt:
-    """Build CvT-13: 20.0 million parameters, 4.57 GMACs at 224 pixels. Arguments of `Cvt` may be given."""
-    return _create("cvt_13", pretrained, {}, arguments)
-
-
-@register_model
-def cvt_21(pretrained: bool = False, **arguments: Any) -> Cvt:
-    """Build CvT-21: 31.6 million parameters, 7.18 GMACs at 224 pixels. Arguments of `Cvt` may be given."""
-    return _create("cvt_21", pretrained, {"depths": (1, 4, 16)}, arguments)
+_VARIANTS = {
+    "cvt_13": {"drop_path_rate": 0.1},  # 20.0M parameters, 4.57 GMACs at 224 pixels
+    "cvt_21": {"depths": (1, 4, 16), "drop_path_rate": 0.1},  # 31.6M, 7.18 GMACs
+}
+register_variants(__name__, Cvt, _VARIANTS, checkpoint_filter_fn, 3)

@@ -1,4 +1,4 @@
-"""The model of T2T-ViT: a narrow and deep transformer on tokens of overlapping windows.
+"""T2T-ViT, a narrow and deep transformer on tokens of overlapping windows.
 
 "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet" (Yuan et al., ICCV 2021). Names of the
 state dict are those of the published program and of the one of DrLoc, which has the same model: both load as they are.
@@ -6,25 +6,30 @@ state dict are those of the published program and of the one of DrLoc, which has
 Differences from the published program:
 - Images need not be square, and the grid is counted instead of taken for a sixteenth of the image.
 - Drop-path and the dropouts of the token layers are arguments.
-- The performer runs in float32 under autocast, and cannot overflow; see `performer.linear_attention`.
+- The performer runs in float32 under autocast, and cannot overflow; see `linear_attention`.
 - Attention in the blocks is scaled by the root of a head's channels. The published entry functions change that to the
   root of all channels when they are asked for pretrained weights, which its evaluation does not do: `qk_scale` does.
+
+The token layers have linear attention, those of the variants with `_t_` softmax attention. Drop-path is not part of a
+variant: pass `drop_path_rate` (published: 0.1; 0 in the program of DrLoc). Other sizes than 224 pixels are built with
+`img_size`; checkpoints of 224 pixels then load with an interpolated position table. Images of few pixels want a smaller
+`patch_size`: 4 makes 8x8 cells of 32 pixels.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
-from timm.models import adapt_input_conv
+from timm.models import adapt_input_conv, generate_default_cfgs
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import init_linear
+from paucal.backbones.families.common.contract import configuration, init_linear, register_variants
 from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
-from paucal.backbones.families.common.tokens import Grid, TokenBackbone
-from paucal.backbones.families.lvvit.layers import LvVitBlock
-from paucal.backbones.families.t2t.layers import FIRST
-from paucal.backbones.families.t2t.stem import Size, TokensToToken
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_sound
+from paucal.backbones.families.lvvit_layers import LvVitBlock
+from paucal.backbones.families.t2t_layers import FIRST, Size, TokensToToken
 
 _READS_PIXELS = ("norm1.weight", "norm1.bias", "kqv.weight", "attn.qkv.weight")
 
@@ -96,7 +101,7 @@ class T2tVit(TokenBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        _require_sound(embed_dim, depth, num_heads, mlp_ratio)
+        require_sound(embed_dim, depth, num_heads, mlp_ratio)
         super().__init__(
             num_classes=num_classes,
             in_chans=in_chans,
@@ -226,8 +231,35 @@ def _with_channels(value: Tensor, own: Tensor, channels: int) -> Tensor:
     return adapt_input_conv(channels, split, base_chans=count).flatten(1).clone()
 
 
-def _require_sound(embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> None:
-    if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-        raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
-    if depth < 1 or int(embed_dim * mlp_ratio) < 1:
-        raise ValueError(f"depth is {depth} and mlp_ratio {mlp_ratio}; both must give at least 1 layer and channel")
+_FIRST = {"performer": "tokens_to_token.attention1.kqv", "transformer": "tokens_to_token.attention1.attn.qkv"}
+_NARROW = {"embed_dim": 256, "num_heads": 4, "mlp_ratio": 2.0}
+_14 = {"embed_dim": 384, "depth": 14, "num_heads": 6}
+_19 = {"embed_dim": 448, "depth": 19, "num_heads": 7}
+_24 = {"embed_dim": 512, "depth": 24, "num_heads": 8}
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "t2t_vit_7": {"depth": 7, **_NARROW},  # 4.3M parameters
+    "t2t_vit_10": {"depth": 10, **_NARROW},  # 5.9M
+    "t2t_vit_12": {"depth": 12, **_NARROW},  # 6.9M
+    "t2t_vit_14": _14,  # 21.5M
+    "t2t_vit_19": _19,  # 39.2M
+    "t2t_vit_24": _24,  # 64.1M
+    "t2t_vit_t_14": {**_14, "tokens_type": "transformer"},
+    "t2t_vit_t_19": {**_19, "tokens_type": "transformer"},
+    "t2t_vit_t_24": {**_24, "tokens_type": "transformer"},
+}
+default_cfgs = generate_default_cfgs(
+    {
+        name: configuration(
+            _FIRST[settings.get("tokens_type", "performer")], fixed_input_size=True, license="bsd-3-clause-clear"
+        )
+        for name, settings in _VARIANTS.items()
+    }
+)
+
+
+def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = arguments.get("tokens_type")
+    return {"first_conv": _FIRST[tokens]} if tokens in _FIRST else {}  # the model itself refuses others
+
+
+register_variants(__name__, T2tVit, _VARIANTS, checkpoint_filter_fn, 3, _changes)

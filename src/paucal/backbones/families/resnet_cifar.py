@@ -9,11 +9,11 @@ of their stem.
 
 from typing import Any
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
-from paucal.backbones.families.common.contract import build, configuration
+from paucal.backbones.families.common.contract import configuration, register_variants
 
 STEM_STRIDE = 4  # of timm's ResNets
 
@@ -67,8 +67,5 @@ class ResNetCifar(ResNet):
             level["reduction"] = max(1, int(level["reduction"]) // STEM_STRIDE) * stem_stride
 
 
-@register_model
-def resnet18_cifar(pretrained: bool = False, **arguments: Any) -> ResNetCifar:
-    """Build ResNet-18 with a stem of stride 1, 11.2M parameters with 100 classes."""
-    settings = {"block": BasicBlock, "layers": (2, 2, 2, 2)}
-    return build(ResNetCifar, "resnet18_cifar", pretrained, settings, arguments)
+# 11.2M parameters with 100 classes.
+register_variants(__name__, ResNetCifar, {"resnet18_cifar": {"block": BasicBlock, "layers": (2, 2, 2, 2)}})

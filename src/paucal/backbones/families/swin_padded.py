@@ -8,12 +8,12 @@ not (see `paucal.backbones.families.common.windows`).
 from collections.abc import Mapping
 from typing import Any
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models._registry import get_arch_pretrained_cfgs
 from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filter_fn
 
-from paucal.backbones.families.common.contract import build
-from paucal.backbones.families.swin.swin_esvit import EsvitSwin
+from paucal.backbones.families.common.contract import register_variants
+from paucal.backbones.families.swin_esvit import EsvitSwin
 
 PREFIX, NORM_EPS = "padded_", 1e-5
 SIZES: Mapping[str, dict[str, Any]] = {
@@ -28,16 +28,5 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _register(name: str, size: Mapping[str, Any]) -> None:
-    """Register a model with timm."""
-    settings = {"window_size": 7, "norm_eps": NORM_EPS, **size}
-
-    def make(pretrained: bool = False, **arguments: Any) -> EsvitSwin:
-        return build(EsvitSwin, name, pretrained, settings, arguments, pretrained_filter_fn=checkpoint_filter_fn)
-
-    make.__name__ = make.__qualname__ = name
-    register_model(make)
-
-
-for _name, _size in NAMES.items():
-    _register(f"{PREFIX}{_name}", _size)
+_VARIANTS = {f"{PREFIX}{name}": {"window_size": 7, "norm_eps": NORM_EPS, **sizes} for name, sizes in NAMES.items()}
+register_variants(__name__, EsvitSwin, _VARIANTS, checkpoint_filter_fn)

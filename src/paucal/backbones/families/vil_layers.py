@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paucal.backbones.families.common.contract import to_map, to_tokens
-from paucal.backbones.families.vil.attention import AttentionSettings, FullAttention
-from paucal.backbones.families.vil.chunks import Grid, Mode
-from paucal.backbones.families.vil.sparse import SparseAttention
+from paucal.backbones.families.vil_attention import AttentionSettings, FullAttention, SparseAttention
+from paucal.backbones.families.vil_chunks import Grid, Mode
 
 EPS = 1e-6
 

@@ -1,32 +1,45 @@
 """DHVT, the dynamic hybrid vision transformer (Lu et al., NeurIPS 2022, arXiv 2210.05958).
 
 A ViT that trains from scratch on few images: patches are embedded by overlapping convolutions, attention is joined by
-tokens that stand for its heads, and the feed-forward mixes neighbours by convolutions. It has no table of positions:
-the zeros around the convolutions tell where a cell is. Every part can be taken away (`DhvtParts`).
+tokens that stand for its heads, and the feed-forward mixes neighbours by convolutions (`dhvt_layers`). It has no table
+of positions: the zeros around the convolutions tell where a cell is. Every part can be taken away (`DhvtParts`).
 
-Tensor names are those of the published program, which has published no weights.
+Tensor names are those of the published program, which has published no weights. So are names, widths and heads of the
+variants (the supplement's Table 11). Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for
+all). Inputs are normalised by ImageNet's statistics throughout, as published.
+
+`dhvt_mini` is paucal's own: as wide and deep as `vit_mini`, for small images and short runs.
+
+The published program also registers DHVTs under DeiT's names; here these are timm's DeiTs, and `vit_cifar` holds the
+plain transformers that DHVT is compared with, which that program cannot build.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from timm.layers.drop import DropPath, calculate_drop_path_rates
 from timm.layers.patch_embed import PatchEmbed
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import init_linear, init_table, to_tokens
+from paucal.backbones.families.common.contract import (
+    configuration,
+    init_linear,
+    init_table,
+    recompute,
+    register_variants,
+    to_tokens,
+)
 from paucal.backbones.families.common.positions import (
     Size,
     record_input_size,
     resample_positions,
     with_fitting_positions,
 )
-from paucal.backbones.families.common.recompute import recompute
 from paucal.backbones.families.common.tokens import Grid, TokenBackbone
-from paucal.backbones.families.dhvt.feed_forward import Daff, PlainFeedForward
-from paucal.backbones.families.dhvt.layers import HeadInteractedAttention, Sope
-from paucal.backbones.families.dhvt.parts import DhvtParts
+from paucal.backbones.families.dhvt_layers import Daff, DhvtParts, HeadInteractedAttention, PlainFeedForward, Sope
 from paucal.types import height_and_width
 
 EPS = 1e-6  # of the norms of the blocks and of the last one
@@ -226,3 +239,46 @@ def checkpoint_filter_fn(state: Mapping[str, Any], model: nn.Module) -> dict[str
     if own is None or not isinstance(fitted.get("pos_embed"), Tensor):
         return fitted
     return with_fitting_positions(fitted, own, model.patch_embed.grid_size)  # type: ignore[union-attr]
+
+
+_TINY, _SMALL = {"embed_dim": 192}, {"embed_dim": 384}
+_PATCH4, _PATCH2 = {"img_size": 32, "patch_size": 4}, {"img_size": 32, "patch_size": 2}
+_CIFAR: dict[str, Any] = {"num_classes": 100, "input_size": (3, 32, 32), "crop_pct": 1.0}
+_LARGE: dict[str, Any] = {"crop_pct": 0.875}
+_cfg = partial(configuration, "patch_embed.proj.0.0")
+default_cfgs = generate_default_cfgs(
+    {
+        "dhvt_mini": _cfg(**{**_CIFAR, "num_classes": 1000}),
+        "dhvt_tiny_cifar_patch4": _cfg(**_CIFAR),
+        "dhvt_small_cifar_patch4": _cfg(**_CIFAR),
+        "dhvt_tiny_cifar_patch2": _cfg(**_CIFAR),
+        "dhvt_small_cifar_patch2": _cfg(**_CIFAR),
+        "dhvt_tiny_domain_patch16": _cfg(num_classes=345, **_LARGE),
+        "dhvt_small_domain_patch16": _cfg(num_classes=345, **_LARGE),
+        "dhvt_tiny_imagenet_patch16": _cfg(**_LARGE),
+        "dhvt_small_imagenet_patch16": _cfg(**_LARGE),
+    }
+)
+
+
+# Parameters are counted with the classes of each variant.
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "dhvt_mini": {"embed_dim": 128, "depth": 6, **_PATCH4, "num_heads": 4},  # 1.5M
+    "dhvt_tiny_cifar_patch4": {**_TINY, **_PATCH4, "num_heads": 4},  # 6.0M
+    "dhvt_small_cifar_patch4": {**_SMALL, **_PATCH4, "num_heads": 8},  # 23.4M
+    "dhvt_tiny_cifar_patch2": {**_TINY, **_PATCH2, "num_heads": 4},  # 5.8M
+    "dhvt_small_cifar_patch2": {**_SMALL, **_PATCH2, "num_heads": 8},  # 22.8M
+    # Trained from scratch on DomainNet. The tiny one has 4 heads and cannot take all weights of ImageNet's with 3.
+    "dhvt_tiny_domain_patch16": {**_TINY, "patch_size": 16, "num_heads": 4},  # 6.1M
+    "dhvt_small_domain_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 23.8M
+    # Trained on ImageNet, and fine-tuned from it.
+    "dhvt_tiny_imagenet_patch16": {**_TINY, "patch_size": 16, "num_heads": 3},  # 6.3M
+    "dhvt_small_imagenet_patch16": {**_SMALL, "patch_size": 16, "num_heads": 6},  # 24.0M
+}
+
+
+def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"first_conv": "patch_embed.proj"} if arguments.get("sope") is False else {}
+
+
+register_variants(__name__, Dhvt, _VARIANTS, checkpoint_filter_fn, 3, _changes)

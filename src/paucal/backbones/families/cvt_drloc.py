@@ -21,13 +21,20 @@ import torch
 from timm.layers.config import use_fused_attn
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.norm import LayerNormFp32
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
-from paucal.backbones.families.common.contract import DEIT_CROP, build, configuration, to_tokens
-from paucal.backbones.families.cvt.frame import CvtBackbone, renamed, require_sound
-from paucal.backbones.families.cvt.layers import CvtBlock, DepthwiseNorm, Grid, as_map
+from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants, to_tokens
+from paucal.backbones.families.cvt_layers import (
+    CvtBackbone,
+    CvtBlock,
+    DepthwiseNorm,
+    Grid,
+    as_map,
+    renamed,
+    require_sound,
+)
 
 EPS = 1e-5
 
@@ -184,17 +191,5 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
 default_cfgs = generate_default_cfgs(
     {"drloc_cvt_13": configuration("stages.0.embed.proj", crop_pct=DEIT_CROP, license="mit")}
 )
-
-
-@register_model
-def drloc_cvt_13(pretrained: bool = False, **arguments: Any) -> DrlocCvt:
-    """Build DrLoc's CvT-13: 19.9 million parameters, 4.54 GMACs at 224 pixels. Arguments of `DrlocCvt` may be given."""
-    return build(
-        DrlocCvt,
-        "drloc_cvt_13",
-        pretrained,
-        {},
-        arguments,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": 3},
-    )
+# 19.9M parameters, 4.54 GMACs at 224 pixels.
+register_variants(__name__, DrlocCvt, {"drloc_cvt_13": {}}, checkpoint_filter_fn, 3)

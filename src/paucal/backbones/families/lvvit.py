@@ -1,4 +1,4 @@
-"""The model of LV-ViT: a vision transformer that predicts the class of every token beside that of the image.
+"""LV-ViT, a vision transformer that predicts the class of every token beside that of the image.
 
 "All Tokens Matter: Token Labeling for Training Better Vision Transformers" (Jiang et al., NeurIPS 2021). Names of the
 state dict are those of the published programs, whose checkpoints load as they are; the position table is resampled.
@@ -12,21 +12,32 @@ Differences from the published program:
 - `reset_classifier` replaces both classifiers.
 - MixToken's box is given by the caller instead of drawn from a global generator.
 - Images need not be square.
+
+Drop-path is not part of a variant: pass `drop_path_rate` (published: 0.1 for T and S, 0.2 for M, 0.3 for L). Other
+sizes than 224 pixels are built with `img_size`; checkpoints of 224 pixels then load with a resampled position table.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from timm.layers.drop import calculate_drop_path_rates
 from timm.layers.weight_init import trunc_normal_
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import init_linear, like, new_classifier, to_tokens
+from paucal.backbones.families.common.contract import (
+    configuration,
+    init_linear,
+    like,
+    new_classifier,
+    register_variants,
+    to_tokens,
+)
 from paucal.backbones.families.common.positions import record_input_size, resample_positions, with_fitting_positions
-from paucal.backbones.families.common.tokens import Grid, TokenBackbone
-from paucal.backbones.families.lvvit.layers import LvVitBlock
-from paucal.backbones.families.lvvit.mixtoken import Box, exchange_box
-from paucal.backbones.families.lvvit.stems import LvVitStem, Size
+from paucal.backbones.families.common.tokens import Grid, TokenBackbone, require_sound
+from paucal.backbones.families.lvvit_layers import STEMS, LvVitBlock, LvVitStem, Size, first_convolution
+from paucal.backbones.families.mixtoken import Box, exchange_box
 
 
 class LvVit(TokenBackbone):
@@ -44,7 +55,7 @@ class LvVit(TokenBackbone):
         mlp_ratio: hidden channels of each MLP over `embed_dim`.
         qkv_bias: whether queries, keys and values have a bias.
         skip_lam: what residual branches are divided by (table 4 of the supplement).
-        stem: patch embedding, a key of `lvvit_stems.STEMS` (table 3 of the supplement).
+        stem: patch embedding, a key of `lvvit_layers.STEMS` (table 3 of the supplement).
         stem_width: channels between the convolutions of the stem.
         aux_head: whether a second classifier reads every cell. Leave it out where it will not be trained.
         aux_weight: how much of the largest logits over the cells is added to the class logits; the published models
@@ -86,7 +97,11 @@ class LvVit(TokenBackbone):
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        _require_sound(embed_dim, depth, num_heads, mlp_ratio, skip_lam, aux_weight)
+        require_sound(embed_dim, depth, num_heads, mlp_ratio)
+        if not skip_lam > 0:
+            raise ValueError(f"skip_lam is {skip_lam}; the divisor of residual branches must be above 0")
+        if not 0 <= aux_weight < float("inf"):
+            raise ValueError(f"aux_weight is {aux_weight}; give a finite weight from 0, as published 0.5")
         super().__init__(
             num_classes=num_classes,
             in_chans=in_chans,
@@ -212,14 +227,40 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: LvVit) -> dict[str,
     return with_fitting_positions(state, model.pos_embed, model.patch_embed.grid_size)
 
 
-def _require_sound(
-    embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, skip_lam: float, aux_weight: float
-) -> None:
-    if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-        raise ValueError(f"embed_dim is {embed_dim} for {num_heads} heads; it must be a multiple of the heads")
-    if depth < 1 or int(embed_dim * mlp_ratio) < 1:
-        raise ValueError(f"depth is {depth} and mlp_ratio {mlp_ratio}; both must give at least 1 layer and channel")
-    if not skip_lam > 0:
-        raise ValueError(f"skip_lam is {skip_lam}; the divisor of residual branches must be above 0")
-    if not 0 <= aux_weight < float("inf"):
-        raise ValueError(f"aux_weight is {aux_weight}; give a finite weight from 0, as published 0.5")
+_DENSE = ("head", "aux_head")
+
+default_cfgs = generate_default_cfgs(
+    {
+        "lvvit_t": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True),
+        "lvvit_s": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True),
+        "lvvit_m": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True, crop_pct=1.0),
+        "lvvit_l": configuration("patch_embed.conv1", _DENSE, fixed_input_size=True, crop_pct=1.0),
+        "lvvit_s_plain": configuration("patch_embed.conv1", fixed_input_size=True),
+        "lvvit_vit_s": configuration("patch_embed.proj", fixed_input_size=True),
+    }
+)
+
+
+_SMALL = {"embed_dim": 384, "depth": 16, "num_heads": 6}
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "lvvit_t": {"embed_dim": 240, "depth": 12, "num_heads": 4, "skip_lam": 1.0},  # 8.5M parameters
+    "lvvit_s": {**_SMALL, "skip_lam": 2.0},  # 26.2M
+    "lvvit_m": {"embed_dim": 512, "depth": 20, "num_heads": 8, "skip_lam": 2.0},  # 55.8M
+    "lvvit_l": {"embed_dim": 768, "depth": 24, "num_heads": 12, "skip_lam": 3.0, "stem_width": 128},  # 150.0M
+    # Without the classifier of tokens (`lvvit` in the published program), 25.8M.
+    "lvvit_s_plain": {**_SMALL, "skip_lam": 2.0, "aux_head": False},
+    # The plain transformer that LV-ViT-S started from (`vit` in the published program), 24.4M.
+    "lvvit_vit_s": {**_SMALL, "skip_lam": 1.0, "stem": "1_conv", "aux_head": False},
+}
+
+
+def _changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if arguments.get("stem") in STEMS:  # the model itself refuses others
+        changes["first_conv"] = first_convolution(arguments["stem"])
+    if "aux_head" in arguments:
+        changes["classifier"] = _DENSE if arguments["aux_head"] else "head"
+    return changes
+
+
+register_variants(__name__, LvVit, _VARIANTS, checkpoint_filter_fn, 3, _changes)

@@ -1,17 +1,26 @@
-"""The blocks of a Swin whose maps need not divide into windows, after timm's, whose weights they share.
+"""Swin as EsViT trains it: for any image size, above all for the small crops of multi-crop training.
+
+Li et al. 2022, "Efficient Self-supervised Vision Transformers for Representation Learning", Table 6: Swin-T, S and B
+with windows of 7 and of 14. The parameters are those of timm's Swin of the same size, and weights go both ways; at 224
+pixels both compute the same, at other sizes timm pads in another order (see `common.windows`).
 
 A padded cell is zero after the norm, so that its query, key and value are the biases of their projection. They are
 filled in after the projection here, and padding is cut off before the output projection: neither is computed for
 padding, as both are in the papers' programs, with the same result.
 """
 
+from functools import partial
 from typing import Any
 
 from timm.layers.config import use_fused_attn
-from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
+from timm.layers.patch_embed import PatchEmbed
+from timm.models import generate_default_cfgs
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
+from timm.models.swin_transformer import checkpoint_filter_fn as checkpoint_filter_fn
 from torch import Tensor, nn
 
 from paucal.backbones.families.common.attention import attend, biased, is_fused_faster
+from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
 from paucal.backbones.families.common.windows import Size, Windows, kept_apart, lay_out, take_back
 
 PADDINGS = ("published", "masked", "shrunk")
@@ -126,3 +135,77 @@ class PaddedSwinBlock(SwinTransformerBlock):
 
     def _attn(self, x: Tensor) -> Any:
         return self.attn(x, self.windows((x.shape[1], x.shape[2])))
+
+
+class AnySizePatchEmbed(PatchEmbed):
+    """timm's patch embedding for images of any size, filled up with zeros at the right and the bottom."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{**arguments, "strict_img_size": False, "dynamic_img_pad": True})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed the patches; compiled code is bound to the size of the images."""
+        # torch.compile would take a second image size as a reason to leave the size open, and then spend minutes on
+        # the algebra of windows of unknown number. A range needs its length.
+        _ = range(x.shape[2]), range(x.shape[3])
+        return super().forward(x)
+
+
+class EsvitSwin(SwinTransformer):
+    """timm's Swin with the papers' padding.
+
+    Windows and shifts are fixed when the model is built, from `img_size`: where a stage's grid is no larger than its
+    window, the window becomes the grid and nothing is shifted. Images of any other size can then be given; a window is
+    filled up with padding where the map ends, and an image that is no multiple of the patch with zeros.
+
+    Args:
+        padding: what becomes of padded cells. "published": they take part in the attention like others, with the bias
+            of the projection as their content, as in EsViT's program; a 96-pixel crop spends 5 of 6 parts of its
+            last stage on them. "masked": cells do not see them. "shrunk": a window larger than the map is shrunk to
+            it, with the relative positions looked up in the same table, and what padding is left is masked.
+        norm_eps: of all norms; 1e-6 in EsViT.
+        arguments: those of timm's `SwinTransformer`.
+
+    Raises:
+        ValueError: no such padding.
+    """
+
+    def __init__(self, *, padding: str = "published", norm_eps: float = 1e-6, **arguments: Any) -> None:
+        if padding not in PADDINGS:
+            raise ValueError(f"padding is {padding!r}; EsvitSwin has {', '.join(map(repr, PADDINGS))}")
+        defaults = {"norm_layer": partial(nn.LayerNorm, eps=norm_eps), "embed_layer": AnySizePatchEmbed}
+        super().__init__(**{**defaults, **arguments, "strict_img_size": False})
+        self.padding = padding
+        for module in self.modules():
+            if isinstance(module, SwinTransformerBlock):
+                PaddedSwinBlock.adopt(module, padding)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        f"esvit_swin_{size}_patch4_window{window}_224": configuration(
+            "patch_embed.proj",
+            "head.fc",
+            pool_size=(7, 7),
+            fixed_input_size=True,
+            crop_pct=DEIT_CROP,
+            license="mit",
+        )
+        for size in ("tiny", "small", "base")
+        for window in (7, 14)
+    }
+)
+_TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.1}
+_SMALL = {**_TINY, "depths": (2, 2, 18, 2), "drop_path_rate": 0.2}
+_BASE = {**_SMALL, "embed_dim": 128, "num_heads": (4, 8, 16, 32)}
+
+
+_VARIANTS = {
+    "esvit_swin_tiny_patch4_window7_224": {**_TINY, "window_size": 7},  # 28.3M parameters
+    "esvit_swin_tiny_patch4_window14_224": {**_TINY, "window_size": 14},  # 7 in the last stage, as in all of 14
+    "esvit_swin_small_patch4_window7_224": {**_SMALL, "window_size": 7},  # 49.6M
+    "esvit_swin_small_patch4_window14_224": {**_SMALL, "window_size": 14},
+    "esvit_swin_base_patch4_window7_224": {**_BASE, "window_size": 7},  # 87.8M
+    "esvit_swin_base_patch4_window14_224": {**_BASE, "window_size": 14},
+}
+register_variants(__name__, EsvitSwin, _VARIANTS, checkpoint_filter_fn)

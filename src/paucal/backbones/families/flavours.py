@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from timm.layers.weight_init import trunc_normal_
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models import vision_transformer as timm_vit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from paucal.backbones.families.common.contract import DEIT_CROP, build, configuration
+from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
 from paucal.backbones.families.common.positions import resample_positions, with_fitting_positions
 
 
@@ -146,49 +146,16 @@ def _as_kernel(weight: Tensor, channels: int) -> Tensor:
     return weight
 
 
-default_cfgs = generate_default_cfgs(
-    {
-        name: configuration("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP, license="mit")
-        for name in (
-            "drloc_vit_base_patch16_224",
-            "esvit_deit_tiny_patch16_224",
-            "esvit_deit_small_patch16_224",
-            "esvit_vit_base_patch16_224",
-        )
-    }
+_TINY, _SMALL, _BASE = (
+    {"patch_size": 16, "embed_dim": width, "depth": 12, "num_heads": width // 64} for width in (192, 384, 768)
 )
-
-
-def _vit(
-    kind: type[VisionTransformer], name: str, pretrained: bool, arguments: Mapping[str, Any], **settings: Any
-) -> Any:
-    extra = {"pretrained_filter_fn": checkpoint_filter_fn, "feature_cfg": {"out_indices": 3}}
-    return build(kind, name, pretrained, {"depth": 12, "patch_size": 16, **settings}, arguments, **extra)
-
-
-@register_model
-def drloc_vit_base_patch16_224(pretrained: bool = False, **arguments: Any) -> DrlocViT:
-    """Build ViT-B/16 as in DrLoc's program (86.5 M parameters)."""
-    settings = {"embed_dim": 768, "num_heads": 12, "qkv_bias": False, "proj_drop_rate": 0.1}
-    return _vit(DrlocViT, "drloc_vit_base_patch16_224", pretrained, arguments, **settings)
-
-
-@register_model
-def esvit_deit_tiny_patch16_224(pretrained: bool = False, **arguments: Any) -> EsvitViT:
-    """Build DeiT-T as in EsViT's program (5.7 M parameters)."""
-    settings = {"embed_dim": 192, "num_heads": 3, "drop_path_rate": 0.1}
-    return _vit(EsvitViT, "esvit_deit_tiny_patch16_224", pretrained, arguments, **settings)
-
-
-@register_model
-def esvit_deit_small_patch16_224(pretrained: bool = False, **arguments: Any) -> EsvitViT:
-    """Build DeiT-S as in EsViT's program (22.1 M parameters)."""
-    settings = {"embed_dim": 384, "num_heads": 6, "drop_path_rate": 0.1}
-    return _vit(EsvitViT, "esvit_deit_small_patch16_224", pretrained, arguments, **settings)
-
-
-@register_model
-def esvit_vit_base_patch16_224(pretrained: bool = False, **arguments: Any) -> EsvitViT:
-    """Build ViT-B/16 as in EsViT's program (86.6 M parameters)."""
-    settings = {"embed_dim": 768, "num_heads": 12, "drop_path_rate": 0.1}
-    return _vit(EsvitViT, "esvit_vit_base_patch16_224", pretrained, arguments, **settings)
+_DRLOC = {"drloc_vit_base_patch16_224": {**_BASE, "qkv_bias": False, "proj_drop_rate": 0.1}}  # 86.5M parameters
+_ESVIT = {
+    "esvit_deit_tiny_patch16_224": {**_TINY, "drop_path_rate": 0.1},  # 5.7M
+    "esvit_deit_small_patch16_224": {**_SMALL, "drop_path_rate": 0.1},  # 22.1M
+    "esvit_vit_base_patch16_224": {**_BASE, "drop_path_rate": 0.1},  # 86.6M
+}
+_CFG = configuration("patch_embed.proj", fixed_input_size=True, crop_pct=DEIT_CROP, license="mit")
+default_cfgs = generate_default_cfgs(dict.fromkeys((*_DRLOC, *_ESVIT), _CFG))
+register_variants(__name__, DrlocViT, _DRLOC, checkpoint_filter_fn, 3)
+register_variants(__name__, EsvitViT, _ESVIT, checkpoint_filter_fn, 3)

@@ -1,0 +1,371 @@
+"""What a DHVT is made of: its options, patch embedding, attention and feed-forward networks."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from timm.layers.config import use_fused_attn
+from timm.layers.norm import LayerNorm2d
+from torch import Tensor, nn
+
+from paucal.backbones.families.common.attention import attend, join_heads, split_heads
+from paucal.backbones.families.common.contract import init_table, to_tokens
+
+Norm = Literal["batch", "layer"]
+Local = Literal["conv", "pool", "none"]
+Aggregate = Literal["cls", "all", "none"]
+
+
+@dataclass(frozen=True)
+class DhvtParts:
+    """The options of a DHVT, all of JSON types; the defaults are the paper's model.
+
+    With `sope`, `daff` and `head_tokens` off and `abs_pos` on it is the plain ViT that the paper compares with, with
+    timm's tensor names. `studies/published/dhvt.yaml` says which options make which published row.
+
+    Attributes:
+        sope: sequential overlapping patch embedding (a stack of 3x3 convolutions of stride 2); else one linear
+            projection per patch.
+        sope_norm: norm after each convolution of SOPE.
+        pre_affine: scale and shift of the image's channels before the convolutions of SOPE.
+        post_affine: scale and shift of the tokens' channels after them.
+        head_tokens: one token per attention head, joined to the sequence within each attention.
+        abs_pos: a learned table of positions, added to the tokens; binds the model to one image size unless
+            `dynamic_img_size` is on.
+        daff: dynamic aggregation feed-forward (convolutions and norms); else the two linear layers of a ViT. The
+            options below count for both, and None is "as in DAFF", on, or "as in a ViT", off.
+        daff_norm: norm of the convolutions of DAFF.
+        local: what mixes neighbouring cells between the two layers: a depth-wise 3x3 convolution, the mean of 3x3
+            cells (zeros outside, as a convolution of equal weights would have them), or nothing.
+        shortcut: add what enters the local mixing to its output.
+        split_cls: the class token takes no part in the layers. It passes through as it is after the block's norm, so
+            that the block adds the normed class token to itself; the paper does not spell this out, its program's
+            structure implies it.
+        aggregate: the mean output cell, through two linear layers and no gate function, multiplies the class token
+            ("cls"), every token ("all") or nothing ("none").
+
+    Raises:
+        ValueError: an option has no such value.
+    """
+
+    sope: bool = True
+    sope_norm: Norm = "batch"
+    pre_affine: bool = True
+    post_affine: bool = True
+    head_tokens: bool = True
+    abs_pos: bool = False
+    daff: bool = True
+    daff_norm: Norm = "batch"
+    local: Local | None = None
+    shortcut: bool | None = None
+    split_cls: bool | None = None
+    aggregate: Aggregate | None = None
+
+    def __post_init__(self) -> None:
+        self._require("sope_norm", Norm)
+        self._require("daff_norm", Norm)
+        self._require("local", Local, None)
+        self._require("aggregate", Aggregate, None)
+        for name in ("sope", "pre_affine", "post_affine", "head_tokens", "abs_pos", "daff"):
+            self._require(name, Literal[True, False])
+        for name in ("shortcut", "split_cls"):
+            self._require(name, Literal[True, False], None)
+
+    def feed_forward(self) -> dict[str, Any]:
+        """Return `local`, `shortcut`, `split_cls` and `aggregate` with the None values settled."""
+        usual = {"local": "conv", "shortcut": True, "split_cls": True, "aggregate": "cls"}
+        if not self.daff:
+            usual = {"local": "none", "shortcut": False, "split_cls": False, "aggregate": "none"}
+        given = {name: getattr(self, name) for name in usual}
+        return {name: usual[name] if value is None else value for name, value in given.items()}
+
+    def _require(self, name: str, allowed: Any, *further: Any) -> None:
+        value, values = getattr(self, name), (*get_args(allowed), *further)
+        if not any(value is one or (isinstance(one, str) and value == one) for one in values):
+            raise ValueError(f"{name} is {value!r}; give one of {', '.join(map(repr, values))}")
+
+
+SOPE_PATCHES = (2, 4, 8, 16)
+
+
+def map_norm(kind: Norm, channels: int) -> nn.Module:
+    """Return a norm of maps (B, C, H, W): over the batch and cells ("batch") or the channels of a cell ("layer")."""
+    return nn.BatchNorm2d(channels) if kind == "batch" else LayerNorm2d(channels)
+
+
+class Affine(nn.Module):
+    """Scale and shift of each channel of a map, at first 1 and 0 (the supplement's section 1.2).
+
+    The original decays both towards 0; `Dhvt.no_weight_decay` names them.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, channels, 1, 1))
+        self.beta = nn.Parameter(torch.zeros(1, channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return alpha * x + beta, (B, C, H, W)."""
+        return x * self.alpha + self.beta
+
+
+class Sope(nn.Module):
+    """Sequential overlapping patch embedding: 3x3 convolutions of stride 2, a norm after each, between two affines.
+
+    A patch of 2^n pixels takes n convolutions; the width doubles up to `embed_dim`. Activations stand between them,
+    for patches of 2 pixels behind the only one. A side of s pixels gives ceil(s / patch) cells.
+
+    The paper has patches of 2, 4 and 16; 8 follows the same rule. Its pseudo-code has a bias in the convolutions and
+    its program none, as here. Its program synchronises these norms over processes; ours are plain ones that Lightning
+    (`sync_batchnorm`) or torch converts.
+
+    Args:
+        img_size: (height, width) in pixels that `grid_size` stands for; any other size works as well.
+        patch_size: pixels per cell.
+        in_chans: channels of the images.
+        embed_dim: channels of the tokens.
+        parts: which affines there are, and the norm.
+
+    Raises:
+        ValueError: another patch size, or a width that it does not divide.
+    """
+
+    def __init__(
+        self, img_size: tuple[int, int], patch_size: int, in_chans: int, embed_dim: int, parts: DhvtParts
+    ) -> None:
+        super().__init__()
+        if patch_size not in SOPE_PATCHES:
+            raise ValueError(f"patch_size is {patch_size!r}; SOPE has {SOPE_PATCHES}, or give sope=False")
+        if embed_dim % (patch_size // 2):
+            raise ValueError(
+                f"embed_dim is {embed_dim}; SOPE of patch {patch_size} needs multiples of {patch_size // 2}"
+            )
+        self.patch_size = patch_size
+        self.set_input_size(img_size)
+        units = int(math.log2(patch_size))
+        widths = [in_chans, *(embed_dim >> (units - 1 - unit) for unit in range(units))]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            convolution = nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)
+            layers += [nn.Sequential(convolution, map_norm(parts.sope_norm, after)), nn.GELU()]
+        self.proj = nn.Sequential(*(layers if units == 1 else layers[:-1]))
+        self.pre_affine = Affine(in_chans) if parts.pre_affine else nn.Identity()
+        self.post_affine = Affine(embed_dim) if parts.post_affine else nn.Identity()
+
+    def set_input_size(self, img_size: tuple[int, int]) -> None:
+        """Record the image size that `grid_size` stands for."""
+        self.img_size = img_size
+        self.grid_size = (-(-img_size[0] // self.patch_size), -(-img_size[1] // self.patch_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, embed_dim, ceil(H / patch), ceil(W / patch)) of images (B, in_chans, H, W)."""
+        return self.post_affine(self.proj(self.pre_affine(x)))
+
+
+class HeadInteractedAttention(nn.Module):
+    """Self-attention, joined by one head token per head (the supplement's section 1.3).
+
+    A head token is made from the mean token's channels of that head. Head tokens stand behind the others, in the
+    order of the heads, so the weights that `recorded_attention` reads are over (class, cells, head tokens). They end
+    here: the class token takes the mean of their outputs.
+
+    The published pseudo-code starts the head positions at zero; as in the program they are drawn here. The program
+    decays them; `Dhvt.no_weight_decay` names them.
+
+    Args:
+        dim: channels of the tokens.
+        num_heads: heads, which divide `dim`.
+        qkv_bias: whether the joint projection has a bias.
+        head_tokens: False for the plain attention of a ViT.
+        attn_drop: dropout of the weights.
+        proj_drop: dropout of the output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        head_tokens: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        width = dim // num_heads
+        self.scale = width**-0.5
+        self.fused_attn = bool(use_fused_attn())
+        self.head_tokens = head_tokens
+        if head_tokens:
+            self.pos_embed = nn.Parameter(torch.zeros(1, num_heads, dim))
+            init_table(self.pos_embed)
+        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+        if head_tokens:
+            self.act = nn.GELU()
+            self.ht_proj = nn.Linear(width, dim)
+            self.ht_norm = nn.LayerNorm(width)  # its eps is 1e-5 in the program, unlike that of the blocks' norms
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, 1 + N, C) of tokens (B, 1 + N, C), the class token first."""
+        count = x.shape[1]
+        if self.head_tokens:
+            x = torch.cat((x, self.to_head_tokens(x)), 1)
+        query, key, value = split_heads(self.qkv(x), 3, self.num_heads)
+        x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
+        x = self.proj(join_heads(x))
+        if self.head_tokens:
+            class_token, cells, heads = x.split((1, count - 1, self.num_heads), 1)
+            x = torch.cat((class_token + heads.mean(1, keepdim=True), cells), 1)
+        return self.proj_drop(x)
+
+    def to_head_tokens(self, x: Tensor) -> Tensor:
+        """Return the head tokens (B, heads, C) of tokens (B, 1 + N, C)."""
+        batch, _, channels = x.shape
+        heads = x.mean(1).reshape(batch, self.num_heads, -1)
+        heads = self.ht_proj(heads).reshape(batch, self.num_heads, self.num_heads, -1)
+        return self.act(self.ht_norm(heads)).reshape(batch, self.num_heads, channels) + self.pos_embed
+
+
+REDUCTION = 4  # of the two layers that the mean cell passes, for every model of the paper
+Grid = tuple[int, int]
+
+
+def as_map(tokens: Tensor, grid: Grid) -> Tensor:
+    """Return tokens (B, H * W, C) as a map (B, C, H, W) without copying, so that its channels lie together."""
+    # In this order: a transposed single image has strides that torch does not recognise as channels-last.
+    return tokens.reshape(tokens.shape[0], *grid, tokens.shape[2]).permute(0, 3, 1, 2)
+
+
+def local_mixing(kind: Local, channels: int) -> nn.Module | None:
+    """Return what mixes the 3x3 neighbours of each cell, every channel by itself; None for nothing."""
+    if kind == "conv":
+        return nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+    return nn.AvgPool2d(3, stride=1, padding=1) if kind == "pool" else None
+
+
+class FeedForward(nn.Module):
+    """The ways of the class token around the layers, and the gate; `transform` are the layers.
+
+    Args:
+        dim: channels of the tokens.
+        parts: the options.
+        drop: dropout of the output. (The original takes one for DAFF and ignores it.)
+    """
+
+    def __init__(self, dim: int, parts: DhvtParts, drop: float) -> None:
+        super().__init__()
+        options: dict[str, Any] = parts.feed_forward()
+        self.split_cls: bool = options["split_cls"]
+        self.shortcut: bool = options["shortcut"]
+        self.aggregate: Aggregate = options["aggregate"]
+        self.act = nn.GELU()
+        self.drop = nn.Dropout(drop)
+        if self.aggregate != "none":
+            self.compress = nn.Linear(dim, dim // REDUCTION)
+            self.excitation = nn.Linear(dim // REDUCTION, dim)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return (B, 1 + H * W, C) of tokens (B, 1 + H * W, C) on a grid (H, W), the class token first."""
+        parts = (1, x.shape[1] - 1)  # `split` has one gradient for both, where slices would have one each to be added
+        if self.split_cls:
+            class_token, cells = x.split(parts, 1)
+            cells = self.transform(cells, grid)
+        elif self.aggregate == "none":
+            return self.drop(self.transform(x, grid))
+        else:
+            class_token, cells = self.transform(x, grid).split(parts, 1)
+        if self.aggregate != "none":
+            gate = self.excitation(self.act(self.compress(cells.mean(1, keepdim=True))))
+            class_token = class_token * gate
+            cells = cells * gate if self.aggregate == "all" else cells
+        return self.drop(torch.cat((class_token, cells), 1))
+
+    def transform(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return the layers' output on the cells, or on the class token and the cells."""
+        raise NotImplementedError
+
+    def on_cells(self, x: Tensor, grid: Grid) -> Tensor:
+        """Mix the neighbours in hidden features (B, hidden, M, 1) or (B, hidden, H, W); a class token is left out."""
+        if self.split_cls:
+            return self.mix(x)
+        cells = self.mix(x[:, :, 1:, 0].unflatten(2, grid))
+        return torch.cat((x[:, :, :1], cells.flatten(2).unsqueeze(3)), 2)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Mix the neighbours in a hidden map (B, hidden, H, W), around which the shortcut may lead."""
+        raise NotImplementedError
+
+
+class Daff(FeedForward):
+    """Dynamic aggregation feed-forward (the supplement's section 1.1).
+
+    Convolutions of 1x1, depth-wise 3x3 and 1x1, each with a norm; the shortcut leads around the second. The class
+    token goes another way: it is multiplied by what two layers make of the mean output cell, with no sigmoid, so that
+    at first it is added nearly nothing.
+
+    Before a batch norm the biases of the convolutions have no effect in training and no gradient but rounding.
+
+    Args:
+        dim: channels of the tokens.
+        hidden: channels between the outer convolutions.
+        parts: the options.
+        drop: dropout of the output.
+    """
+
+    def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
+        super().__init__(dim, parts, drop)
+        self.conv1 = nn.Conv2d(dim, hidden, 1)
+        self.bn1 = map_norm(parts.daff_norm, hidden)
+        self.conv2 = local_mixing(parts.feed_forward()["local"], hidden)
+        self.bn2 = None if self.conv2 is None else map_norm(parts.daff_norm, hidden)
+        self.conv3 = nn.Conv2d(hidden, dim, 1)
+        self.bn3 = map_norm(parts.daff_norm, dim)
+
+    def transform(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return the layers' output on the cells, or on the class token and the cells."""
+        x = as_map(x, grid if self.split_cls else (x.shape[1], 1))
+        x = self.on_cells(self.act(self.bn1(self.conv1(x))), grid)
+        return to_tokens(self.bn3(self.conv3(x)))
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Mix the neighbours in a hidden map (B, hidden, H, W)."""
+        if self.conv2 is None or self.bn2 is None:
+            return x
+        mixed = self.act(self.bn2(self.conv2(x)))
+        # In place, as no backward pass reads the output of an activation: this is the largest tensor of the model.
+        return mixed.add_(x) if self.shortcut else mixed
+
+
+class PlainFeedForward(FeedForward):
+    """The two linear layers of a ViT; the supplement's Table 2 adds the operations of DAFF to it one by one.
+
+    Args:
+        dim: channels of the tokens.
+        hidden: channels between the layers.
+        parts: the options.
+        drop: dropout after each layer.
+    """
+
+    def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
+        super().__init__(dim, parts, drop)
+        self.fc1 = nn.Linear(dim, hidden)
+        self.local = local_mixing(parts.feed_forward()["local"], hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def transform(self, x: Tensor, grid: Grid) -> Tensor:
+        """Return the layers' output on the cells, or on the class token and the cells."""
+        x = self.drop(self.act(self.fc1(x)))
+        if self.local is not None:
+            cells = as_map(x, grid if self.split_cls else (x.shape[1], 1))
+            x = to_tokens(self.on_cells(cells, grid))
+        return self.fc2(x)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Mix the neighbours in a hidden map (B, hidden, H, W)."""
+        mixed = x if self.local is None else self.local(x)
+        return x + mixed if self.shortcut else mixed

@@ -1,0 +1,328 @@
+"""Tokens-to-token: how T2T-ViT makes its tokens (Yuan et al., ICCV 2021, section 3.1).
+
+Overlapping windows of pixels become tokens, a narrow attention layer mixes them, and windows of these become the next
+tokens, twice; every step enlarges what a token sees.
+
+Names and values are those of the published program; what it wastes is saved. Its windows are cut by `unfold` from maps
+with the channels first, which gives each token as a column, so that tokens are transposed before and after. Here cells
+keep their channels last, windows are cut row by row, and the few weights that read windows are reordered instead.
+
+Linear attention is by positive random features ("Rethinking Attention with Performers", Choromanski et al. 2021). The
+softmax kernel exp(q k) is the expected product of phi(q) and phi(k) over random w, where phi(x) is exp(w x - |x|^2 / 2)
+/ sqrt(m). Keys and values can so be summed up once for all queries, and the cost grows linearly with the tokens. There
+is no matrix of weights to look at.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from timm.layers.config import use_fused_attn
+from timm.layers.mlp import Mlp
+from timm.models import checkpoint
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paucal.backbones.families.common.attention import attend, split_heads
+from paucal.types import height_and_width
+
+EPS = 1e-8  # in the denominator; where keys are far from queries it decides, so it is carried along exactly
+_LARGEST = 80.0  # exponent whose exp is still a float32
+
+
+def random_features(count: int, width: int) -> Tensor:
+    """Return (count, width) random directions, orthogonal to each other and of length sqrt(count).
+
+    Raises:
+        ValueError: there are more of them than dimensions.
+    """
+    if not 1 <= count <= width:
+        raise ValueError(f"{count} random features of {width} channels cannot be orthogonal; take 1 to {width}")
+    return nn.init.orthogonal_(torch.empty(count, width)) * math.sqrt(count)
+
+
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, features: Tensor) -> Tensor:
+    """Return phi(q) (phi(k)^T v) / (phi(q) sum(phi(k)) + 1e-8), in float32 or wider.
+
+    The published program exponentiates as it stands, which overflows in half precision. Here the largest exponent of
+    each query and of each image's keys is subtracted first. Both cancel in the fraction once the 1e-8 is divided by
+    the same factors, so the value is the same, for any features. The factors are constants to the backward pass: the
+    fraction does not depend on them.
+
+    Args:
+        query: (B, N, d).
+        key: (B, M, d).
+        value: (B, M, e).
+        features: (m, d), the random directions w.
+
+    Returns:
+        (B, N, e), in the precision of `value` or float32 if that is wider.
+    """
+    wide = torch.promote_types(value.dtype, torch.float32)
+    query, key, value, features = (one.to(wide) for one in (query, key, value, features))
+    of_query, of_key = _exponents(query, features), _exponents(key, features)
+    query_top, key_top = of_query.detach().amax(-1, keepdim=True), of_key.detach().amax((-2, -1), keepdim=True)
+    of_query, of_key = (of_query - query_top).exp(), (of_key - key_top).exp()
+    # phi(k)^T v, and the sum of phi(k) as one more column, so that one product gives both parts of the fraction.
+    summary = torch.cat((of_key.transpose(1, 2) @ value, of_key.sum(1).unsqueeze(-1)), -1)
+    parts = of_query @ summary
+    constant = math.log(EPS * features.shape[0]) - query_top - key_top  # the sqrt(m) of both sides is in it too
+    return parts[..., :-1] / (parts[..., -1:] + constant.clamp(max=_LARGEST).exp())
+
+
+def _exponents(x: Tensor, features: Tensor) -> Tensor:
+    return x @ features.t() - x.square().sum(-1, keepdim=True) / 2
+
+
+@contextmanager
+def full_precision(device_type: str) -> Iterator[None]:
+    """Switch autocast off where it is on: exponents of a norm lose too much in half precision."""
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        yield
+        return
+    with torch.autocast(device_type, enabled=False):
+        yield
+
+
+FIRST, NEXT = 7, 3  # sides of the windows, in pixels and in cells
+
+
+def cut_windows(cells: Tensor, side: int, stride: int) -> Tensor:
+    """Return the windows (B, H', W', side * side * C) around every `stride`-th cell of (B, H, W, C), zeros outside.
+
+    A window lists its cells row by row, each with its channels; H' is H / stride, rounded up for windows of 3.
+    """
+    border = padding(side, stride)
+    cells = functional.pad(cells, (0, 0, border, border, border, border))
+    rows, columns = ((length - side) // stride + 1 for length in cells.shape[1:3])
+    if side > NEXT:  # many views of few channels: of the image, which rarely needs a gradient
+        views = cells.unfold(1, side, stride).unfold(2, side, stride)
+        return views.permute(0, 1, 2, 4, 5, 3).flatten(3)
+    # The same by slices, whose gradient costs half of that of `Tensor.unfold` on a CPU and compiles to plain sums.
+    last_row, last_column = (rows - 1) * stride + 1, (columns - 1) * stride + 1
+    parts = [
+        cells[:, row : row + last_row : stride, column : column + last_column : stride]
+        for row in range(side)
+        for column in range(side)
+    ]
+    return torch.cat(parts, -1)
+
+
+def padding(side: int, stride: int) -> int:
+    """Return the border of zeros with which a window starts at every `stride`-th cell: 2 for 7 and 4, 1 for 3 and 2."""
+    return (side - stride + 1) // 2
+
+
+def cells_last(weight: Tensor, channels: int) -> Tensor:
+    """Reorder weights (..., C * k * k), channel by channel as published, to the (..., k * k * C) of `cut_windows`."""
+    return weight.unflatten(-1, (channels, -1)).transpose(-2, -1).flatten(-2)
+
+
+def project_windows(windows: Tensor, norm: nn.LayerNorm, linear: nn.Linear, channels: int) -> Tensor:
+    """Apply a layer norm and a linear layer, of published order, to windows of cells with these channels.
+
+    The scale and shift of the norm are taken into the weights of the layer, of which there are fewer than windows. What
+    is left of the norm has no parameters, so that windows of pixels need no gradient.
+    """
+    windows = functional.layer_norm(windows, norm.normalized_shape, eps=norm.eps)
+    shift = linear.weight @ norm.bias
+    shift = shift if linear.bias is None else shift + linear.bias
+    return functional.linear(windows, cells_last(linear.weight * norm.weight, channels), shift)
+
+
+class PerformerLayer(nn.Module):
+    """Linear attention with the value as the skip connection, then an MLP: the token layer of T2T-ViT.
+
+    Attention is computed in full precision under autocast. It has no matrix of weights, so none can be recorded.
+
+    Args:
+        channels: of the cells in a window.
+        window: cells in a window.
+        dim: channels that come out.
+        kernel_ratio: random features over `dim`.
+        drop: dropout after the projection and at the end of the MLP; 0.1 in the published program.
+
+    Attributes:
+        w: (m, dim) random directions, fixed and stored.
+    """
+
+    def __init__(self, channels: int, window: int, dim: int, kernel_ratio: float = 0.5, drop: float = 0.1) -> None:
+        super().__init__()
+        self.channels = channels
+        self.w = nn.Parameter(random_features(int(kernel_ratio * dim), dim), requires_grad=False)
+        self.norm1 = nn.LayerNorm(channels * window)
+        self.kqv = nn.Linear(channels * window, 3 * dim)  # key, query, value, in this order
+        self.proj = nn.Linear(dim, dim)
+        self.drop = nn.Dropout(drop)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), nn.Dropout(drop))
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Return the cells (B, H, W, dim) of windows (B, H, W, k * k * C)."""
+        with full_precision(windows.device.type):
+            x = self._attended(windows.to(self.kqv.weight.dtype))
+        return x + self.mlp(self.norm2(x))
+
+    def _attended(self, windows: Tensor) -> Tensor:
+        joint = project_windows(windows, self.norm1, self.kqv, self.channels)
+        key, query, value = joint.flatten(1, 2).chunk(3, -1)
+        mixed = linear_attention(query, key, value, self.w).to(value.dtype)
+        return (value + self.drop(self.proj(mixed))).unflatten(1, joint.shape[1:3])
+
+
+class TokenAttention(nn.Module):
+    """Softmax attention of one head among windows, with the value as the skip connection.
+
+    Args:
+        in_features: of a window; the products are scaled by its root, not by that of `dim`.
+        dim: channels that come out.
+        drop: dropout of the output.
+    """
+
+    def __init__(self, in_features: int, dim: int, drop: float = 0.0) -> None:
+        super().__init__()
+        self.scale = in_features**-0.5
+        self.fused_attn = use_fused_attn()
+        self.qkv = nn.Linear(in_features, 3 * dim, bias=False)
+        self.attn_drop = nn.Dropout(0.0)  # the published program drops no weights here; readers of weights look for it
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(drop)
+
+    def forward(self, joint: Tensor) -> Tensor:
+        """Return (B, N, dim) of the output (B, N, 3 * dim) of `qkv`, which the layer applies to windows."""
+        query, key, value = split_heads(joint, 3, 1)
+        x = attend(query, key, value, None, self.scale, self.fused_attn, self.attn_drop)
+        return value.squeeze(1) + self.proj_drop(self.proj(x.squeeze(1)))
+
+
+class TransformerLayer(nn.Module):
+    """Softmax attention with the value as the skip connection, then an MLP: the token layer of T2T-ViT_t.
+
+    Args:
+        channels: of the cells in a window.
+        window: cells in a window.
+        dim: channels that come out.
+        drop: dropout after the projections; none in the published program.
+    """
+
+    def __init__(self, channels: int, window: int, dim: int, drop: float = 0.0) -> None:
+        super().__init__()
+        self.channels = channels
+        self.norm1 = nn.LayerNorm(channels * window)
+        self.attn = TokenAttention(channels * window, dim, drop)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, dim, drop=drop)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Return the cells (B, H, W, dim) of windows (B, H, W, k * k * C)."""
+        joint = project_windows(windows, self.norm1, self.attn.qkv, self.channels)
+        x = self.attn(joint.flatten(1, 2)).unflatten(1, joint.shape[1:3])
+        return x + self.mlp(self.norm2(x))
+
+
+Size = tuple[int, int]
+TOKENS = ("performer", "transformer")
+_LAST_STRIDES = 4  # the second and third step halve the grid
+
+
+class TokensToToken(nn.Module):
+    """Windows of 7 pixels, a token layer, windows of 3 cells, a token layer, windows of 3 cells, a projection.
+
+    Windows overlap, so that an image need not divide into patches; at its right and bottom border up to a stride of
+    pixels is left out where it does not.
+
+    Args:
+        img_size: side of the images, or (height, width), in pixels.
+        patch_size: pixels per cell of the result, along each side: 16 in the published program, where the first
+            windows are 4 pixels apart. Others move them apart by a quarter of it, with the same weights.
+        in_chans: channels of the images.
+        embed_dim: channels of the result.
+        tokens: "performer" for linear attention, "transformer" for softmax attention in the token layers.
+        token_dim: channels between the steps.
+        kernel_ratio: random features of the performer over `token_dim`.
+        drop: dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in the
+            transformer.
+
+    Attributes:
+        img_size: (height, width) in pixels.
+        patch_size: (height, width) of a cell in pixels.
+        grid_size: (rows, columns) of the cells at `img_size`.
+        grad_checkpointing: whether the token layers are computed again in the backward pass.
+
+    Raises:
+        ValueError: a value that makes no stem.
+    """
+
+    def __init__(
+        self,
+        img_size: int | Size = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        embed_dim: int = 384,
+        tokens: str = "performer",
+        token_dim: int = 64,
+        kernel_ratio: float = 0.5,
+        drop: float | None = None,
+    ) -> None:
+        super().__init__()
+        if tokens not in TOKENS:
+            raise ValueError(f"tokens_type is {tokens!r}; choose one of {', '.join(TOKENS)}")
+        self.set_input_size(img_size, patch_size)
+        self.grad_checkpointing = False
+        if tokens == "performer":
+            rate = 0.1 if drop is None else drop
+            self.attention1 = PerformerLayer(in_chans, FIRST**2, token_dim, kernel_ratio, rate)
+            self.attention2 = PerformerLayer(token_dim, NEXT**2, token_dim, kernel_ratio, rate)
+        else:
+            self.attention1 = TransformerLayer(in_chans, FIRST**2, token_dim, drop or 0.0)
+            self.attention2 = TransformerLayer(token_dim, NEXT**2, token_dim, drop or 0.0)
+        self.project = nn.Linear(token_dim * NEXT**2, embed_dim)
+
+    def set_input_size(self, img_size: int | Size, patch_size: int) -> None:
+        """Expect images of a size and give cells of a size, both in pixels; no weights depend on them.
+
+        Raises:
+            ValueError: the cells are no multiple of 4 up to 28 pixels, or the images too small for one.
+        """
+        if patch_size not in range(_LAST_STRIDES, _LAST_STRIDES * FIRST + 1, _LAST_STRIDES):
+            raise ValueError(
+                f"patch_size is {patch_size}; it must be a multiple of {_LAST_STRIDES} up to {_LAST_STRIDES * FIRST}"
+            )
+        self.stride = patch_size // _LAST_STRIDES
+        self.patch_size = (int(patch_size), int(patch_size))
+        height, width = height_and_width(img_size)
+        self.grid_size = self.grid_of(height, width)
+        self.img_size = (height, width)
+
+    def grid_of(self, height: int, width: int) -> Size:
+        """Return (rows, columns) of the cells of images of that size in pixels.
+
+        Raises:
+            ValueError: the images are too small for one window.
+        """
+        least = FIRST - 2 * padding(FIRST, self.stride)
+        if min(height, width) < least:
+            raise ValueError(f"images of {height}x{width} pixels hold no window; give {least} pixels or more")
+        rows, columns = ((side - least) // self.stride + 1 for side in (height, width))
+        return -(-rows // _LAST_STRIDES), -(-columns // _LAST_STRIDES)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Size]:
+        """Return the tokens (B, H' * W', embed_dim) of images (B, C, H, W), row by row, and (H', W')."""
+        x = x.permute(0, 2, 3, 1).contiguous()
+        x = self._step(self.attention1, x, FIRST, self.stride)
+        x = self._step(self.attention2, x, NEXT, 2)
+        # A convolution would do the same, but in TF32 on GPUs where a product of matrices is in float32.
+        windows = cut_windows(x, NEXT, 2)
+        channels = windows.shape[-1] // NEXT**2
+        cells = functional.linear(windows, cells_last(self.project.weight, channels), self.project.bias)
+        return cells.flatten(1, 2), (cells.shape[1], cells.shape[2])
+
+    def _step(self, layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
+        if self.grad_checkpointing and self.training:
+            return checkpoint(_mix, layer, cells, side, stride)
+        return _mix(layer, cells, side, stride)
+
+
+def _mix(layer: nn.Module, cells: Tensor, side: int, stride: int) -> Tensor:
+    return layer(cut_windows(cells, side, stride))

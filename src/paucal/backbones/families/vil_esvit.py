@@ -1,0 +1,20 @@
+"""The Vision Longformers that EsViT pre-trains (Li et al. 2022), registered with timm.
+
+They are wider and deeper than the variants of the ViL paper, and their last stages have more heads. Drop-path is not
+part of a variant: pass `drop_path_rate` (published: 0.1).
+"""
+
+from timm.models import generate_default_cfgs
+
+from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants
+from paucal.backbones.families.vil import FIRST_CONVOLUTION, VisionLongformer, checkpoint_filter_fn
+
+_TINY = {"embed_dims": (96, 192, 384, 768), "depths": (2, 2, 6, 2)}
+# 28.3M parameters each. Published weights of `esvit_vil_tiny` were trained on crops of 224 and 96 pixels, the latter
+# with `bias_resize="picture"`; features of 224 pixels are the same without it.
+_VARIANTS = {
+    "esvit_vil_tiny": {**_TINY, "num_heads": (3, 6, 12, 24)},  # the heads of the published command
+    "esvit_vil_tiny_paper_heads": {**_TINY, "num_heads": (3, 3, 6, 12)},  # those of the paper's Table 6
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(_VARIANTS, configuration(FIRST_CONVOLUTION, crop_pct=DEIT_CROP)))
+register_variants(__name__, VisionLongformer, _VARIANTS, checkpoint_filter_fn)
