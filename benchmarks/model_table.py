@@ -14,9 +14,7 @@ import torch
 from rich.progress import track
 
 import paucal.backbones
-from paucal.backbones.measure import Measured, measure
-from paucal.backbones.model_table import FILE, read_table, write_table
-from paucal.backbones.sources import is_ours
+from paucal.backbones.model_table import FILE, Measured, is_ours, measure, read_table, write_table
 
 TABLE = Path(paucal.backbones.__file__).with_name(FILE)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paucal.backbones import BackboneSpec
-from paucal.backbones.convolution_layout import lay_out_convolutions
+from paucal.backbones.spec import lay_out_convolutions
 
 
 def is_channels_last(weight: torch.Tensor) -> bool:

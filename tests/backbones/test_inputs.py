@@ -4,8 +4,8 @@ import pytest
 import timm
 import torch
 
+from paucal.backbones.weights.checkpoints import PROGRAMS
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_scratch, input_of_timm, program_of
-from paucal.backbones.weights.programs import PROGRAMS
 
 NAMES = {program.name for program in PROGRAMS}
 DINO = "facebookresearch/dino or microsoft/esvit"

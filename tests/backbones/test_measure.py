@@ -5,9 +5,7 @@ import timm
 
 import paucal.backbones
 from contracts.reduced_models import OURS
-from paucal.backbones.measure import measure
-from paucal.backbones.model_table import describe, read_table, stored, write_table
-from paucal.backbones.sources import is_ours, source_of
+from paucal.backbones.model_table import describe, is_ours, measure, read_table, source_of, stored, write_table
 
 assert paucal.backbones
 # Published counts, in multiply-adds of one image at the model's own size.

@@ -8,7 +8,7 @@ import timm
 import torch
 
 import paucal
-from paucal.backbones.weights.programs import PROGRAMS, models_of, recognise
+from paucal.backbones.weights.checkpoints import PROGRAMS, models_of, recognise
 from paucal.backbones.weights.start import StartWeights, pick_network, start_from, suggest_model
 from paucal.types import UserError
 from vectors import recorded

@@ -9,7 +9,7 @@ from contracts.reduced_models import ONE_EACH, build, images, reduced
 from device.machine import CLOSE, DEVICE, PRECISIONS, apart, cast, marks, never_waiting, require
 from paucal.backbones import FeatureBackbone
 from paucal.backbones.attention_maps import recorded_attention
-from paucal.backbones.convolution_layout import lay_out_convolutions
+from paucal.backbones.spec import lay_out_convolutions
 from paucal.types import FeatureRequest
 
 pytestmark = marks()

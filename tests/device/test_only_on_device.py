@@ -24,7 +24,7 @@ from contracts import toys
 from contracts.reduced_models import build, images
 from device.machine import DEVICE, marks, only
 from paucal.backbones import FeatureBackbone
-from paucal.backbones.convolution_layout import lay_out_convolutions
+from paucal.backbones.spec import lay_out_convolutions
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.losses.drloc_targets import permuted_pairs, sample_pairs

@@ -4,7 +4,6 @@ Importing this package registers our models with timm.
 """
 
 from paucal.backbones import families as families
-from paucal.backbones import small as small
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.sizing import Sizing, fit_to_image_size
 from paucal.backbones.spec import BackboneSpec

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import torch
 from timm.layers.norm_act import convert_sync_batchnorm
+from torch import nn
 
-from paucal.backbones.convolution_layout import lay_out_convolutions
 from paucal.backbones.cost import BYTES, image_cost
 from paucal.backbones.empty_models import build_empty
 from paucal.backbones.features import FeatureBackbone
@@ -173,3 +174,20 @@ def _plain(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(dict(arguments), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise UserError(f"The arguments of {name} must be of JSON types: {error}.") from error
+
+
+def lay_out_convolutions(model: nn.Module) -> nn.Module:
+    """Lay the weights of 2D convolutions out channels last, in place; return the model.
+
+    The values stay. The maps that such a convolution makes are channels last too, whatever it is given, and so is what
+    follows. On two CPU cores a training step of ResNet-18, ResNet-50 and MobileNetV3-S then takes 0.92, 0.84 and 0.62
+    of the time, one of LV-ViT, whose stem is convolutions, 0.95, and those of other transformers what they took before.
+
+    On Apple's devices the weights are left as they are: not every kernel there knows the other layout.
+    """
+    if torch.backends.mps.is_available():
+        return model
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model

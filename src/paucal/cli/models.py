@@ -8,9 +8,7 @@ from rich.progress import track
 from rich.table import Table
 
 import paucal.backbones  # registers our models
-from paucal.backbones.measure import Measured
-from paucal.backbones.model_table import describe, stored
-from paucal.backbones.sources import is_ours, source_of
+from paucal.backbones.model_table import Measured, describe, is_ours, source_of, stored
 from paucal.cli.arguments import new_parser, parse
 from paucal.objectives import default_weight
 from paucal.types import UserError

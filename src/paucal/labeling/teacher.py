@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from paucal.backbones.convolution_layout import lay_out_convolutions
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layout import last_tensor
+from paucal.backbones.spec import lay_out_convolutions
 from paucal.types import UserError
 
 CHUNK = 8192  # cells classified at once, so that a thousand classes need some dozen MiB

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.backbones.families.flavours import checkpoint_filter_fn
-from paucal.backbones.weights.programs import name_resnet
+from paucal.backbones.weights.checkpoints import name_resnet
 from vectors import recorded
 
 DRLOC, ESVIT = "drloc_vit_base_patch16_224", "esvit_deit_small_patch16_224"

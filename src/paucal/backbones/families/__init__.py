@@ -7,6 +7,7 @@ from paucal.backbones.families import dhvt as dhvt
 from paucal.backbones.families import flavours as flavours
 from paucal.backbones.families import lvvit as lvvit
 from paucal.backbones.families import resnet_cifar as resnet_cifar
+from paucal.backbones.families import small as small
 from paucal.backbones.families import swin_esvit as swin_esvit
 from paucal.backbones.families import swin_padded as swin_padded
 from paucal.backbones.families import t2t_vit as t2t_vit

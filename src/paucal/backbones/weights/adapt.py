@@ -2,18 +2,19 @@
 
 timm's own conversion of the model's family is used where there is one (`checkpoint_filter_fn`), which also renames
 the tensors of the papers' checkpoints; what it leaves unfitting is resampled here with timm's functions, positions as
-their family has it (`families.positions`).
+their family has it (`families.common.positions`).
 """
 
 import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import timm
+import torch
 from timm.layers.patch_embed import resample_patch_embed
 from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
@@ -21,6 +22,9 @@ from torch import Tensor, nn
 
 from paucal.backbones.families.common.positions import antialiases, resample_map, resample_positions
 from paucal.backbones.layout import Size
+from paucal.backbones.weights.load_report import some
+from paucal.types import UserError
+from paucal.wording import counted
 
 _POSITIONS = re.compile(r"(^|\.)(pos_embed\w*|absolute_pos_embed|position_embeddings?|patch_pos)$")
 _TABLE = "relative_position_bias_table"
@@ -204,3 +208,61 @@ def _cells(positions: Tensor) -> str:
 
 def _times(sizes: Any) -> str:
     return "x".join(map(str, sizes))
+
+
+Kept = tuple[dict[str, Tensor], str]
+
+
+def keep_classifier(
+    given: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    theirs: Sequence[str] | None,
+    ours: Sequence[str] | None,
+    head: Literal["auto", "keep", "fresh"],
+) -> Kept:
+    """Choose the tensors of a classifier to load, rows in the order of the model's classes.
+
+    Args:
+        given: the source's classifier, by the model's names.
+        shapes: of the model's classifier.
+        theirs: names of the source's classes, where known.
+        ours: names of the model's classes, where known.
+        head: "auto", or what the user insists on.
+
+    Returns:
+        The tensors to load, none for a fresh classifier, and the verdict for people.
+
+    Raises:
+        UserError: the classifier shall be kept and does not fit.
+    """
+    if not shapes:
+        return {}, "none"
+    if head == "fresh":
+        return {}, "fresh, as asked"
+    kept, verdict = _match(given, shapes, theirs, ours)
+    if head == "keep" and not kept:
+        raise UserError(f"--init-head keep: the classifier must be {verdict}; leave the option out.")
+    return kept, verdict
+
+
+def _match(
+    given: Mapping[str, Tensor],
+    shapes: Mapping[str, torch.Size],
+    theirs: Sequence[str] | None,
+    ours: Sequence[str] | None,
+) -> Kept:
+    if set(given) != set(shapes):
+        return {}, "fresh, as the start has none"
+    counts = {value.shape[0] if value.ndim and value.is_floating_point() else 0 for value in given.values()}
+    wanted, found = next(iter(shapes.values()))[0], max(counts)
+    if theirs is not None and ours is not None and len(theirs) == found:
+        if unknown := [name for name in ours if name not in set(theirs)]:
+            return {}, f"fresh, as the start does not know {some(unknown)}"
+        rows, verdict = [theirs.index(name) for name in ours], f"kept, {wanted} of {found} classes found by name"
+    elif found == wanted:
+        rows, verdict = list(range(wanted)), "kept, as the start and this run have as many classes, unnamed there"
+    else:
+        return {}, f"fresh, as the start has {counted(found, 'class', 'classes')} and this run {wanted}"
+    if len(counts) > 1 or any(value[:wanted].shape != shapes[name] for name, value in given.items()):
+        return {}, "fresh, as the start's has another shape"
+    return {name: value[torch.tensor(rows)] for name, value in given.items()}, verdict

@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args
 
 import timm
 
-from paucal.backbones.weights.programs import PROGRAMS, SWIN, recognise
-from paucal.backbones.weights.unwrap import candidates
+from paucal.backbones.weights.checkpoints import PROGRAMS, SWIN, candidates, recognise
 
 Channels = tuple[float, ...]
 Filter = Literal["bicubic", "bilinear", "lanczos"]

@@ -12,11 +12,9 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.layers import classifier_modules, within
 from paucal.backbones.layout import Size
 from paucal.backbones.probe import model_name
-from paucal.backbones.weights.adapt import Fitted, fit_to_model
-from paucal.backbones.weights.classifier_rows import keep_classifier
+from paucal.backbones.weights.adapt import Fitted, fit_to_model, keep_classifier
+from paucal.backbones.weights.checkpoints import Candidate, Program, candidates, models_of, recognise
 from paucal.backbones.weights.load_report import LoadReport, rounded_down
-from paucal.backbones.weights.programs import Program, models_of, recognise
-from paucal.backbones.weights.unwrap import Candidate, candidates
 from paucal.types import UserError
 
 # Below this share of the parameters, most of the "pre-trained" model would be random without anybody noticing.

@@ -16,23 +16,14 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from timm.models.vision_transformer_hybrid import ConvStem
 from torch import nn
 
+from paucal.backbones.families.common.contract import configuration
+
 # The statistics are ImageNet's, as for any timm model without weights; the run's own replace them.
 default_cfgs = generate_default_cfgs(
     {
-        "vit_mini": {
-            "url": "",
-            "num_classes": 1000,
-            "input_size": (3, 32, 32),
-            "pool_size": None,
-            "crop_pct": 1.0,
-            "interpolation": "bicubic",
-            "fixed_input_size": True,
-            "mean": (0.485, 0.456, 0.406),
-            "std": (0.229, 0.224, 0.225),
-            "first_conv": "patch_embed.backbone.0.conv",
-            "classifier": "head",
-            "license": "apache-2.0",
-        },
+        "vit_mini": configuration(
+            "patch_embed.backbone.0.conv", input_size=(3, 32, 32), crop_pct=1.0, fixed_input_size=True
+        )
     }
 )
 
