@@ -3,7 +3,7 @@
     python benchmarks/explaining.py runs/vit runs/dhvt runs/swin --data ../shared/data/clothing --images 200
 
 Writes one JSON file per run into benchmarks/results/explaining/, named after its folder. `paucal explain --method auto`
-follows what is stored there (paucal.explain.attribution.choice).
+follows what is stored there (paucal.explain.attribution.methods).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.explain.attribution.methods import attribute, methods_of
-from paucal.explain.scores.comparison import as_rows, score_methods
+from paucal.explain.scores import as_rows, score_methods
 
 RESULTS = Path(__file__).parent / "results" / "explaining"
 

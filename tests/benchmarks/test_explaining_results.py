@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.explain.attribution.choice import BEST
+from paucal.explain.attribution.methods import BEST
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "explaining"
 

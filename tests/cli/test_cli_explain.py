@@ -14,12 +14,12 @@ import paucal
 from cli.calls import failure
 from paucal import explain
 from paucal.cli.main import main
-from paucal.explain.attention.features import feature_colours
+from paucal.explain.features import feature_colours
 from paucal.explain.figures.pictures import seen
 from paucal.types import UserError
 from paucal.verbs.explaining.attention import features_figures
 from paucal.verbs.explaining.attribution import class_numbers
-from paucal.verbs.explaining.images import Viewed, view_of
+from paucal.verbs.explaining.inputs import Viewed, view_of
 
 PNG, SVG = b"\x89PNG", b"<?xml"
 

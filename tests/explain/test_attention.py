@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.explain.attention.calls import Call
-from paucal.explain.attention.head_tokens import averaged, fold_head_tokens, head_token_maps
 from paucal.explain.attention.heads import entropy, entropy_over, mass_mask, mean_entropy, view_heads
-from paucal.explain.attention.maps import AttentionMap, Tokens
+from paucal.explain.attention.maps import AttentionMap, Tokens, averaged, fold_head_tokens, head_token_maps
 from paucal.explain.attention.placing import place
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout

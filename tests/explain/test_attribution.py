@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
 from paucal.explain.attention.reading import run_recorded
-from paucal.explain.attribution import choice
+from paucal.explain.attribution import methods
 from paucal.explain.attribution.gradients import gradient_features, gradient_rollout
 from paucal.explain.attribution.methods import METHODS, attribute, methods_of, random_maps
 from paucal.explain.attribution.pruning import PrunedGradients
 from paucal.explain.attribution.relevance import layer_relevances, relevance
-from paucal.explain.attribution.relevance_mode import RelevanceMode
-from paucal.explain.attribution.rules import Convolution, Linear
+from paucal.explain.attribution.relevance_mode import Convolution, Linear, RelevanceMode
 from paucal.explain.prepared import explainable
 from paucal.types import UserError
 
@@ -243,7 +242,7 @@ def test_bad_input__is_told_in_one_sentence() -> None:
 def test_models_without_a_classifier__have_no_class_to_explain(name: str) -> None:
     model = timm.create_model(name, **{**MODELS[name], "num_classes": 0}).eval()
     for method in methods_of(model):
-        if METHODS[method].asks_class and (choice.has_captum() or method not in choice.OF_CAPTUM):
+        if METHODS[method].asks_class and (methods.has_captum() or method not in methods.OF_CAPTUM):
             with pytest.raises(UserError, match="has no classifier, so there is no class to explain"):
                 attribute(model, images(), CLASSES, method)
 
@@ -259,14 +258,14 @@ def test_half_precision__is_explained_in_float32() -> None:
 def test_auto__takes_what_scored_best_and_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("dhvt_mini")
     for installed in (True, False):
-        monkeypatch.setattr(choice, "has_captum", lambda installed=installed: installed)
-        method, reason = choice.best_method(model)
-        usable = [name for name in choice.BEST["dhvt"] if installed or name not in choice.OF_CAPTUM]
+        monkeypatch.setattr(methods, "has_captum", lambda installed=installed: installed)
+        method, reason = methods.best_method(model)
+        usable = [name for name in methods.BEST["dhvt"] if installed or name not in methods.OF_CAPTUM]
         assert method == usable[0]
         assert "DHVT" in reason
-    assert choice.family_of(build("swin_tiny_patch4_window7_224")) == "staged"
-    assert choice.family_of(build("lvvit_t")) == "lvvit"
-    assert choice.best_method(model, among=["rollout", *choice.BEST["dhvt"][-1:]])[0] == choice.BEST["dhvt"][-1]
+    assert methods.family_of(build("swin_tiny_patch4_window7_224")) == "staged"
+    assert methods.family_of(build("lvvit_t")) == "lvvit"
+    assert methods.best_method(model, among=["rollout", *methods.BEST["dhvt"][-1:]])[0] == methods.BEST["dhvt"][-1]
 
 
 def test_random_maps__come_from_their_seed() -> None:

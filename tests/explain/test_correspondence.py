@@ -7,8 +7,7 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.patches import ConnectionPatch
 
-from paucal.explain.attention.features import nearest_cells
-from paucal.explain.correspondence.matching import Correspondence, match_images
+from paucal.explain.features import Correspondence, match_images, nearest_cells
 from paucal.explain.figures.matches import RED, YELLOW, MatchedPair, matches_sheet
 from paucal.types import UserError
 

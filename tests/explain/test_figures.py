@@ -8,12 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
 from paucal.explain.attention.maps import Tokens
-from paucal.explain.correspondence.matching import Correspondence
-from paucal.explain.correspondence.offsets import OffsetView
+from paucal.explain.features import Correspondence
 from paucal.explain.figures.attention import maps_figure, matrices_figure
 from paucal.explain.figures.attribution import Explained, contact_sheet
 from paucal.explain.figures.matches import matches_figure
-from paucal.explain.figures.offsets import offsets_figure
+from paucal.explain.figures.offsets import OffsetView, offsets_figure
 from paucal.explain.figures.tokens import tokens_figure
 from paucal.verbs.explaining.matches import mirror_hits
 

@@ -13,7 +13,7 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.data.sources.opening import open_images
 from paucal.evaluation.deployed import Card, Deployed, Preprocessing
 from paucal.evaluation.predictions import Predictions
-from paucal.explain.attribution import choice
+from paucal.explain.attribution import methods
 from paucal.types import UserError
 from paucal.verbs.explaining import mistakes
 
@@ -110,5 +110,5 @@ def test_mistakes__take_the_next_method_where_the_best_has_no_grids(tmp_path: Pa
         images = open_images("digits")
         known = predictions_of(torch.tensor([0, 1]), 2, classes=2)
         mistakes.draw_mistakes(tmp_path, known, images, model, pytest.fail)
-    ranked = [name for name in choice.ranked_methods(model.module) if name not in choice.OF_CAPTUM]
+    ranked = [name for name in methods.ranked_methods(model.module) if name not in methods.OF_CAPTUM]
     assert tried == [ranked[0], ranked[1], ranked[1]]

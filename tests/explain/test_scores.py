@@ -4,11 +4,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paucal.explain.correspondence.offsets import OffsetView, all_pairs
-from paucal.explain.scores import comparison
-from paucal.explain.scores.comparison import as_rows, score_methods
-from paucal.explain.scores.perturbation import area, cells_by_rank, on_cells, perturbation_curve
-from paucal.explain.scores.pointing import paste_objects, pointing_hits
+from paucal.explain import scores as explain_scores
+from paucal.explain.figures.offsets import OffsetView, all_pairs
+from paucal.explain.scores import (
+    area,
+    as_rows,
+    cells_by_rank,
+    on_cells,
+    paste_objects,
+    perturbation_curve,
+    pointing_hits,
+    score_methods,
+)
 
 
 class LooksAtOneCell(nn.Module):
@@ -86,7 +93,7 @@ def test_comparison__puts_the_true_map_above_the_random_one(monkeypatch: pytest.
     def known(model: nn.Module, images: Tensor, classes: Tensor, method: str) -> Tensor:
         return truth().expand(len(images), 8, 8)
 
-    monkeypatch.setattr(comparison, "attribute", known)
+    monkeypatch.setattr(explain_scores, "attribute", known)
     images = picture().repeat(6, 1, 1, 1)
     scores = score_methods(LooksAtOneCell(), [(images, torch.tensor([0, 1, 0, 1, 0, 1]))], ["truth"], steps=8)
     assert scores["truth"].faithfulness > scores["random"].faithfulness + 0.2

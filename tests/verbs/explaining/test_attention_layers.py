@@ -8,12 +8,12 @@ import torch
 import paucal  # noqa: F401 (registers the models)
 from paucal.backbones.spec import BackboneSpec
 from paucal.evaluation.deployed import Card, Deployed, Preprocessing
-from paucal.explain.attention.head_tokens import averaged
+from paucal.explain.attention.maps import averaged
 from paucal.explain.attention.reading import read_attention
 from paucal.types import UserError
 from paucal.verbs.explaining import attention
 from paucal.verbs.explaining.attention import head_tokens_view, heads_view
-from paucal.verbs.explaining.images import Viewed
+from paucal.verbs.explaining.inputs import Viewed
 from paucal.verbs.explaining.settings import ExplainSettings
 
 IMAGE = Viewed("a.png", np.zeros((16, 16, 3)), torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paucal.evaluation.protocols.correspondence import TOP, match_cells, true_positions
-from paucal.explain.correspondence.matching import Correspondence
+from paucal.explain.features import Correspondence
 from paucal.verbs.judging.pictures import scored_pairs
 
 PLAIN = torch.tensor([[1.0, 0, 0], [0, 1, 0]])

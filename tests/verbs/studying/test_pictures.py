@@ -8,8 +8,7 @@ import pytest
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.explain.attribution.methods import METHODS
 from paucal.studies.registry import studies
-from paucal.verbs.explaining.settings import VIEWS, ExplainSettings
-from paucal.verbs.explaining.unused import require_use
+from paucal.verbs.explaining.settings import VIEWS, ExplainSettings, require_use
 
 DRAWN = {name: study.see for name, study in studies().items() if study.see.startswith("paucal explain ")}
 

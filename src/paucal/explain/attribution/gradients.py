@@ -11,11 +11,10 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.forward_hooks import block_names
 from paucal.backbones.layout import Hints, last_tensor, to_grid
 from paucal.backbones.probe import model_name
-from paucal.explain.attention.head_tokens import fold_head_tokens
+from paucal.explain.attention.maps import fold_head_tokens
 from paucal.explain.attention.reading import require_attention
-from paucal.explain.attention.rollout import follow_back
+from paucal.explain.attention.rollout import follow_back, keep_output, run_with_blocks, start_of
 from paucal.explain.attribution.pruning import PrunedGradients
-from paucal.explain.attribution.start import keep_output, run_with_blocks, start_of
 from paucal.explain.prepared import explainable, require_classes, require_classifier, run
 from paucal.types import UserError
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from paucal.explain.attribution.explicit import explicit_attention
-from paucal.explain.attribution.relevance_mode import carries
+from paucal.explain.attribution.relevance_mode import carries, explicit_attention
 
 Products = Literal["halved", "values"]
 _GATED = {"gelu", "silu", "hardswish", "mish"}

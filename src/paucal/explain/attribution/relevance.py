@@ -1,8 +1,8 @@
 """Relevance of the cells for a class: the method of Chefer et al. for ViT, DeiT, LV-ViT and DHVT.
 
 Chefer et al. 2021, "Transformer Interpretability Beyond Attention Visualization": the relevance of the class is
-propagated back to every attention matrix (`rules`), weighted with the gradient of the class there, and the layers'
-matrices are multiplied as in rollout, without normalising rows.
+propagated back to every attention matrix (`relevance_mode`), weighted with the gradient of the class there, and the
+layers' matrices are multiplied as in rollout, without normalising rows.
 
 Differences from the published programs: any number of images at once; models that average their cells start from the
 cells' relevance before the mean instead of a class token; LV-ViT's class logit is explained without the auxiliary
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from paucal.backbones.families.dhvt import Dhvt
 from paucal.backbones.families.lvvit import LvVit
 from paucal.backbones.probe import model_name
-from paucal.explain.attention.head_tokens import fold_head_tokens
-from paucal.explain.attention.maps import AttentionMap
+from paucal.explain.attention.maps import AttentionMap, fold_head_tokens
 from paucal.explain.attention.reading import run_recorded
-from paucal.explain.attention.rollout import Flow, follow_back
+from paucal.explain.attention.rollout import Flow, follow_back, run_with_blocks, start_of
 from paucal.explain.attribution.relevance_mode import RelevanceMode
-from paucal.explain.attribution.start import run_with_blocks, start_of
 from paucal.explain.prepared import explainable, require_classes, require_classifier
 from paucal.types import UserError
 

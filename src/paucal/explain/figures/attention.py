@@ -1,14 +1,19 @@
-"""Pictures of attention: maps side by side, DHVT's averaged attention, features."""
+"""Pictures of attention: maps side by side, single heads, how widely heads look, averaged attention, features."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from paucal.explain.attention.maps import Tokens
+from paucal.explain.attention.heads import HeadView
+from paucal.explain.attention.maps import Token, Tokens
 from paucal.explain.figures.pictures import (
     Picture,
+    cell_centre,
     cell_heat,
     colour_bar,
     columns_for,
@@ -76,3 +81,151 @@ def features_figure(picture: Picture, colours: Tensor) -> Figure:
     title(axes[0][1], "features as colours")
     figure.supxlabel("alike colours: alike features (three main components)", fontsize=8, x=0.02, ha="left")
     return figure
+
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+SMALL = 0.6  # of a panel's usual side, where all heads stand in a row
+
+
+def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mass: float) -> Figure:
+    """Draw all heads of a layer for one query, by falling entropy, with the outline of what holds most of the mass.
+
+    Args:
+        picture: (H, W, 3).
+        view: of the heads.
+        token: the query; a cell is marked at its centre.
+        layer: name.
+        mass: what the outline holds.
+    """
+    count = len(view.heads)
+    columns = columns_for(count + 1)
+    figure, axes = panels(-(-(count + 1) // columns), columns, picture.shape[:2], extra=0.4)
+    flat = [one for row in axes for one in row]
+    flat[0].imshow(picture)
+    title(flat[0], f"query: {_said(token)}")
+    top = float(view.maps.max())
+    for panel, head, bits, values, mask in zip(
+        flat[1:], view.heads.tolist(), view.entropy.tolist(), view.maps, view.masks, strict=False
+    ):
+        cell_heat(panel, picture, values, 0.0, top)
+        _outline(panel, mask, picture.shape[:2])
+        title(panel, f"head {head + 1}, {bits:.1f} bits")
+    _mark(flat[: count + 1], token, (view.maps.shape[1], view.maps.shape[2]), picture)
+    colour_bar(figure, flat, 0.0, top, "attention", 0.6)
+    figure.supxlabel(f"{layer}; outlined: the cells that hold {mass:.0%} of a head", fontsize=8, x=0.02, ha="left")
+    return figure
+
+
+def queries_figure(
+    picture: Picture, views: Sequence[HeadView], tokens: Sequence[Token], layer: str, mass: float
+) -> Figure:
+    """Draw all heads of a layer for several queries: a row for each query, a column for each head.
+
+    Heads stand in the order of their mean entropy over the queries, so that a column is one head (EsViT's Figures 10 to
+    12, which show one query each).
+
+    Args:
+        picture: (H, W, 3).
+        views: of the heads, for each query.
+        tokens: the queries; cells are marked at their centres.
+        layer: name.
+        mass: what the outlines hold.
+    """
+    bits = torch.stack([view.entropy[view.heads.argsort()] for view in views])  # (queries, heads)
+    order = bits.mean(0).argsort(descending=True, stable=True).tolist()
+    figure, axes = panels(len(views), 1 + len(order), picture.shape[:2], extra=0.4, scale=SMALL)
+    top = max(float(view.maps.max()) for view in views)
+    for row, view, token, of_query in zip(axes, views, tokens, bits, strict=True):
+        row[0].imshow(picture)
+        title(row[0], _said(token), 7)
+        places = view.heads.argsort()
+        for panel, head in zip(row[1:], order, strict=True):
+            cell_heat(panel, picture, view.maps[places[head]], 0.0, top)
+            _outline(panel, view.masks[places[head]], picture.shape[:2])
+            title(panel, f"head {head + 1}, {float(of_query[head]):.1f} bits", 7)
+        _mark(row, token, (view.maps.shape[1], view.maps.shape[2]), picture)
+    colour_bar(figure, [panel for row in axes for panel in row], 0.0, top, "attention", 0.6)
+    figure.supxlabel(
+        f"{layer}; a row for each query; heads by mean entropy; outlined: the cells that hold {mass:.0%}",
+        fontsize=8,
+        x=0.02,
+        ha="left",
+    )
+    return figure
+
+
+def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], images: int) -> Figure:
+    """Draw the entropy of every head of every layer over a set of images, beside the most it could be.
+
+    Args:
+        entropies: layer -> (heads,) bits.
+        most: layer -> bits of attention that is even.
+        images: how many they are of.
+    """
+    figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
+    axes = figure.subplots()
+    low = min(float(bits.min()) for bits in entropies.values())
+    for place, (_, bits) in enumerate(entropies.items()):
+        axes.plot([place] * len(bits), bits.tolist(), "o", color="#0072b2", alpha=0.6, ms=5)
+    axes.plot(range(len(most)), list(most.values()), "_", color="#d55e00", ms=16, label="even attention")
+    axes.plot([], [], "o", color="#0072b2", label="a head")
+    axes.set_xticks(range(len(entropies)), [str(place + 1) for place in range(len(entropies))], fontsize=8)
+    axes.set(
+        xlabel="attention layer, first to last", ylabel="entropy in bits", ylim=(0.9 * low, 1.05 * max(most.values()))
+    )
+    axes.set_title(f"how widely heads look, mean over {images} images", fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float], images: int) -> Figure:
+    """Draw the entropies of the last layer's heads of several models, each model's heads by falling entropy.
+
+    As in EsViT's appendix: how far apart a network's heads are shows as the fall of its line.
+
+    Args:
+        models: name -> (heads,) bits, mean over the images.
+        most: name -> bits of attention that is even.
+        images: how many they are of.
+    """
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for place, (name, bits) in enumerate(models.items()):
+        colour = COLOURS[place % len(COLOURS)]
+        ranked = bits.sort(descending=True).values.tolist()
+        label = f"{name}: {bits.mean():.2f} bits, from {bits.min():.2f} to {bits.max():.2f}"
+        axes.plot(range(1, len(ranked) + 1), ranked, "o-", color=colour, ms=4, lw=1.2, label=label.replace("$", r"\$"))
+        axes.axhline(most[name], color=colour, lw=0.8, ls=":")
+    axes.set(xlabel="heads of the last layer, by falling entropy", ylabel="entropy in bits")
+    axes.set_title(f"mean over {images} images; dotted: even attention", fontsize=9, loc="left")
+    axes.legend(fontsize=7, frameon=False)
+    axes.set_xlim(left=0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _mark(row: Sequence[Axes], token: Token, grid: tuple[int, int], picture: Picture) -> None:
+    if isinstance(token, str):
+        return
+    x, y = cell_centre(token, grid, picture.shape)
+    for panel in row:
+        panel.plot(x, y, "o", color="#00b4d8", markeredgecolor="white", markersize=6)
+
+
+def _outline(panel: Axes, mask: Tensor, shape: tuple[int, int]) -> None:
+    high, wide = shape[0] / mask.shape[0], shape[1] / mask.shape[1]
+    filled = np.pad(mask.numpy(), 1)
+    for row, column in zip(*np.nonzero(filled), strict=True):
+        top, left = (row - 1) * high - 0.5, (column - 1) * wide - 0.5
+        for empty, xs, ys in (
+            (not filled[row - 1, column], (left, left + wide), (top, top)),
+            (not filled[row + 1, column], (left, left + wide), (top + high, top + high)),
+            (not filled[row, column - 1], (left, left), (top, top + high)),
+            (not filled[row, column + 1], (left + wide, left + wide), (top, top + high)),
+        ):
+            if empty:
+                panel.plot(xs, ys, color="white", lw=1)
+
+
+def _said(token: Token) -> str:
+    return f"{token} token" if isinstance(token, str) else f"row {token[0]}, column {token[1]}"

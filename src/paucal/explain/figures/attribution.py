@@ -1,4 +1,4 @@
-"""Attribution beside its image: the likeliest classes side by side, and a sheet of many images."""
+"""Attribution beside its image: for the likeliest classes, on a sheet of many images, and of wrong answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,3 +82,33 @@ def scale_of(maps: Tensor) -> tuple[float, float]:
     low = max(0.0, float(values.min()))
     high = float(np.quantile(values, 0.995))
     return (low, high) if high > low else (low, low + 1e-12)
+
+
+MISTAKES_PER_ROW = 2  # of three panels each
+
+
+def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> Figure:
+    """Draw each image with the attribution for the answer it was given and for the label it has, on one scale.
+
+    Args:
+        mistakes: each with two classes, the answer first.
+        method: title of the method.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not mistakes:
+        raise ValueError("there are no mistakes to draw")
+    columns = min(MISTAKES_PER_ROW, len(mistakes))
+    figure, axes = panels(-(-len(mistakes) // columns), 3 * columns, mistakes[0].picture.shape[:2], extra=0.3)
+    for index, one in enumerate(mistakes):
+        image, answer, label = axes[index // columns][3 * (index % columns) :][:3]
+        image.imshow(one.picture)
+        title(image, one.name, 8)
+        for panel, values, word, name, share in zip(
+            (answer, label), one.maps, ("answer", "label"), one.classes, one.shares, strict=True
+        ):
+            heat(panel, one.picture, values, *scale_of(one.maps))
+            title(panel, f"{word}: {name}, {share:.0%}", 8)
+    figure.supxlabel(f"bright: what speaks for the class; method: {method}", fontsize=8, x=0.01, ha="left")
+    return figure

@@ -11,7 +11,7 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.patheffects import withStroke
 from torch import Tensor
 
-from paucal.explain.correspondence.matching import Correspondence
+from paucal.explain.features import Correspondence
 from paucal.explain.figures.pictures import PANEL, Picture, cell_centre, panels, title
 
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"

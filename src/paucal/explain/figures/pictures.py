@@ -1,8 +1,10 @@
-"""What all figures share: the image as the model sees it, panels of a sensible size, colour bars."""
+"""What all figures share: the image as the model sees it, panels of a sensible size, colour bars, names of classes."""
 
 import io
 import math
+import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import matplotlib
@@ -15,6 +17,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
+from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor
 
 PANEL = 2.4  # inches, the longer side of a picture
@@ -136,3 +139,29 @@ def columns_for(count: int, most: int = 6) -> int:
     (3, 6, 4)
     """
     return count if count <= 4 else min(most, math.ceil(math.sqrt(count) * 1.25))
+
+
+_SYNSET = re.compile(r"n\d{8}")  # of WordNet, by which ImageNet names its classes
+
+
+def spoken(name: str) -> str:
+    """Return the first word for a class of ImageNet, which is named by a number; any other name as it is.
+
+    Example:
+        >>> spoken("n03680355"), spoken("cat")
+        ('Loafer', 'cat')
+    """
+    return _word(name) if _SYNSET.fullmatch(name) else name
+
+
+@cache
+def _word(synset: str) -> str:
+    try:
+        return _words().label_name_to_description(synset, detailed=False).split(",")[0]
+    except (KeyError, IndexError):  # none of ImageNet's
+        return synset
+
+
+@cache
+def _words() -> ImageNetInfo:
+    return ImageNetInfo("imagenet-22k")

@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from paucal.explain.figures.names import spoken
-from paucal.explain.figures.pictures import Picture, panels, title
+from paucal.explain.figures.pictures import Picture, panels, spoken, title
 
 # Of classes, as in matplotlib's tab10, where its grey would not be seen on a grey picture; other classes are grey.
 COLOURS = [*colormaps["tab10"].colors[:7], "#fff35c", *colormaps["tab10"].colors[8:]]  # type: ignore[attr-defined]

@@ -5,18 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from matplotlib.figure import Figure
 
 from paucal.evaluation.deployed import Deployed
-from paucal.explain.attention.features import feature_colours
-from paucal.explain.attention.head_tokens import averaged, head_token_maps
 from paucal.explain.attention.heads import MASS, view_heads
-from paucal.explain.attention.maps import AttentionMap, Token
+from paucal.explain.attention.maps import AttentionMap, Token, averaged, head_token_maps
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
-from paucal.explain.figures.attention import features_figure, maps_figure, matrices_figure
-from paucal.explain.figures.heads import heads_figure, queries_figure
+from paucal.explain.features import feature_colours
+from paucal.explain.figures.attention import features_figure, heads_figure, maps_figure, matrices_figure, queries_figure
 from paucal.types import UserError
-from paucal.verbs.explaining.images import Viewed, stacked, stem
-from paucal.verbs.explaining.settings import ExplainSettings
-from paucal.verbs.explaining.unused import CELL
+from paucal.verbs.explaining.inputs import Viewed, stacked, stem
+from paucal.verbs.explaining.settings import CELL, ExplainSettings
 
 SHOWN_LAYERS = 4  # one from the middle of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
 EVERY = "all"  # as --layer

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from paucal.evaluation.deployed import Deployed
-from paucal.explain.attribution.choice import best_method
-from paucal.explain.attribution.methods import METHODS, attribute, methods_of
+from paucal.explain.attribution.methods import METHODS, attribute, best_method, methods_of
 from paucal.explain.figures.attribution import Explained
-from paucal.explain.figures.names import spoken
+from paucal.explain.figures.pictures import spoken
 from paucal.explain.prepared import explainable, run
-from paucal.explain.scores.perturbation import on_cells
+from paucal.explain.scores import on_cells
 from paucal.types import UserError
-from paucal.verbs.explaining.images import Viewed, stacked
+from paucal.verbs.explaining.inputs import Viewed, stacked
 from paucal.wording import did_you_mean
 
 MOST_CELLS = 56  # along a side, of a grid that is drawn cell by cell

@@ -10,9 +10,8 @@ from torch import Tensor
 from paucal.evaluation.deployed import Deployed
 from paucal.explain.attention.heads import entropy_over, most_entropy
 from paucal.explain.attention.reading import read_attention
-from paucal.explain.figures.heads import entropy_figure, ranked_entropy_figure
-from paucal.verbs.explaining.images import Viewed, stacked, view_of
-from paucal.verbs.explaining.models import open_model
+from paucal.explain.figures.attention import entropy_figure, ranked_entropy_figure
+from paucal.verbs.explaining.inputs import Viewed, open_model, stacked, view_of
 
 
 class Entropies:

@@ -21,13 +21,11 @@ from paucal.types import UserError
 from paucal.verbs.explaining.attention import SINGLE, features_figures
 from paucal.verbs.explaining.attribution import choose_method, class_numbers, explain_batch
 from paucal.verbs.explaining.entropy import Entropies
-from paucal.verbs.explaining.images import Viewed, batched, read_images, stem
+from paucal.verbs.explaining.inputs import Viewed, batched, open_model, read_images, stem
 from paucal.verbs.explaining.localization import localization_figures, open_localizer
 from paucal.verbs.explaining.matches import matches_figures
-from paucal.verbs.explaining.models import open_model
-from paucal.verbs.explaining.settings import VIEWS, ExplainSettings
+from paucal.verbs.explaining.settings import VIEWS, ExplainSettings, require_use
 from paucal.verbs.explaining.tokens import open_token_views
-from paucal.verbs.explaining.unused import require_use
 from paucal.verbs.explaining.writing import Pictures, settle_folder
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Heard, Voice

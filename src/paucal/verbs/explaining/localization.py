@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.evaluation.deployed import Deployed
-from paucal.explain.correspondence.offsets import OffsetView, all_pairs
-from paucal.explain.figures.offsets import offsets_figure
+from paucal.explain.figures.offsets import OffsetView, all_pairs, offsets_figure
 from paucal.explain.prepared import explainable
 from paucal.losses.drloc_targets import pair_classes, pair_targets
 from paucal.methods.drloc.entry import TERM
@@ -23,8 +22,8 @@ from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
 from paucal.runs import load_checkpoint, open_model
 from paucal.types import UserError
-from paucal.verbs.explaining.images import Viewed, stacked, stem
-from paucal.verbs.explaining.unused import CELL
+from paucal.verbs.explaining.inputs import Viewed, stacked, stem
+from paucal.verbs.explaining.settings import CELL
 
 _KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 

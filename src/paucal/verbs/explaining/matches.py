@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from paucal.evaluation.deployed import Deployed
-from paucal.explain.correspondence.matching import Correspondence, match_images
+from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.matches import matches_figure
-from paucal.verbs.explaining.images import Viewed, stacked, stem
+from paucal.verbs.explaining.inputs import Viewed, stacked, stem
 
 
 def mirror_hits(found: Correspondence) -> Tensor:

@@ -13,12 +13,9 @@ from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.mistakes import Mistake, worst_mistakes
 from paucal.evaluation.predictions import Predictions
-from paucal.explain.attribution.choice import OF_CAPTUM, ranked_methods
-from paucal.explain.attribution.methods import METHODS, attribute
-from paucal.explain.figures.attribution import Explained
-from paucal.explain.figures.mistakes import mistakes_attribution_figure
-from paucal.explain.figures.names import spoken
-from paucal.explain.figures.pictures import seen
+from paucal.explain.attribution.methods import METHODS, OF_CAPTUM, attribute, ranked_methods
+from paucal.explain.figures.attribution import Explained, mistakes_attribution_figure
+from paucal.explain.figures.pictures import seen, spoken
 from paucal.types import UserError
 
 SHOWN = 8

@@ -8,8 +8,7 @@ from paucal.evaluation.deployed import Deployed
 from paucal.explain.figures.tokens import tokens_figure
 from paucal.labeling import DenseTeacher
 from paucal.types import UserError
-from paucal.verbs.explaining.images import Viewed, view_of
-from paucal.verbs.explaining.models import open_model
+from paucal.verbs.explaining.inputs import Viewed, open_model, view_of
 
 
 class TokenViews:

@@ -17,7 +17,7 @@ from paucal.evaluation.protocols.judge import JudgeOptions
 from paucal.evaluation.protocols.judged_data import JudgedData, balanced
 from paucal.evaluation.protocols.subjects import Subject
 from paucal.evaluation.protocols.views import Change, second_view
-from paucal.explain.correspondence.matching import Correspondence, match_images
+from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.matches import MatchedPair, matches_sheet
 from paucal.explain.figures.pictures import seen
 

@@ -18,7 +18,7 @@ from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
 from paucal.types import UserError
 from paucal.verbs.explaining.attribution import choose_method, explain_batch
-from paucal.verbs.explaining.images import Viewed
+from paucal.verbs.explaining.inputs import Viewed
 from paucal.verbs.serving.familiar import features_of
 from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
 

@@ -1,20 +1,26 @@
-"""The images of a call: as the model's input, and as people see them."""
+"""The model and the images of a call, the images as the model's input and as people see them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import timm
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from paucal.backbones.names import nearest_names
+from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.inputs import input_of_timm
+from paucal.backbones.weights.start import start_from
 from paucal.data.channels.decoding import as_read
 from paucal.data.given import Given
-from paucal.evaluation.deployed import Deployed
+from paucal.evaluation.deployed import Card, Deployed, Preprocessing, load_deployed, usable_device
 from paucal.explain.figures.pictures import Picture, seen
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
+from paucal.verbs.run.start_weights import read_timm
 from paucal.verbs.run.voice import Voice
 
 
@@ -91,3 +97,30 @@ def view_of(images: Tensor, model: Deployed, other: Deployed) -> Tensor:
 def stem(name: str) -> str:
     """Return an image's name without its ending, as the beginning of its pictures' names."""
     return Path(name).stem or name
+
+
+def open_model(name: str, device: str) -> Deployed:
+    """Open a run, or a timm model with its published weights.
+
+    Raises:
+        UserError: there is nothing of that name, or its weights cannot be had.
+    """
+    if Path(name).expanduser().exists():
+        return load_deployed(name, device)
+    if not timm.is_model(name):
+        near = ", ".join(nearest_names(name))
+        raise UserError(
+            f"{name!r} is neither a run folder nor a timm model{f' (near: {near})' if near else ''}: give a run, such "
+            "as runs/1."
+        )
+    weights, config = read_timm(name, init=False), timm.get_pretrained_cfg(name)
+    assert config is not None
+    spec = BackboneSpec(name, config.num_classes, image_size=(config.input_size[1], config.input_size[2]))
+    with torch.random.fork_rng(devices=[]):
+        model = spec.build().model
+    start_from(model, weights, weights.classes, head="keep")
+    fed = input_of_timm(name)
+    classes = weights.classes or tuple(f"class {number}" for number in range(config.num_classes))
+    card = Card(spec, classes, Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std))
+    target = usable_device(device)
+    return Deployed(model.eval().to(target), card, target)

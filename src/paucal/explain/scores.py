@@ -1,0 +1,271 @@
+"""Methods of attribution side by side, by numbers, on a set of images.
+
+Deletion and insertion (Petsiuk et al. 2018, "RISE") ask whether the places that a map calls important are important to
+the model: pixels are taken away from an image in the order of the map, or put into a blurred copy of it, and the
+probability of the class is followed. A good map lets it fall early, or rise early. Removed pixels become 0, the mean
+colour once normalised. All maps are compared on one grid of cells, so that a finer one has no advantage.
+
+Pointing asks whether a map finds an object whose place is known, because it was pasted there (Zhang et al. 2018,
+"Top-down Neural Attention by Excitation Backprop"; pasted objects as in the grid pointing game of Böhle et al. 2021).
+Here a reduced image of another class is pasted at a random place of an image.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paucal.explain.attribution.methods import RANDOM, attribute, methods_of, random_maps
+from paucal.explain.prepared import explainable, run
+
+STEPS = 10
+CELLS = 8  # along each side, on which maps are compared
+BLUR = 8  # the blurred copy keeps one value for so many pixels along each side
+
+
+def on_cells(maps: Tensor, cells: int = CELLS) -> Tensor:
+    """Return maps (B, h, w) on (B, cells, cells): averaged where they are finer, bilinear where they are coarser."""
+    finer = maps.shape[1] >= cells and maps.shape[2] >= cells
+    if finer:
+        return F.adaptive_avg_pool2d(maps[:, None], cells)[:, 0]
+    return F.interpolate(maps[:, None], (cells, cells), mode="bilinear", align_corners=False)[:, 0]
+
+
+def cells_by_rank(maps: Tensor, cells: int = CELLS) -> Tensor:
+    """Return the rank of every cell, (B, cells, cells) int64, 0 for the highest value; ties by place."""
+    flat = on_cells(maps.float(), cells).flatten(1)
+    order = flat.argsort(dim=1, descending=True, stable=True)
+    ranks = torch.empty_like(order).scatter(1, order, torch.arange(flat.shape[1], device=flat.device).expand_as(order))
+    return ranks.unflatten(1, (cells, cells))
+
+
+def blurred(images: Tensor) -> Tensor:
+    """Return images (B, C, H, W) of which only coarse colours are left."""
+    height, width = images.shape[2:]
+    small = F.adaptive_avg_pool2d(images, (math.ceil(height / BLUR / 2), math.ceil(width / BLUR / 2)))
+    return F.interpolate(small, (height, width), mode="bilinear", align_corners=False)
+
+
+@torch.no_grad()
+def perturbation_curve(
+    model: nn.Module, images: Tensor, maps: Tensor, classes: Tensor, insert: bool = False, steps: int = STEPS
+) -> Tensor:
+    """Return the probability of each image's class as its cells are deleted or inserted, (B, steps + 1).
+
+    Args:
+        model: a classifier.
+        images: (B, C, H, W), normalised.
+        maps: (B, h, w), of any size.
+        classes: (B,).
+        insert: put cells into the blurred image; else take them from the image.
+        steps: equal shares of the cells.
+    """
+    ranks = cells_by_rank(maps.to(images.device))
+    total, base = ranks[0].numel(), blurred(images) if insert else torch.zeros_like(images)
+    found = []
+    with explainable(model) as module:
+        for step in range(steps + 1):
+            chosen = (ranks < round(total * step / steps))[:, None].float()
+            mask = F.interpolate(chosen, images.shape[2:], mode="nearest")
+            mixed = mask * images + (1 - mask) * base if insert else (1 - mask) * images
+            shares = run(module, mixed.to(next(module.parameters()).dtype)).float().softmax(1)
+            found.append(shares.gather(1, classes.to(shares.device)[:, None])[:, 0])
+    return torch.stack(found, 1)
+
+
+def area(curve: Tensor) -> Tensor:
+    """Return the area under (B, points) curves over equal steps from 0 to 1, (B,).
+
+    Example:
+        >>> area(torch.tensor([[1.0, 0.5, 0.0]]))
+        tensor([0.5000])
+    """
+    return (curve[:, 1:] + curve[:, :-1]).mean(1) / 2
+
+
+SIDE = 0.5  # of the pasted image over the image's; a quarter of the area
+
+
+@dataclass(frozen=True, eq=False)
+class Pasted:
+    """Images with an image of another class in them.
+
+    Attributes:
+        images: (B, C, H, W).
+        classes: (B,) of what was pasted.
+        boxes: (B, 4) top, left, bottom, right in pixels.
+    """
+
+    images: Tensor
+    classes: Tensor
+    boxes: Tensor
+
+
+def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, side: float = SIDE) -> Pasted:
+    """Paste into each image a reduced one of another class, at a random place.
+
+    Images of a batch that knows a single class are left out.
+
+    Args:
+        images: (B, C, H, W).
+        classes: (B,) the true ones.
+        generator: chooses partners and places.
+        side: of what is pasted, over the image's.
+    """
+    height, width = images.shape[2:]
+    rows, columns = max(1, round(side * height)), max(1, round(side * width))
+    small = F.interpolate(images, (rows, columns), mode="bilinear", align_corners=False, antialias=True)
+    made, labels, boxes = [], [], []
+    for index in range(len(images)):
+        others = (classes != classes[index]).nonzero()[:, 0]
+        if not len(others):
+            continue
+        other = int(others[_draw(len(others), generator)])
+        top, left = _draw(height - rows + 1, generator), _draw(width - columns + 1, generator)
+        picture = images[index].clone()
+        picture[:, top : top + rows, left : left + columns] = small[other]
+        made.append(picture)
+        labels.append(int(classes[other]))
+        boxes.append([top, left, top + rows, left + columns])
+    if not made:
+        return Pasted(images[:0], classes[:0], torch.zeros(0, 4, dtype=torch.long))
+    return Pasted(torch.stack(made), torch.tensor(labels), torch.tensor(boxes))
+
+
+def pointing_hits(maps: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return whether each map's highest place lies in the box, and the share of its positive values there; both (B,).
+
+    Args:
+        maps: (B, h, w), read as cells of equal size; a cell counts by its area in the box.
+        boxes: (B, 4) in pixels.
+        size: (height, width) of the images in pixels.
+    """
+    inside = torch.stack([_share_inside(box, (maps.shape[1], maps.shape[2]), size) for box in boxes.tolist()])
+    inside = inside.to(maps.device)
+    best = maps.flatten(1).argmax(1, keepdim=True)
+    hit = inside.flatten(1).gather(1, best)[:, 0] > 0.5
+    positive = maps.clamp(min=0).flatten(1)
+    total = positive.sum(1)
+    mass = (positive * inside.flatten(1)).sum(1) / total.clamp_min(1e-30)
+    return hit.float(), torch.where(total > 0, mass, inside.mean((1, 2)))
+
+
+def _share_inside(box: list[int], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    top, left, bottom, right = box
+    down = _overlap(top, bottom, grid[0], size[0])
+    across = _overlap(left, right, grid[1], size[1])
+    return down[:, None] * across
+
+
+def _overlap(start: float, end: float, cells: int, length: int) -> Tensor:
+    """Return the share of each of `cells` equal parts of a length that lies between two points of it."""
+    edges = torch.arange(cells + 1) * (length / cells)
+    shared = torch.minimum(edges[1:], torch.tensor(float(end))) - torch.maximum(edges[:-1], torch.tensor(float(start)))
+    return shared.clamp(min=0) / (length / cells)
+
+
+def _draw(count: int, generator: torch.Generator) -> int:
+    return int(torch.randint(count, (1,), generator=generator))
+
+
+ERROR = 1.96  # standard errors on either side that make 95 %
+
+
+@dataclass(frozen=True)
+class MethodScore:
+    """What a method scores over a set of images; all from 0 to 1.
+
+    Attributes:
+        deletion: mean area under the probability while important cells go first; lower is better.
+        insertion: the same while they come first; higher is better.
+        faithfulness: insertion - deletion, higher is better.
+        faithfulness_error: half the width of its 95 % interval over images.
+        pointing: share of pasted objects that the highest cell hits; a quarter by chance.
+        mass: mean share of a map that lies on the object; a quarter by chance.
+        images: how many.
+        pasted: in how many of them another class could be pasted.
+    """
+
+    deletion: float
+    insertion: float
+    faithfulness: float
+    faithfulness_error: float
+    pointing: float
+    mass: float
+    images: int
+    pasted: int
+
+
+def score_methods(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    methods: Sequence[str] | None = None,
+    seed: int = 0,
+    steps: int = STEPS,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, MethodScore]:
+    """Score methods on images: deletion and insertion for the class the model answers, pointing for a pasted class.
+
+    Args:
+        model: a classifier.
+        batches: (images (B, C, H, W) normalised, labels (B,)), several classes in each: partners for pasting are taken
+            from the same batch.
+        methods: keys of `METHODS`, by default all that the model has what they need for; a random map is added.
+        seed: of random maps and of what is pasted where.
+        steps: of deletion and insertion.
+        progress: called with the number of images done.
+
+    Raises:
+        UserError: the model lacks what a method needs, or its extra is not installed.
+    """
+    names = [*(methods_of(model) if methods is None else methods), RANDOM]
+    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    done = 0
+    for images, labels in batches:
+        generator = torch.Generator().manual_seed(seed + done)
+        with explainable(model) as module, torch.no_grad():
+            answers = run(module, images).argmax(1)
+        pasted = paste_objects(images, labels, generator)
+        for name in names:
+            rows[name].append(_scores_of(model, name, images, answers, pasted, seed + done, steps))
+        done += len(images)
+        if progress is not None:
+            progress(done)
+    return {name: _summary(torch.cat(found, 1)) for name, found in rows.items()}
+
+
+def _scores_of(model: nn.Module, name: str, images: Tensor, answers: Tensor, pasted, seed: int, steps: int) -> Tensor:
+    """Return (4, B): deletion, insertion, hit, mass; no number where nothing could be pasted."""
+    maps = _maps(model, name, images, answers, seed)
+    deletion = area(perturbation_curve(model, images, maps, answers, steps=steps))
+    insertion = area(perturbation_curve(model, images, maps, answers, insert=True, steps=steps))
+    points = torch.full((2, len(images)), torch.nan)
+    if len(pasted.images):
+        found = _maps(model, name, pasted.images, pasted.classes, seed + 1)
+        size = (images.shape[2], images.shape[3])
+        points[:, : len(found)] = torch.stack(pointing_hits(found, pasted.boxes, size)).cpu()
+    return torch.cat((torch.stack((deletion, insertion)).cpu(), points))
+
+
+def _maps(model: nn.Module, name: str, images: Tensor, classes: Tensor, seed: int) -> Tensor:
+    if name == RANDOM:
+        return random_maps(len(images), (CELLS, CELLS), seed).to(images.device)
+    return attribute(model, images, classes, name)
+
+
+def _summary(rows: Tensor) -> MethodScore:
+    deletion, insertion, hit, mass = rows.double()
+    gain = insertion - deletion
+    error = ERROR * float(gain.std()) / max(1, len(gain)) ** 0.5 if len(gain) > 1 else 0.0
+    values = (deletion.mean(), insertion.mean(), gain.mean(), error, hit.nanmean(), mass.nanmean())
+    pasted = int(hit.isfinite().sum())
+    return MethodScore(*(float(value) for value in values), images=len(gain), pasted=pasted)
+
+
+def as_rows(scores: dict[str, MethodScore]) -> list[dict[str, float | str]]:
+    """Return the scores as rows of a table, the most faithful first."""
+    ordered = sorted(scores.items(), key=lambda item: -item[1].faithfulness)
+    return [{"method": name, **{f.name: getattr(one, f.name) for f in fields(one)}} for name, one in ordered]
