@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import paucal.backbones  # noqa: F401 (registers our models)
-from paucal.explain.attention.calls import Call
+from paucal.backbones.attention_layout import Call, Tokens
 from paucal.explain.attention.heads import entropy, entropy_over, mass_mask, mean_entropy, view_heads
-from paucal.explain.attention.maps import AttentionMap, Tokens, averaged, fold_head_tokens, head_token_maps
-from paucal.explain.attention.placing import place
-from paucal.explain.attention.reading import read_attention
+from paucal.explain.attention.maps import AttentionMap, averaged, fold_head_tokens, head_token_maps
+from paucal.explain.attention.reading import place, read_attention
 from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.prepared import explainable
 from paucal.types import UserError
@@ -133,8 +132,8 @@ def test_padded_windows__point_to_the_place_that_was_meant(name: str) -> None:
     generator = torch.Generator().manual_seed(3)
     targets = torch.randint(16, (down * across, 16), generator=generator)
     weights[:, 0].scatter_(2, targets[:, :, None], 1.0)
-    call = Call(block.attn, block, (), (torch.zeros(1, height, width, 8),))  # type: ignore[arg-type]
-    found = place("attn", weights, call, model, images((20, 28), 1))
+    call = Call((block.attn, block, model), (), (torch.zeros(1, height, width, 8),))  # type: ignore[arg-type]
+    found = place("attn", weights, call, images((20, 28), 1))
     assert found is not None
 
     def cell(window: int, slot: int) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from paucal.explain.attention.maps import Tokens
+from paucal.backbones.attention_layout import Tokens
 from paucal.explain.features import Correspondence
 from paucal.explain.figures.attention import maps_figure, matrices_figure
 from paucal.explain.figures.attribution import Explained, contact_sheet

@@ -1,8 +1,8 @@
 """Read the attention weights of a model, timm's or ours.
 
 timm's attention layers share a convention that ours follow: `fused_attn` tells whether a fused kernel may be used,
-which never shows its weights, and without it they pass through the submodule `attn_drop`. Some have no fused path
-(`NEVER_FUSED`). Others hand their weights to no submodule (`SOFTMAX_ONLY`): what their softmax returns is kept.
+which never shows its weights, and without it they pass through the submodule `attn_drop`. Others declare where their
+weights are seen (`AttentionLayout.weights`): what a softmax returns is kept where it reaches no submodule.
 """
 
 from collections.abc import Iterator
@@ -10,30 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.nn.functional as F
-from timm.models.convit import GPSA, MHSA
-from timm.models.davit import WindowAttention as DaVitAttention
-from timm.models.efficientformer import Attention as EfficientFormerAttention
-from timm.models.efficientformer_v2 import Attention2d, Attention2dDownsample
-from timm.models.gcvit import WindowAttentionGlobal
-from timm.models.hiera import MaskUnitAttention
-from timm.models.hieradet_sam2 import MultiScaleAttention as Sam2Attention
-from timm.models.levit import Attention as LeVitAttention
-from timm.models.levit import AttentionDownsample
-from timm.models.mvitv2 import MultiScaleAttention, MultiScaleAttentionPoolFirst
-from timm.models.shvit import SHSA
-from timm.models.swin_transformer_v2 import WindowAttention
-from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
-from timm.models.tiny_vit import Attention as TinyVitAttention
-from timm.models.tnt import Attention as TntAttention
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-NEVER_FUSED = (WindowAttention, WindowAttentionGlobal, WindowMultiHeadAttention, GPSA, MHSA, TntAttention)
-SOFTMAX_ONLY = (
-    *(DaVitAttention, MaskUnitAttention, LeVitAttention, AttentionDownsample, TinyVitAttention),
-    *(MultiScaleAttention, MultiScaleAttentionPoolFirst, EfficientFormerAttention),
-    *(Attention2d, Attention2dDownsample, Sam2Attention, SHSA),
-)
+from paucal.backbones.timm_attention import layout_of
 
 
 class _Recorder:
@@ -80,15 +60,15 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
         >>> list(attention_layers(timm.create_model("vit_tiny_patch16_224", depth=2)))
         ['blocks.0.attn', 'blocks.1.attn']
     """
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, SOFTMAX_ONLY)
-        or (
-            (hasattr(module, "fused_attn") or isinstance(module, NEVER_FUSED))
-            and isinstance(getattr(module, "attn_drop", None), nn.Module)
-        )
-    }
+    return {name: module for name, module in model.named_modules() if _shows_weights(module)}
+
+
+def _shows_weights(module: nn.Module) -> bool:
+    weights = layout_of(module).weights
+    if weights == "softmax":
+        return True
+    drops = isinstance(getattr(module, "attn_drop", None), nn.Module)
+    return drops and (weights == "attn_drop" or hasattr(module, "fused_attn"))
 
 
 @contextmanager
@@ -117,7 +97,7 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     fused = {name: layer.fused_attn for name, layer in layers.items() if hasattr(layer, "fused_attn")}
     softmaxes, handles = _Softmaxes(maps), []
     for name, layer in layers.items():
-        if isinstance(layer, SOFTMAX_ONLY):
+        if layout_of(layer).weights == "softmax":
             handles += softmaxes.watch(name, layer)
         else:
             handles.append(layer.attn_drop.register_forward_pre_hook(_Recorder(maps, name)))  # type: ignore[union-attr]

@@ -26,6 +26,7 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
+from paucal.backbones.attention_layout import AttentionLayout
 from paucal.backbones.families.common.attention import attend, join_heads
 from paucal.backbones.families.common.contract import (
     DEIT_CROP,
@@ -56,6 +57,8 @@ class ConvAttention(nn.Module):
         proj_drop: dropout of the output.
         attn_drop: dropout of the weights.
     """
+
+    attention_layout = AttentionLayout(pools="keys")
 
     def __init__(
         self, width: int, num_heads: int, num_prefix_tokens: int = 0, proj_drop: float = 0.0, attn_drop: float = 0.0

@@ -24,6 +24,7 @@ from timm.layers.norm import LayerNormFp32
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
+from paucal.backbones.attention_layout import AttentionLayout
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants, to_tokens
 from paucal.backbones.families.cvt_layers import (
@@ -66,6 +67,8 @@ class SharedConvAttention(nn.Module):
         proj_drop: dropout of the output.
         attn_drop: dropout of the weights.
     """
+
+    attention_layout = AttentionLayout(pools="keys")
 
     def __init__(self, width: int, num_heads: int, proj_drop: float = 0.0, attn_drop: float = 0.0) -> None:
         super().__init__()

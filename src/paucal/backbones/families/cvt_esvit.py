@@ -26,6 +26,7 @@ from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paucal.backbones.attention_layout import AttentionLayout, Call, Places, cell_indices, fill_up, window_places
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
 from paucal.backbones.families.common.contract import DEIT_CROP, configuration, register_variants, to_tokens
 from paucal.backbones.families.cvt_layers import (
@@ -114,6 +115,12 @@ def window_offsets(side: int) -> Tensor:
     return down * (2 * side - 1) + across
 
 
+def _places(call: Call, weights: Tensor, image_size: Grid) -> Places:
+    grid = call.inputs[1]
+    window = window_of(grid, call.layer.window_size[0], call.layer.padding)
+    return window_places(grid, partition(fill_up(cell_indices(grid, call.inputs[0]), window), window))
+
+
 class WindowAttention(nn.Module):
     """Attention within windows; queries, keys and values share a depthwise convolution, which looks beyond them.
 
@@ -134,6 +141,7 @@ class WindowAttention(nn.Module):
         attn_drop: dropout of the weights.
     """
 
+    attention_layout = AttentionLayout(places=_places)
     relative_position_index: Tensor
 
     def __init__(

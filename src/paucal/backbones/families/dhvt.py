@@ -96,6 +96,8 @@ class Dhvt(TokenBackbone):
         TypeError: an option that does not exist.
     """
 
+    relevance_family = "dhvt"
+
     def __init__(  # noqa: PLR0913 (timm's models take plain arguments)
         self,
         *,

@@ -10,6 +10,7 @@ from timm.layers.config import use_fused_attn
 from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 
+from paucal.backbones.attention_layout import AttentionLayout
 from paucal.backbones.families.common.attention import attend, join_heads, split_heads
 from paucal.backbones.families.common.contract import init_table, to_tokens
 
@@ -164,6 +165,10 @@ class Sope(nn.Module):
         return self.post_affine(self.proj(self.pre_affine(x)))
 
 
+def _head_token_names(layer: "HeadInteractedAttention") -> tuple[str, ...]:
+    return tuple(f"head {number}" for number in range(1, layer.num_heads + 1)) if layer.head_tokens else ()
+
+
 class HeadInteractedAttention(nn.Module):
     """Self-attention, joined by one head token per head (the supplement's section 1.3).
 
@@ -182,6 +187,8 @@ class HeadInteractedAttention(nn.Module):
         attn_drop: dropout of the weights.
         proj_drop: dropout of the output.
     """
+
+    attention_layout = AttentionLayout(suffix=_head_token_names)
 
     def __init__(
         self,

@@ -73,6 +73,8 @@ class LvVit(TokenBackbone):
         ValueError: a value that makes no model.
     """
 
+    relevance_family = "lvvit"
+
     def __init__(  # noqa: PLR0913 (timm's builder passes plain arguments)
         self,
         *,

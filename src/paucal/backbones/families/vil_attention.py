@@ -12,6 +12,7 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paucal.backbones.attention_layout import AttentionLayout, Call, Places, Tokens, prefix_names
 from paucal.backbones.families.common.attention import attend, join_heads
 from paucal.backbones.families.vil_chunks import NEIGHBOURS, OWN_SLOT, Grid, Mode, Pairs, grid_offsets, sparse_pairs
 
@@ -136,8 +137,37 @@ def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
     return table
 
 
+def _global_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
+    """Return the places of weights (B, heads, g, N) of the global tokens, whose block was given (tokens, grid)."""
+    own = Tokens(call.block_inputs[1], prefix_names(call.model, weights.shape[2]))
+    queries, keys = (torch.arange(count, device=weights.device)[None] for count in weights.shape[2:])
+    return Places(own, own, queries, keys)
+
+
+def _sparse_places(call: Call, weights: Tensor, image_size: Grid) -> Places:
+    """Return the places of weights (B * chunks, heads, Q, g + K) of the cells: a group per chunk of queries."""
+    layer, (tokens, grid) = call.layer, call.inputs
+    own = Tokens(grid, prefix_names(call.model, layer.global_tokens))
+    found, first = sparse_pairs(grid, layer.window, layer.mode, tokens), len(own.prefix)
+    cells = torch.arange(own.cells, device=weights.device)
+    queries, keys = cells[None], cells[None]
+    if found.queries is not None and found.restore is not None:
+        queries = torch.full_like(found.queries, -first - 1)  # a cell that is there twice is read once
+        queries[found.restore] = cells
+        queries = queries.view(found.chunks, -1)
+    if found.keys is not None:
+        keys = found.keys.flatten(1)
+    if found.hidden is not None:
+        unseen = found.hidden.flatten(2).all(1).expand(found.chunks, -1)
+        keys = torch.where(unseen, -first - 1, keys.expand(found.chunks, -1))
+    of_globals = torch.arange(first, device=weights.device).expand(found.chunks, -1)
+    return Places(own, own, queries + first, torch.cat((of_globals, keys.expand(found.chunks, -1) + first), 1))
+
+
 class GlobalAttention(nn.Module):
     """The part of sparse attention in which global tokens attend to all tokens; a module, so that it can be read."""
+
+    attention_layout = AttentionLayout(places=_global_places)
 
     def __init__(self, scale: float, attn_drop: float) -> None:
         super().__init__()
@@ -167,6 +197,8 @@ class SparseAttention(VilAttention):
         random_neighbour: whether, in training, a cell sees only its own chunk and one of the 8 neighbours, drawn
             once for each call, instead of all.
     """
+
+    attention_layout = AttentionLayout(places=_sparse_places)
 
     def __init__(
         self, settings: AttentionSettings, window: int, mode: Mode = "blocks", share_projections: bool = True

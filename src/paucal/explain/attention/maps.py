@@ -5,62 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paucal.backbones.attention_layout import Token, Tokens
 from paucal.types import UserError
 
-Size = tuple[int, int]
-Token = str | tuple[int, int]
 MOST_ENTRIES = 1 << 27  # of a dense matrix, half a GiB
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens of a layer: some before the cells, the cells row by row, some behind them.
-
-    Attributes:
-        grid: (rows, columns) of the cells.
-        prefix: names of those before, such as "class", "distillation", "register 1".
-        suffix: names of those behind, such as DHVT's "head 1".
-    """
-
-    grid: Size
-    prefix: tuple[str, ...] = ()
-    suffix: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.prefix) + self.cells + len(self.suffix)
-
-    @property
-    def cells(self) -> int:
-        """How many cells there are."""
-        return self.grid[0] * self.grid[1]
-
-    def place(self, token: Token) -> int:
-        """Return the index of a token, given as (row, column) or by its name.
-
-        Raises:
-            UserError: there is no such token.
-
-        Example:
-            >>> Tokens((2, 3), ("class",)).place((1, 2)), Tokens((2, 3), ("class",)).place("class")
-            (6, 0)
-        """
-        rows, columns = self.grid
-        if isinstance(token, str):
-            if token in self.prefix:
-                return self.prefix.index(token)
-            if token in self.suffix:
-                return len(self.prefix) + self.cells + self.suffix.index(token)
-            known = ", ".join((*self.prefix, *self.suffix)) or "none but cells"
-            raise UserError(f"there is no token {token!r} here, the layer has {known}: give one, or (row, column).")
-        row, column = token
-        if not (0 <= row < rows and 0 <= column < columns):
-            raise UserError(f"the cell {token} lies outside of the grid of {rows}x{columns} cells: count from 0.")
-        return len(self.prefix) + row * columns + column
-
-    def to_grid(self, values: Tensor) -> Tensor:
-        """Return the cells' part of (..., tokens) as (..., rows, columns)."""
-        first = len(self.prefix)
-        return values[..., first : first + self.cells].unflatten(-1, self.grid)
 
 
 @dataclass(frozen=True, eq=False)

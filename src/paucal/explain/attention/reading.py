@@ -1,4 +1,8 @@
-"""Read the attention maps of any layer of a transformer, each with its place in the image."""
+"""Read the attention maps of any layer of a transformer, each with its place in the image.
+
+A layer shows only (batch, heads, queries, keys). What its family declares (`AttentionLayout`), and what its module and
+the block around it were given, tells the rest: a full attention has as many queries as its input has tokens.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,13 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from paucal.backbones.attention_layout import Call, Places, Size, Tokens, prefix_names
 from paucal.backbones.attention_maps import attention_layers, recorded_attention
+from paucal.backbones.layout import grid_sides
 from paucal.backbones.probe import model_name
-from paucal.explain.attention.calls import Call
+from paucal.backbones.timm_attention import layout_of
 from paucal.explain.attention.maps import AttentionMap
-from paucal.explain.attention.placing import as_groups, place
 from paucal.explain.prepared import explainable, forward
 from paucal.types import UserError
+
+MOST_PREFIX = 9  # 8 registers and a class token
 
 
 @torch.no_grad()
@@ -88,9 +95,9 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     inputs: dict[str, tuple[Any, ...]] = {}
     handles = []
     for name, layer in layers.items():
-        block = module.get_submodule(name.rpartition(".")[0])
-        handles.append(block.register_forward_pre_hook(_keep_block(inputs, name)))
-        handles.append(layer.register_forward_pre_hook(_keep_call(calls, inputs, name, block)))
+        modules = _from_within(module, name)
+        handles.append(modules[1].register_forward_pre_hook(_keep_block(inputs, name)))
+        handles.append(layer.register_forward_pre_hook(_keep_call(calls, inputs, name, modules)))
     try:
         with recorded_attention(module) as recorded:
             logits = forward(module, images)
@@ -98,7 +105,7 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     finally:
         for handle in handles:
             handle.remove()
-    found = {name: place(name, weights[name], calls[name], module, images) for name in layers if name in weights}
+    found = {name: place(name, weights[name], calls[name], images) for name in layers if name in weights}
     maps = [one for one in found.values() if one is not None]
     if not maps:
         raise UserError(
@@ -122,6 +129,12 @@ def require_attention(module: nn.Module) -> None:
         )
 
 
+def _from_within(model: nn.Module, name: str) -> tuple[nn.Module, ...]:
+    """Return a module, what holds it, and so on up to the model."""
+    words = name.split(".")
+    return tuple(model.get_submodule(".".join(words[:end])) for end in range(len(words), -1, -1))
+
+
 def _keep_block(inputs: dict[str, tuple[Any, ...]], name: str) -> Any:
     def keep(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         inputs[name] = arguments
@@ -129,8 +142,96 @@ def _keep_block(inputs: dict[str, tuple[Any, ...]], name: str) -> Any:
     return keep
 
 
-def _keep_call(calls: dict[str, Call], inputs: dict[str, tuple[Any, ...]], name: str, block: nn.Module) -> Any:
+def _keep_call(
+    calls: dict[str, Call], inputs: dict[str, tuple[Any, ...]], name: str, modules: tuple[nn.Module, ...]
+) -> Any:
     def keep(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        calls[name] = Call(module, block, arguments, inputs.get(name, ()))
+        calls[name] = Call(modules, arguments, inputs.get(name, ()))
 
     return keep
+
+
+def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMap | None:
+    """Return the attention with its places, or None where they cannot be told.
+
+    Args:
+        name: of the layer.
+        weights: as `recorded_attention` gives them.
+        call: what the layer was called with.
+        images: (B, C, H, W).
+    """
+    size, places = (images.shape[-2], images.shape[-1]), None
+    for declared in map(layout_of, call.modules):
+        if places is None and declared.places is not None:
+            places = declared.places(call, weights, size)
+    places = _full(weights, call, images) if places is None else places
+    return None if places is None else AttentionMap(name, as_groups(weights, call.layer, len(images)), *places)
+
+
+def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
+    """Return weights (or their gradients) as a layer computes them as (B, groups, heads, queries, keys).
+
+    Args:
+        weights: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a dimension of their own, or
+            (B * windows * heads, Q, K).
+        layer: that computed them.
+        batch: B.
+    """
+    if weights.ndim == 5:
+        return weights.transpose(1, 2) if layout_of(layer).groups_last else weights
+    return _with_heads(weights, layer).unflatten(0, (batch, -1))
+
+
+def _with_heads(weights: Tensor, layer: nn.Module) -> Tensor:
+    """Return weights (N, heads, Q, K) of a layer that computes (N * heads, Q, K), as SAM's and SHViT's single head."""
+    return weights.unflatten(0, (-1, int(getattr(layer, "num_heads", 1)))) if weights.ndim == 3 else weights  # type: ignore[arg-type]
+
+
+def _full(weights: Tensor, call: Call, images: Tensor) -> Places | None:
+    layer, layout = call.layer, layout_of(call.layer)
+    inputs, weights = call.inputs[0], _with_heads(weights, layer)
+    if weights.ndim != 4 or len(weights) != len(images) or not layout.between_cells:
+        return None  # windows that are not known, or channels that attend to each other
+    suffix, pools_queries = layout.suffix(layer), layout.pools == "queries"
+    size = (images.shape[-2], images.shape[-1])
+    queries, keys = weights.shape[2], weights.shape[3]
+    shown = _counts(inputs)
+    if not pools_queries and queries - len(suffix) not in shown and not (queries == 1 and keys in shown):
+        return None
+    if queries not in (1, keys) and layout.pools == "nothing":
+        return None  # keys that may be pooled along rows (NextViT)
+    first = int(getattr(layer, "has_cls_token", False)) if pools_queries else None
+    tokens = tokens_of(keys if queries == 1 and not pools_queries else queries, call.model, size, suffix, first)
+    if tokens is None:
+        return None
+    key_tokens = tokens if keys == len(tokens) else tokens_of(keys, call.model, size, prefix=len(tokens.prefix))
+    if key_tokens is None:
+        return None
+    return Places(tokens, key_tokens, *(torch.arange(count, device=weights.device)[None] for count in (queries, keys)))
+
+
+def _counts(inputs: Tensor) -> tuple[int, ...]:
+    """Return how many tokens an input may hold: (B, N, C), or a map of cells with channels last or first."""
+    if inputs.ndim == 3:
+        return (inputs.shape[1],)
+    return (inputs.shape[1] * inputs.shape[2], inputs.shape[2] * inputs.shape[3]) if inputs.ndim == 4 else ()
+
+
+def tokens_of(
+    count: int, model: nn.Module, image_size: Size, suffix: tuple[str, ...] = (), prefix: int | None = None
+) -> Tokens | None:
+    """Return what that many tokens of a model are, or None where they are no grid of the image.
+
+    Args:
+        count: all tokens.
+        model: tells how many stand before the cells.
+        image_size: (height, width) in pixels.
+        suffix: names of those behind the cells.
+        prefix: how many stand before the cells, where it is known.
+    """
+    said = int(getattr(model, "num_prefix_tokens", 0) or 0)
+    for before in (said, *range(MOST_PREFIX)) if prefix is None else (prefix,):
+        sides = grid_sides(count - len(suffix) - before, image_size)
+        if sides is not None:
+            return Tokens(sides, prefix_names(model, before), suffix)
+    return None

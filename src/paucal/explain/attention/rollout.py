@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paucal.backbones.attention_layout import Tokens
 from paucal.backbones.attention_maps import attention_layers
 from paucal.backbones.forward_hooks import final_norm_names
 from paucal.backbones.layout import last_tensor
-from paucal.explain.attention.maps import AttentionMap, Tokens, fold_head_tokens
+from paucal.explain.attention.maps import AttentionMap, fold_head_tokens
 from paucal.explain.attention.reading import Recorded, read_attention, run_recorded
 
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paucal.backbones.attention_maps import attention_layers
-from paucal.backbones.families.dhvt import Dhvt
-from paucal.backbones.families.lvvit import LvVit
+from paucal.backbones.timm_attention import relevance_family
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout, last_row
 from paucal.explain.attribution.by_captum import grad_cam, integrated_gradients
@@ -131,14 +130,7 @@ def family_of(model: nn.Module) -> str:
         ('vit', 'convolutional')
     """
     model = getattr(model, "_orig_mod", model)
-    if isinstance(model, Dhvt):
-        return "dhvt"
-    if isinstance(model, LvVit):
-        return "lvvit"
-    found = methods_of(model)
-    if "relevance" in found:
-        return "vit"
-    return "staged" if "gradient-rollout" in found else "convolutional"
+    return relevance_family(model) or ("staged" if attention_layers(model) else "convolutional")
 
 
 def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str, str]:

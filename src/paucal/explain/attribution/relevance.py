@@ -9,23 +9,21 @@ cells' relevance before the mean instead of a class token; LV-ViT's class logit 
 maximum, as there; DHVT's head tokens are folded into the tokens that outlive the layer.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from paucal.backbones.families.dhvt import Dhvt
-from paucal.backbones.families.lvvit import LvVit
 from paucal.backbones.probe import model_name
+from paucal.backbones.timm_attention import relevance_family
 from paucal.explain.attention.maps import AttentionMap, fold_head_tokens
 from paucal.explain.attention.reading import run_recorded
 from paucal.explain.attention.rollout import Flow, follow_back, run_with_blocks, start_of
 from paucal.explain.attribution.relevance_mode import RelevanceMode
 from paucal.explain.prepared import explainable, require_classes, require_classifier
 from paucal.types import UserError
-
-KINDS = (VisionTransformer, LvVit, Dhvt)  # what the rules are known to conserve relevance for
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +43,7 @@ class LayerRelevance:
 
 def has_relevance(model: nn.Module) -> bool:
     """Tell whether the rules are known for a model."""
-    return isinstance(getattr(model, "_orig_mod", model), KINDS)
+    return relevance_family(getattr(model, "_orig_mod", model)) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,16 +117,15 @@ def rolled_out(layers: list[AttentionMap], start: Flow) -> Tensor:
     return flow.tokens.to_grid(flow.values)
 
 
-class _class_head_alone:
-    """Leave LV-ViT's maximum over the auxiliary classifier out of the logits meanwhile."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __enter__(self) -> None:
-        if isinstance(self.module, LvVit):
-            self.weight, self.module.aux_weight = self.module.aux_weight, 0.0
-
-    def __exit__(self, *problem: object) -> None:
-        if isinstance(self.module, LvVit):
-            self.module.aux_weight = self.weight
+@contextmanager
+def _class_head_alone(module: nn.Module) -> Iterator[None]:
+    """Leave the maximum over an auxiliary classifier (LV-ViT's) out of the logits meanwhile."""
+    weight = getattr(module, "aux_weight", None)
+    if weight is None:
+        yield
+        return
+    module.aux_weight = 0.0  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        module.aux_weight = weight

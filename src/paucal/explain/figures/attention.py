@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from paucal.backbones.attention_layout import Token, Tokens
 from paucal.explain.attention.heads import HeadView
-from paucal.explain.attention.maps import Token, Tokens
 from paucal.explain.figures.pictures import (
     Picture,
     cell_centre,

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.figure import Figure
 
+from paucal.backbones.attention_layout import Token
 from paucal.evaluation.deployed import Deployed
 from paucal.explain.attention.heads import MASS, view_heads
-from paucal.explain.attention.maps import AttentionMap, Token, averaged, head_token_maps
+from paucal.explain.attention.maps import AttentionMap, averaged, head_token_maps
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.features import feature_colours

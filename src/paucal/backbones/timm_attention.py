@@ -1,0 +1,206 @@
+"""The attention layouts of timm's families, which cannot declare their own.
+
+A map of indices is cut into windows as the family cuts its features, so that shifts and padding are its own.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from timm.models.convit import GPSA, MHSA
+from timm.models.davit import SpatialBlock
+from timm.models.davit import WindowAttention as DaVitAttention
+from timm.models.efficientformer import Attention as EfficientFormerAttention
+from timm.models.efficientformer_v2 import Attention2d, Attention2dDownsample
+from timm.models.gcvit import GlobalContextVitBlock, WindowAttentionGlobal
+from timm.models.hiera import Hiera, MaskUnitAttention
+from timm.models.hieradet_sam2 import MultiScaleAttention as Sam2Attention
+from timm.models.levit import Attention as LeVitAttention
+from timm.models.levit import AttentionDownsample
+from timm.models.maxxvit import PartitionAttention2d, PartitionAttentionCl, grid_partition
+from timm.models.maxxvit import window_partition as maxvit_partition
+from timm.models.mobilevit import MobileVitBlock
+from timm.models.mvitv2 import MultiScaleAttention, MultiScaleAttentionPoolFirst
+from timm.models.nest import Attention as NestAttention
+from timm.models.nest import blockify
+from timm.models.pvt_v2 import Attention as PvtAttention
+from timm.models.shvit import SHSA
+from timm.models.swin_transformer import SwinTransformerBlock, window_partition
+from timm.models.swin_transformer_v2 import SwinTransformerV2Block
+from timm.models.swin_transformer_v2 import WindowAttention as SwinV2Attention
+from timm.models.swin_transformer_v2_cr import SwinTransformerV2CrBlock, WindowMultiHeadAttention
+from timm.models.tiny_vit import Attention as TinyVitAttention
+from timm.models.tiny_vit import TinyVitBlock
+from timm.models.tnt import Attention as TntAttention
+from timm.models.twins import GlobalSubSampleAttn, LocallyGroupedAttn
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_sam import Block as SamBlock
+from timm.models.xcit import XCA
+from torch import Tensor, nn
+
+from paucal.backbones.attention_layout import (
+    AttentionLayout,
+    Call,
+    Places,
+    Size,
+    Tokens,
+    cell_indices,
+    fill_up,
+    window_places,
+)
+from paucal.backbones.layout import grid_sides
+
+
+def layout_of(module: nn.Module) -> AttentionLayout:
+    """Return what a module's class, or one that it is made from, declares about its attention."""
+    own = getattr(module, "attention_layout", None)
+    if isinstance(own, AttentionLayout):
+        return own
+    return next((TIMM[kind] for kind in type(module).__mro__ if kind in TIMM), AttentionLayout())
+
+
+def relevance_family(model: nn.Module) -> str | None:
+    """Return the family whose rules of relevance hold for a model, as its class declares it; None where none do."""
+    own = getattr(model, "relevance_family", None)
+    return "vit" if own is None and isinstance(model, VisionTransformer) else own
+
+
+def _swin(call: Call, weights: Tensor, image_size: Size) -> Places:
+    features, window = call.block_inputs[0], call.block.window_size
+    grid = (features.shape[1], features.shape[2])
+    back = tuple(-steps for steps in call.block.shift_size)
+    shifted = cell_indices(grid, features).roll(back, (1, 2))  # timm shifts before it pads
+    return window_places(grid, window_partition(fill_up(shifted, window), window))
+
+
+def _twins(call: Call, weights: Tensor, image_size: Size) -> Places:
+    grid, side = (int(call.inputs[1][0]), int(call.inputs[1][1])), call.layer.ws
+    return _from_the_corner(grid, (side, side), call.inputs[0])
+
+
+def _nest(call: Call, weights: Tensor, image_size: Size) -> Places:
+    blocks, cells = call.inputs[0].shape[1:3]
+    side = math.isqrt(cells)
+    grid = (math.isqrt(blocks) * side, math.isqrt(blocks) * side)
+    return window_places(grid, blockify(cell_indices(grid, call.inputs[0]), side)[0])
+
+
+def _maxvit(call: Call, weights: Tensor, image_size: Size) -> Places:
+    block, features = call.block, call.block_inputs[0]
+    shape = features.shape[2:] if isinstance(block, PartitionAttention2d) else features.shape[1:3]
+    cut = maxvit_partition if block.partition_block else grid_partition
+    grid = (shape[0], shape[1])
+    return window_places(grid, cut(cell_indices(grid, features), [int(side) for side in block.partition_size]))
+
+
+def _unshifted(call: Call, weights: Tensor, image_size: Size) -> Places | None:
+    """DaViT, GC ViT, TinyViT and SAM: windows that are not shifted, the last ones padded."""
+    features, side = call.block_inputs[0], call.block.window_size
+    if not side:  # a block of SAM in which everything sees everything
+        return None
+    shape = features.shape[2:] if isinstance(call.block, SpatialBlock) else features.shape[1:3]
+    window = (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
+    return _from_the_corner((shape[0], shape[1]), window, features)
+
+
+def _sam2(call: Call, weights: Tensor, image_size: Size) -> Places:
+    """SAM 2's Hiera pools queries within windows (Ravi et al. 2024).
+
+    Cells of padding are keys like others, and where queries are pooled, one of them may stand for cells and padding.
+    """
+    block, features = call.block, call.block_inputs[0]
+    rows, columns = int(features.shape[1]), int(features.shape[2])
+    window = tuple(block.window_size) if block.is_windowed else (rows, columns)
+    keys = _from_the_corner((rows, columns), window, features)
+    down, right = block.q_stride or (1, 1)
+    # The pooled map is cut off where the shortcut's is, which drops the rest of a side that the stride does not divide.
+    queries = _from_the_corner((rows // down, columns // right), (window[0] // down, window[1] // right), features)
+    return Places(queries.tokens, keys.tokens, queries.queries, keys.keys)
+
+
+def _from_the_corner(grid: Size, window: Size, like: Tensor) -> Places:
+    return window_places(grid, window_partition(fill_up(cell_indices(grid, like), window), window))
+
+
+def _mobilevit(call: Call, weights: Tensor, image_size: Size) -> Places | None:
+    """MobileViT unfolds a map into small patches; the first cells of all patches see each other, the second ones, ...
+
+    Mehta and Rastegari 2022. Weights are (B * cells of a patch, heads, patches, patches).
+    """
+    block = next(module for module in call.modules if isinstance(module, MobileVitBlock))
+    patches = grid_sides(weights.shape[-1], image_size)
+    if patches is None:
+        return None
+    height, width = (int(side) for side in block.patch_size)  # type: ignore[union-attr]
+    grid = (patches[0] * height, patches[1] * width)
+    index = torch.arange(grid[0] * grid[1], device=weights.device).view(patches[0], height, patches[1], width)
+    return window_places(grid, index.permute(1, 3, 0, 2).reshape(height * width, -1))
+
+
+def _hiera(call: Call, weights: Tensor, image_size: Size) -> Places:
+    """Hiera keeps its tokens in an order in which pooling joins neighbours (Ryali et al. 2023).
+
+    Tokens are unrolled so that the four cells of a pooled one lie a quarter of all tokens apart; a mask unit is every
+    n-th token. An order of indices is led through the blocks as the tokens are. Weights are (B, heads, units, Q, K), or
+    (B, heads, Q, K) where all tokens see each other.
+    """
+    whole = next(part for part in call.model.modules() if isinstance(part, Hiera))
+    rows, columns = (int(side) for side in whole.tokens_spatial_shape)
+    cells = torch.arange(rows * columns, device=weights.device).view(1, -1, 1)
+    seen = asked = ((rows, columns), whole.unroll(cells).flatten())
+    for block in whole.blocks:
+        seen = asked
+        if block.attn.q_stride > 1:  # type: ignore[union-attr, operator]
+            asked = _pooled(*seen, *whole.q_stride)
+        if block.attn is call.layer:
+            break
+    units = weights.shape[2] if weights.ndim == 5 else 1
+    return Places(Tokens(asked[0]), Tokens(seen[0]), asked[1].view(-1, units).T, seen[1].view(-1, units).T)
+
+
+def _pooled(grid: Size, cells: Tensor, down: int, right: int) -> tuple[Size, Tensor]:
+    """Return the coarser grid, and the index in it of each token, after tokens of these cells were pooled."""
+    kept = cells[: len(cells) // (down * right)]  # one of the cells of each pooled token
+    coarse = (grid[0] // down, grid[1] // right)
+    return coarse, kept // grid[1] // down * coarse[1] + kept % grid[1] // right
+
+
+_ATTN_DROP, _SOFTMAX = AttentionLayout("attn_drop"), AttentionLayout("softmax")
+_SOFTMAX_POOLS = AttentionLayout("softmax", pools="queries")
+_SWIN, _MAXVIT, _UNSHIFTED = (AttentionLayout(places=places) for places in (_swin, _maxvit, _unshifted))
+# Attention layers, or the blocks around them, which know of windows and shifts.
+TIMM: Mapping[type[nn.Module], AttentionLayout] = {
+    Attention2d: _SOFTMAX_POOLS,
+    Attention2dDownsample: _SOFTMAX_POOLS,
+    AttentionDownsample: _SOFTMAX_POOLS,
+    DaVitAttention: _SOFTMAX,
+    EfficientFormerAttention: _SOFTMAX,
+    GlobalContextVitBlock: _UNSHIFTED,
+    GlobalSubSampleAttn: AttentionLayout(pools="keys"),
+    GPSA: _ATTN_DROP,
+    LeVitAttention: _SOFTMAX,
+    LocallyGroupedAttn: AttentionLayout(places=_twins),
+    MaskUnitAttention: AttentionLayout("softmax", _hiera, groups_last=True),
+    MHSA: _ATTN_DROP,
+    MobileVitBlock: AttentionLayout(places=_mobilevit),
+    MultiScaleAttention: _SOFTMAX_POOLS,
+    MultiScaleAttentionPoolFirst: _SOFTMAX_POOLS,
+    NestAttention: AttentionLayout(places=_nest, groups_last=True),
+    PartitionAttention2d: _MAXVIT,
+    PartitionAttentionCl: _MAXVIT,
+    PvtAttention: AttentionLayout(pools="keys"),
+    Sam2Attention: AttentionLayout("softmax", _sam2),
+    SamBlock: _UNSHIFTED,
+    SHSA: _SOFTMAX,
+    SpatialBlock: _UNSHIFTED,
+    SwinTransformerBlock: _SWIN,
+    SwinTransformerV2Block: _SWIN,
+    SwinTransformerV2CrBlock: _SWIN,
+    SwinV2Attention: _ATTN_DROP,
+    TinyVitAttention: _SOFTMAX,
+    TinyVitBlock: _UNSHIFTED,
+    TntAttention: _ATTN_DROP,
+    WindowAttentionGlobal: _ATTN_DROP,
+    WindowMultiHeadAttention: _ATTN_DROP,
+    XCA: AttentionLayout(between_cells=False),
+}
