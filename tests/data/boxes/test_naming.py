@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from paucal.data.boxes.naming import Names
-from paucal.data.boxes.part_names import part_of_folders, part_of_name
 from paucal.data.boxes.tree import folder_tree
+from paucal.data.part_names import part_of_folders, part_of_name
 from paucal.types import UserError
 
 

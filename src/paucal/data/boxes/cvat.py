@@ -9,12 +9,12 @@ import numpy as np
 from paucal.data.boxes.described import Annotated, Corners, Described, add_once, box_of_points, numbered
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import MissingImage, Names
-from paucal.data.boxes.part_names import part_of_file, part_of_name
 from paucal.data.boxes.runs import runs_of
 from paucal.data.boxes.shapes import unread_shapes
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
 from paucal.data.class_names import plain_name
+from paucal.data.part_names import part_of_file, part_of_name
 from paucal.types import UserError
 
 EDGES = ("xtl", "ytl", "xbr", "ybr")

@@ -8,9 +8,9 @@ from paucal.data.boxes import coco, cvat, labelme, table, voc, yolo
 from paucal.data.boxes.described import Described
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import LABEL_FOLDERS
-from paucal.data.boxes.part_names import part_of_folders
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
 from paucal.data.boxes.unread import find_unread
+from paucal.data.part_names import part_of_folders
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES
 from paucal.data.sources.folder import IMAGE_FOLDERS
 from paucal.types import UserError

@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from paucal.data.boxes.part_names import part_fits, part_of_folders
 from paucal.data.boxes.tree import Tree
+from paucal.data.part_names import part_fits, part_of_folders
 from paucal.data.sources.folder import IMAGE_FOLDERS, IMAGE_SUFFIXES
 from paucal.types import UserError
 

@@ -11,10 +11,10 @@ from paucal.data.boxes import coco
 from paucal.data.boxes.described import Described
 from paucal.data.boxes.layouts import EXPECTED, LAYOUTS, STRUCTURE, BoxFiles, box_files, unread_files
 from paucal.data.boxes.naming import MissingImage
-from paucal.data.boxes.part_names import part_of_folders
 from paucal.data.boxes.parts import with_parts
 from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
 from paucal.data.images import ImageSet
+from paucal.data.part_names import part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted, was
 

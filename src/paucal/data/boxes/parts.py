@@ -7,14 +7,13 @@ from pathlib import PurePosixPath
 
 from paucal.data.boxes.described import Annotated, Described
 from paucal.data.boxes.naming import Names
-from paucal.data.boxes.part_names import SPELLINGS, part_of_folders
 from paucal.data.boxes.tree import Tree
+from paucal.data.part_names import PARTS, TRAINVAL, part_of_folders
 from paucal.types import UserError
 from paucal.wording import counted, was
 
 LIST_FOLDERS = ("imagesets/main", "imagesets", "")
 MOST_LIST_BYTES = 1 << 26
-TRAINVAL = "trainval"
 _SIGN = re.compile(r"\s+-?[01]$")  # of a list of images that do or do not show a class
 _WITH_ANNOTATION = re.compile(r"\s+(?=\S.*\.(?:xml|json|txt)$)", re.IGNORECASE)
 
@@ -72,7 +71,7 @@ def _listed(images: Sequence[Annotated], tree: Tree) -> tuple[dict[str, str], li
 
 
 def _add(parts: dict[str, str], keys: Sequence[str], file: str, tree: Tree) -> None:
-    part, joint = SPELLINGS[_stem(file)], _stem(file) == TRAINVAL
+    part, joint = PARTS[_stem(file)], _stem(file) == TRAINVAL
     for key in keys:
         if joint and parts.get(key) == "val":
             continue
@@ -85,7 +84,7 @@ def _add(parts: dict[str, str], keys: Sequence[str], file: str, tree: Tree) -> N
 
 def _lists(tree: Tree) -> list[str]:
     """Return the lists of parts in the first folder that has some, "trainval" last."""
-    texts = [file for file in tree.ending(".txt") if _stem(file) in SPELLINGS]
+    texts = [file for file in tree.ending(".txt") if _stem(file) in PARTS]
     for folder in LIST_FOLDERS:
         found = [file for file in texts if file.rpartition("/")[0].lower() == folder]
         if found:

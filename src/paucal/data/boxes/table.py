@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from paucal.data.boxes.described import Annotated, Corners, Described, add_once, numbered
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import MissingImage, Names
-from paucal.data.boxes.part_names import SPELLINGS, part_of_file
 from paucal.data.boxes.tree import Tree
 from paucal.data.class_names import plain_name
+from paucal.data.part_names import PARTS, part_of_file
 from paucal.reading import decode_text
 from paucal.types import UserError
 
@@ -147,7 +147,7 @@ def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
             f"{', '.join(edges)[:80]!r}, expected names and four numbers: correct it."
         )
     word = cells.get("part", "").lower()
-    if word and word not in SPELLINGS:
+    if word and word not in PARTS:
         raise UserError(f"{where} has the part {word[:80]!r}, expected train, val or test: correct it.")
     sides = _number(cells.get("height", "")), _number(cells.get("width", ""))
     height, width = (int(side) if side and math.isfinite(side) else 0 for side in sides)
@@ -158,7 +158,7 @@ def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
         plain_name(cells["name"]),
         None if is_empty else (left, top, right, bottom),
         (height, width) if min(height, width) > 0 else None,
-        SPELLINGS.get(word, part),
+        PARTS.get(word, part),
         cells.get("crowd", "").lower() in ("1", "true"),
     )
 

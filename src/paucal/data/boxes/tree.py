@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from paucal.data.part_names import PARTS
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, ArchiveStore, archive_entries
-from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS, ignored
+from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
 from paucal.data.sources.stores import EncodedStore, FileStore
 from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
 from paucal.types import UserError

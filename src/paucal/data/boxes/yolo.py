@@ -7,10 +7,10 @@ from paucal.data.boxes.claims import claimed
 from paucal.data.boxes.described import Annotated, Described, box_of_points, some_of
 from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import MissingImage, Names, folded
-from paucal.data.boxes.part_names import SPELLINGS
 from paucal.data.boxes.parts import lines_of
 from paucal.data.boxes.tree import Tree, plain
 from paucal.data.boxes.yolo_config import YAML, Config, config_of, images_by_part, is_config, roots_of_config
+from paucal.data.part_names import PARTS
 from paucal.types import UserError
 from paucal.wording import counted, was
 
@@ -74,14 +74,12 @@ def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
     texts = [file for file in files if file.lower().endswith(TEXT)]
     stems = {folded(PurePosixPath(image).stem) for image in tree.images} if texts else set()
     labels = [file for file in texts if folded(PurePosixPath(file).stem) in stems]
-    return [file for file in labels if PurePosixPath(file).stem.lower() not in SPELLINGS or _in_a_folder(file)]
+    return [file for file in labels if PurePosixPath(file).stem.lower() not in PARTS or _in_a_folder(file)]
 
 
 def _without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
     """Return a note on text files without an image that have objects, or none: labels of images that are missing."""
-    others = [
-        file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in SPELLINGS
-    ]
+    others = [file for file in tree.ending(TEXT) if file not in keys and PurePosixPath(file).stem.lower() not in PARTS]
     alone = [file for file in others if _is_label(tree, file) or not plain(tree.peek(file, HEAD)).strip()]
     told = f"{counted(len(alone), 'label')} without an image {was(len(alone))} left out, such as "
     return [told + alone[0]] if alone else []

@@ -7,10 +7,10 @@ from typing import Any
 
 from paucal.data.boxes.described import MOST_CLASSES, without_repetition
 from paucal.data.boxes.naming import MissingImage, Names, folded, folders_of
-from paucal.data.boxes.part_names import SPELLINGS
 from paucal.data.boxes.parts import lines_of
 from paucal.data.boxes.tree import Tree, plain
 from paucal.data.class_names import plain_name
+from paucal.data.part_names import PARTS
 from paucal.reading import MOST_CONFIG_BYTES, parse_yaml, read_decoded
 from paucal.types import UserError
 from paucal.wording import counted
@@ -45,7 +45,7 @@ def is_config(tree: Tree, file: str) -> bool:
         return False
     lines = plain(tree.peek(file, MOST_CONFIG_BYTES)).splitlines()
     keys = {line.partition(b":")[0].strip(b"\"' ").lower() for line in lines if b":" in line}
-    return b"names" in keys and bool(keys & {name.encode() for name in SPELLINGS})
+    return b"names" in keys and bool(keys & {name.encode() for name in PARTS})
 
 
 def config_of(tree: Tree, files: Sequence[str]) -> Config:
@@ -83,7 +83,7 @@ def _of_yaml(tree: Tree, file: str) -> Config:
         raise UserError(f"{place!r} holds no names and folders: give the YAML of a YOLO set.")
     parts: dict[str, list[str]] = {}
     for key, value in content.items():
-        part = SPELLINGS.get(str(key).lower())
+        part = PARTS.get(str(key).lower())
         if part and value:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in values):
@@ -187,7 +187,7 @@ def _images_of(value: str, config: Config, tree: Tree, names: Names, part: str) 
         path.pop()
     above = [*folders_of(config.base), *path]
     for place in range(len(above) + 1):
-        if any(folder.lower() in SPELLINGS for folder in above[:place]) and place > len(above) - len(path):
+        if any(folder.lower() in PARTS for folder in above[:place]) and place > len(above) - len(path):
             break  # "train/images" is not "images"
         spelling = folded("/".join(above[place:]) or ".")
         if spelling in files:

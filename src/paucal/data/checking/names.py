@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import PARTS
+from paucal.data.part_names import PARTS
 
 LEAST_MEAN = 2.0  # images in a group on average, from which on it is one
 LEAST_SHARE = 0.5  # of the images whose names have the form

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paucal.data.sources.folder import PARTS
+from paucal.data.part_names import FOLDER_WORDS, WHOLE_WORDS, folder_words
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 
 # As published sets and labelling programs call the two folders, in small letters, without signs, parts and formats.
@@ -21,12 +21,8 @@ _MASK_FOLDER = re.compile(
 # VOC's masks of objects, whose numbers are no classes.
 _SIDES = (("image", _IMAGE_FOLDER), ("mask", _MASK_FOLDER), ("other", re.compile("segmentationobjects?")))
 _FORMATS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif")
-_BARE_PARTS = {**PARTS, "trainval": "train", "trainvalid": "train"}
-_ALL_PARTS = {**_BARE_PARTS, "tr": "train", "ts": "test"}  # imagesTr
-_PART = "|".join(sorted(_BARE_PARTS, key=len, reverse=True))
+_PART = "|".join(sorted(WHOLE_WORDS, key=len, reverse=True))
 _GLUED = re.compile(rf"(?P<part>{_PART})(?P<rest>[a-z]+)|(?P<head>[a-z]+)(?P<tail>{_PART})")
-_YEAR = re.compile(r"(?:19|20)\d\d")
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\x00-\x7f]+")
 
 TOKENS = (
     r"masks?|labels?|lbl|label(?:train)?ids|seg(?:s|mented|masks?|mentations?)?|annot(?:s|ated|ations?)?|"
@@ -83,16 +79,16 @@ def folder_role(name: str) -> FolderRole:
         >>> folder_role("with_mask"), folder_role("val2017")
         (FolderRole(side='', part=''), FolderRole(side='', part='val'))
     """
-    words = _words(name)
-    parts = {_ALL_PARTS[word] for word in words if word in _ALL_PARTS}
-    rest = [word for word in words if word not in _ALL_PARTS]
+    words = folder_words(name)
+    parts = {FOLDER_WORDS[word] for word in words if word in FOLDER_WORDS}
+    rest = [word for word in words if word not in FOLDER_WORDS]
     rest = [word for word in rest if word not in _FORMATS] or rest
     joined = "".join(rest)
     glued = _GLUED.fullmatch(joined)
     if glued and _side(glued["rest"] or glued["head"]) and not parts:
-        parts, joined = {_ALL_PARTS[glued["part"] or glued["tail"]]}, glued["rest"] or glued["head"]
+        parts, joined = {FOLDER_WORDS[glued["part"] or glued["tail"]]}, glued["rest"] or glued["head"]
     side = _side(joined)
-    understood = side or (not rest and all(word in _BARE_PARTS for word in words))
+    understood = side or (not rest and all(word in WHOLE_WORDS for word in words))
     return FolderRole(side, "".join(parts) if understood and len(parts) == 1 else "")
 
 
@@ -103,21 +99,15 @@ def ends_as_masks(name: str) -> bool:
         >>> ends_as_masks("ISIC2018_Task1_Training_GroundTruth"), ends_as_masks("photos")
         (True, False)
     """
-    words = [word for word in _words(name) if word not in _ALL_PARTS]
+    words = [word for word in folder_words(name) if word not in FOLDER_WORDS]
     if "instance" in words or "panoptic" in words:
         return False
     return any(_MASK_FOLDER.fullmatch("".join(words[-count:])) for count in (1, 2, 3))
 
 
-def part_among_words(name: str) -> str:
-    """Return the part that a word of a folder's name says; "" where none or several do."""
-    parts = {_ALL_PARTS[word] for word in _words(name) if word in _ALL_PARTS}
-    return parts.pop() if len(parts) == 1 else ""
-
-
 def is_decoy_folder(name: str) -> bool:
     """Whether a folder's name says that it holds pictures of masks, or labels of another kind."""
-    return any(_DECOYS.fullmatch(word) for word in _words(name))
+    return any(_DECOYS.fullmatch(word) for word in folder_words(name))
 
 
 def says_decoy(words: str) -> bool:
@@ -128,13 +118,6 @@ def says_decoy(words: str) -> bool:
         (True, False)
     """
     return any(_DECOYS.fullmatch(word) for word in re.split(_GAP, words))
-
-
-def _words(name: str) -> list[str]:
-    """Return the words of a folder's name in small letters, without the year of a part (`train2017`)."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    pairs = zip(["", *words], words, strict=False)
-    return [word for before, word in pairs if before not in _ALL_PARTS or not _YEAR.fullmatch(word)]
 
 
 def _side(joined: str) -> str:

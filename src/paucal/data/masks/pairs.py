@@ -15,10 +15,10 @@ from paucal.data.masks.naming import (
     image_cores,
     mask_readings,
     numbered_readings,
-    part_among_words,
     without_suffix,
 )
 from paucal.data.masks.part_lists import read_part_lists
+from paucal.data.part_names import part_among_words
 from paucal.data.sources.folder import find_images
 from paucal.types import UserError
 from paucal.wording import counted

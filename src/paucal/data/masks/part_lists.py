@@ -8,7 +8,8 @@ from pathlib import Path
 
 from paucal.data.masks.matching import listed
 from paucal.data.masks.naming import fold, without_suffix
-from paucal.data.sources.folder import PARTS, ignored
+from paucal.data.part_names import PARTS, TRAINVAL
+from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import is_regular, read_decoded
 from paucal.types import UserError
@@ -16,7 +17,6 @@ from paucal.wording import counted
 
 FOLDERS = (("imagesets", "segmentation"), ("imagesets",), ("imagesets", "main"))
 MOST_BYTES = 64 << 20
-TRAINVAL = "trainval"
 _NAME = re.compile(rf"(?P<both>train[-_ ]?val(?:id(?:ation)?)?)|(?P<part>{'|'.join(PARTS)})", re.IGNORECASE)
 # VOC's lists of a class have 1, 0 or -1 behind each image, those of the Oxford pets three numbers.
 _NUMBERS = (re.compile(r"(.*\S)\s+(?:-1|0|1)"), re.compile(r"(.*\S)(?:\s+\d+){3}"))

@@ -13,6 +13,7 @@ import numpy as np
 from paucal.data.decode import UnreadableImage
 from paucal.data.decoded.folder import usable_folder
 from paucal.data.images import ImageSet
+from paucal.data.part_names import PARTS
 from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, read_index
 from paucal.data.shards.place import FOLDER, LocalPlace, Place, RemotePlace, is_remote
 from paucal.data.shards.stream import Stream, blocks_of, is_streamed, read_as_they_come, window_for
@@ -20,7 +21,7 @@ from paucal.data.shards.tar_index import JSON_FIELD, LABEL_SUFFIXES, Rows, index
 from paucal.data.shards.tar_store import TarStore, size_in_header
 from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.archive import COMPRESSED
-from paucal.data.sources.folder import PARTS, ignored
+from paucal.data.sources.folder import ignored
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.verify import ReportProgress
 from paucal.reading import decode_text

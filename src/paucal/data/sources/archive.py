@@ -18,7 +18,8 @@ from typing import Any
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS, Place, ignored, open_place
+from paucal.data.part_names import PARTS
+from paucal.data.sources.folder import IMAGE_SUFFIXES, Place, ignored, open_place
 from paucal.data.sources.stores import EncodedStore
 from paucal.reading import require_regular
 from paucal.types import UserError

@@ -10,23 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import ImageSet, Store
+from paucal.data.part_names import PARTS
 from paucal.data.sources.stores import FileStore
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from paucal.data.sources.suffixes import advice
 from paucal.types import NoLabelsError, UserError
 from paucal.wording import counted, was
 
-PARTS = {
-    "train": "train",
-    "training": "train",
-    "trainval": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "pics", "frames")
 _KINDS_SHOWN = 5
 # Left in archives by macOS, beside photos by network storage, on disks by Windows and Linux, by Python.

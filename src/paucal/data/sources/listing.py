@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from paucal.data.images import ImageSet
+from paucal.data.part_names import files_of_set, part_name, set_title, train_files
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.locating import ListedPath, leads_out, locate, plain_path
-from paucal.data.sources.part_names import files_of_set, part_name, train_files
 from paucal.data.sources.stores import FileStore
 from paucal.data.splits.split import held_out_part
 from paucal.reading import is_regular, read_decoded
@@ -68,7 +68,7 @@ def open_listing(file: Path, labelled: bool = True, root: Path | None = None) ->
     values, numbers = np.unique(labels, return_inverse=True)
     classes = _class_names(keys, labels.tolist(), values.tolist()) if labelled else ()
     return ImageSet(
-        name=_set_name(file),
+        name=set_title(file),
         location=str(place.folder),
         classes=classes,
         keys=keys,
@@ -153,11 +153,6 @@ def read_rows(file: Path, labelled: bool, n_classes: int | None = None) -> list[
                 f"line {number} of {file} has the class {row.label}; expected one from 0 to {n_classes - 1}"
             )
     return [row for _, row in found]
-
-
-def _set_name(file: Path) -> str:
-    known = part_name(file)
-    return (known.title or file.resolve().parent.name) if known.part == "train" else file.stem
 
 
 def _read(file: Path) -> tuple[str, str]:

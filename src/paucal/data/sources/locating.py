@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from paucal.data.images import spread
+from paucal.data.part_names import tells_part
 from paucal.data.sources.file_finder import FileFinder, unescaped
 from paucal.data.sources.folder import IMAGE_FOLDERS
-from paucal.data.sources.part_names import tells_part
 from paucal.types import UserError
 from paucal.wording import counted
 

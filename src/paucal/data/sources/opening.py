@@ -13,11 +13,12 @@ from paucal.data.images import ImageSet
 from paucal.data.masks.recognition import refuse_masks, without_masks
 from paucal.data.named.locations import is_named
 from paucal.data.named.table import NAMED
+from paucal.data.part_names import PARTS, tells_part
 from paucal.data.shards.opening import find_shards, is_shard, open_shards
 from paucal.data.shards.place import LocalPlace, RemotePlace, is_remote
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, open_archive
 from paucal.data.sources.digits import open_digits
-from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS, open_folder
+from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
 from paucal.data.sources.hub import hub_files, is_on_hub
 from paucal.data.sources.listing import LIST_SUFFIX, find_train_list, open_listing
 from paucal.data.sources.parquet import (
@@ -27,7 +28,6 @@ from paucal.data.sources.parquet import (
     open_parquet,
     open_remote_parquet,
 )
-from paucal.data.sources.part_names import tells_part
 from paucal.data.sources.row_files import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore

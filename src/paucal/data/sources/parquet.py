@@ -10,11 +10,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from paucal.data.images import ImageSet
+from paucal.data.part_names import PARTS
 from paucal.data.shards.place import LocalPlace, RemotePlace, stamped
 from paucal.data.shards.stream import Stream, is_streamed, read_as_they_come, window_for
 from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.arrow_store import ArrowStore
-from paucal.data.sources.folder import PARTS, ignored, require_readable
+from paucal.data.sources.folder import ignored, require_readable
 from paucal.data.sources.parquet_columns import (
     Columns,
     class_names,

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.sources.folder import PARTS, parts_of
+from paucal.data.part_names import PARTS
+from paucal.data.sources.folder import parts_of
 from paucal.data.sources.locating import ListedPath, locate, plain_path
 from paucal.data.sources.several_labels import (
     Labels,

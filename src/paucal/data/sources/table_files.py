@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from paucal.data.sources.folder import PARTS
+from paucal.data.part_names import PARTS, files_of_set, part_name, set_title, train_files
 from paucal.data.sources.locating import FOLDERS_OF_TABLES
-from paucal.data.sources.part_names import files_of_set, part_name, train_files
 from paucal.data.sources.table_columns import has_labels
 from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, read_table
 from paucal.reading import is_regular
@@ -59,8 +58,7 @@ def set_name(files: dict[str, Path]) -> str:
     file = next(iter(files.values()))
     if len(files) > 1 and len({one.parent for one in files.values()}) > 1:
         return file.resolve().parent.parent.name
-    known = part_name(file)
-    return (known.title or file.resolve().parent.name) if known.part == "train" else file.stem
+    return set_title(file)
 
 
 def together(file: Path, asked: Asked = ()) -> dict[str, Path]:

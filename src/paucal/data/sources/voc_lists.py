@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from paucal.data.images import UNKNOWN, ImageSet
+from paucal.data.part_names import PARTS, TRAINVAL
 from paucal.data.sources.file_finder import FileFinder
-from paucal.data.sources.folder import IMAGE_SUFFIXES, PARTS
+from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.locating import leads_out, plain_path
 from paucal.data.sources.several_labels import several_notes
 from paucal.data.sources.stores import FileStore
@@ -20,7 +21,6 @@ LISTS, IMAGES = Path("ImageSets/Main"), Path("JPEGImages")
 MOST_BYTES = 256 << 20
 _MEANING = {1: 1, 0: UNKNOWN, -1: 0}  # what a list says, as a multi-hot row has it
 _LINE = re.compile(r"(?P<image>\S.*?)\s+(?P<sign>-?[01])")
-_JOINT = "trainval"  # the lists of train and val once more
 
 
 def is_voc(folder: Path) -> bool:
@@ -86,8 +86,8 @@ def _lists(root: Path) -> list[tuple[Path, str, str]]:
     files = sorted((root / LISTS).glob("[!.]*.[tT][xX][tT]"))
     words = [(file, *file.stem.rpartition("_")[::2]) for file in files]
     found = [(file, name, word.lower()) for file, name, word in words if name and word.lower() in PARTS]
-    apart = any(word != _JOINT and PARTS[word] == "train" for _, _, word in found)
-    return [(file, name, PARTS[word]) for file, name, word in found if not (apart and word == _JOINT)]
+    apart = any(word != TRAINVAL and PARTS[word] == "train" for _, _, word in found)
+    return [(file, name, PARTS[word]) for file, name, word in found if not (apart and word == TRAINVAL)]
 
 
 def _lines(file: Path) -> tuple[list[tuple[str, int]], str]:
