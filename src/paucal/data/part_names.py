@@ -73,12 +73,6 @@ def part_name(file: Path) -> PartName:
     return PartName(next(filter(None, parts)), others, title, TRAINVAL in words)
 
 
-def set_title(file: Path) -> str:
-    """Return the name of the set that a table or list describes: what stands before "train", else its own name."""
-    name = part_name(file)
-    return (name.title or file.resolve().parent.name) if name.part == "train" else file.stem
-
-
 def train_files(files: Sequence[Path]) -> list[Path]:
     """Return the files of training images by their names, without those that join two others (`trainval.txt`)."""
     names = {file: name for file in files if (name := part_name(file)).part == "train"}

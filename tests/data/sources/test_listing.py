@@ -126,7 +126,7 @@ def test_open_listing__repeated_lines_are_left_out_with_a_note(make_folder):
     (folder / "list.txt").write_text("real/dog/3.png 1\nreal/cat/1.png 0\n./real/dog/3.png 1\n")
     images = open_images(folder / "list.txt")
     assert images.keys == ["real/dog/3.png", "real/cat/1.png"]
-    assert images.notes[1] == "1 lines repeat an earlier one and were left out"
+    assert images.notes[1] == "1 repeated row of list.txt was left out"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,10 @@ def test_open_listing__repeated_lines_are_left_out_with_a_note(make_folder):
         ("real/../../x.png 1\n", "leads out of the folder"),
         ("real\\..\\x.png 1\n", "leads out of the folder"),
         ("C:\\x.png 1\n", "leads out of the folder"),
-        ("real/dog/3.png 1\nreal/dog/3.png 0\n", "'real/dog/3.png' is listed twice in list.txt, with different parts"),
+        (
+            "real/dog/3.png 1\nreal/dog/3.png 0\n",
+            "'real/dog/3.png' is in lines 1 and 2 of .*list.txt with different labels",
+        ),
         ("gone.png 1\n", r"'gone.png', the first image of .*, is not in .* nor in .*; name the folder"),
         ("real/dog/3.png 1\nreal/dog/4.png 1\n", r"list.txt has only one class \('dog'\)"),
     ],
@@ -160,7 +163,9 @@ def test_open_listing__an_image_is_in_one_part_only(make_folder):
     folder = make_folder(*DOMAIN)
     (folder / "train.txt").write_text("real/dog/3.png 1\nreal/cat/1.png 0\n")
     (folder / "test.txt").write_text("real/dog/3.png 1\n")
-    with pytest.raises(UserError, match=r"listed twice in train\.txt and test\.txt, with different parts"):
+    with pytest.raises(
+        UserError, match=r"line 1 of .*train\.txt and line 1 of .*test\.txt with different labels or parts"
+    ):
         open_images(folder)
     (folder / "test.txt").write_text("real/dog/4.png 1\n")
     (folder / "testing.txt").write_text("real/dog/4.png 1\n")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from data.conftest import encode
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.options import SourceOptions
 from paucal.data.sources.several_labels import is_missing
-from paucal.data.sources.table import open_table
+from paucal.data.sources.table import open_tables
 from paucal.data.splits.file import write_split
 from paucal.data.splits.split import make_split
 from paucal.types import UserError
@@ -184,7 +185,7 @@ def test_table__says_what_was_written(tmp_path_factory, labels, parts, delimiter
     folder = tmp_path_factory.mktemp("table")
     body = [[f"{number}.png", label, parts[number]] for number, label in enumerate(labels)]
     file = write(folder, [["image", "label", "split"], *body], "t.tsv" if delimiter == "\t" else "t.csv", delimiter)
-    images = open_table(file)
+    images = open_tables({"": file}, SourceOptions())
     assert images.classes == tuple(sorted(set(labels)))
     assert [images.classes[label] for label in images.labels] == labels
     assert images.declared == parts[: len(labels)]
@@ -197,4 +198,4 @@ def test_table__of_any_bytes_ends_in_a_sentence(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("bytes") / "labels.csv"
     file.write_bytes(content)
     with pytest.raises(UserError):
-        open_table(file)
+        open_tables({"": file}, SourceOptions())

@@ -6,7 +6,7 @@ import numpy as np
 
 from paucal.data.named.table import OPEN_IMAGES
 from paucal.data.sources.folder import find_images
-from paucal.data.sources.listing import read_rows
+from paucal.data.sources.listing import read_lines
 from paucal.reading import read_text
 
 SYNSETS = "synsets.txt"
@@ -43,9 +43,10 @@ class WebVisionList:
         self.keys: list[str] = []
         self.labels = np.zeros(0, dtype=np.int64)
         if (Path(root) / folder).is_dir():
-            rows = list(dict.fromkeys(read_rows(info / file, labelled, len(self.classes))))
-            self.keys = [f"{folder}/{row.path}" if inside else row.path for row in rows]
-            self.labels = np.asarray([row.label for row in rows], dtype=np.int64)
+            lines = read_lines(info / file, labelled, len(self.classes))
+            rows = list(dict.fromkeys((line.path, line.label) for line in lines))
+            self.keys = [f"{folder}/{path}" if inside else path for path, _ in rows]
+            self.labels = np.asarray([label for _, label in rows], dtype=np.int64)
 
 
 class OpenImagesFolders:

@@ -2,18 +2,20 @@
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from paucal.data.images import ImageSet
-from paucal.data.part_names import files_of_set, part_name, set_title, train_files
+from paucal.data.part_names import files_of_set, part_name, train_files
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.locating import ListedPath, leads_out, locate, plain_path
-from paucal.data.sources.stores import FileStore
+from paucal.data.sources.placed_rows import Row, images_of_rows, place_rows
+from paucal.data.sources.several_labels import Labels
 from paucal.data.splits.split import held_out_part
 from paucal.reading import is_regular, read_decoded
 from paucal.types import NoLabelsError, UserError
@@ -25,9 +27,10 @@ _LINE = re.compile(rf"(?P<path>\S.*?(?:{_ENDINGS}))(?:\s+(?P<label>\d{{1,9}}))?\
 _SHOWN = 80  # characters of a line in a message
 
 
-class Row(NamedTuple):
-    """One image of a list: its path, forward slashes, and its class number (-1 without one)."""
+class Line(NamedTuple):
+    """One line of a list: its number, the path with forward slashes, and the class number (-1 without one)."""
 
+    number: int
     path: str
     label: int
 
@@ -53,30 +56,17 @@ def open_listing(file: Path, labelled: bool = True, root: Path | None = None) ->
     """
     lists = files_of_set(file, lambda other: True, "lists")
     rows: list[Row] = []
-    listed: list[ListedPath] = []
     notes: list[str] = []
     for part, one in lists.items():
-        text, note = _read(one)
+        lines, note = _read(one, labelled)
         notes += [note] if note else []
-        for number, row in _rows(one, text, labelled):
-            rows.append(row)
-            listed.append(ListedPath(row.path, part, number, one))
-    place = locate(listed, root)
-    kept, repeated = _distinct(place.keys, rows, listed, list(lists.values()))
-    keys, rows = [place.keys[i] for i in kept], [rows[i] for i in kept]
-    labels = np.asarray([row.label for row in rows], dtype=np.int64)
-    values, numbers = np.unique(labels, return_inverse=True)
-    classes = _class_names(keys, labels.tolist(), values.tolist()) if labelled else ()
-    return ImageSet(
-        name=set_title(file),
-        location=str(place.folder),
-        classes=classes,
-        keys=keys,
-        labels=numbers.astype(np.int64) if labelled else np.full(len(keys), -1, dtype=np.int64),
-        declared=[listed[i].part for i in kept],
-        store=FileStore(place.folder, keys),
-        notes=(f"read from {' and '.join(path.name for path in lists.values())}", *notes, *place.notes, *repeated),
-    )
+        rows += [Row(ListedPath(line.path, part, line.number, one), names=(str(line.label),)) for line in lines]
+    placed = place_rows(rows, root)
+    labels = Labels((), np.full(len(placed.rows), -1, dtype=np.int64))
+    if labelled:
+        values, numbers = np.unique([int(row.names[0]) for row in placed.rows], return_inverse=True)
+        labels = Labels(_class_names(placed.rows, values.tolist()), numbers.astype(np.int64))
+    return images_of_rows(lists, placed, labels, notes)
 
 
 def find_train_list(folder: Path, root: Path | None = None) -> Path | None:
@@ -120,8 +110,8 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     here = f"{folder.resolve()}/"
     held: set[str] = set()
     for file in testing:
-        rows = _rows(file, _read(file)[0], labelled=False)
-        place = locate([ListedPath(row.path, known[file].part, number, file) for number, row in rows], root)
+        lines, _ = _read(file, labelled=False)
+        place = locate([ListedPath(line.path, known[file].part, line.number, file) for line in lines], root)
         held.update(f"{place.folder}/{key}".removeprefix(here) for key in place.keys)
     own = held_out_part(images.declared)
     both = zip(images.keys, images.declared, strict=True)
@@ -130,69 +120,51 @@ def hold_out_listed(images: ImageSet, folder: Path, root: Path | None = None) ->
     return replace(images, declared=declared, notes=(*images.notes, note))
 
 
-def read_rows(file: Path, labelled: bool, n_classes: int | None = None) -> list[Row]:
-    """Return the lines of a list.
+def read_lines(file: Path, labelled: bool, n_classes: int) -> list[Line]:
+    """Return the lines of a list whose images lie below one folder.
 
     Args:
         file: the list.
         labelled: whether each line must have a class number; else those that are there are left alone.
-        n_classes: how many classes there are; None where the list itself tells.
+        n_classes: how many classes there are.
 
     Raises:
         UserError: a line is not as described or leads out of the folder of the images, or there is none.
     """
-    found = _rows(file, _read(file)[0], labelled)
-    for number, row in found:
-        if leads_out(row.path):
+    lines, _ = _read(file, labelled)
+    for line in lines:
+        if leads_out(line.path):
             raise UserError(
-                f"line {number} of {file} leads out of the folder of the images ({row.path[:_SHOWN]!r}); "
+                f"line {line.number} of {file} leads out of the folder of the images ({line.path[:_SHOWN]!r}); "
                 "list paths relative to that folder"
             )
-        if n_classes is not None and row.label >= n_classes:
+        if line.label >= n_classes:
             raise UserError(
-                f"line {number} of {file} has the class {row.label}; expected one from 0 to {n_classes - 1}"
+                f"line {line.number} of {file} has the class {line.label}; expected one from 0 to {n_classes - 1}"
             )
-    return [row for _, row in found]
+    return lines
 
 
-def _read(file: Path) -> tuple[str, str]:
-    """Return the text of a list, and a note on its encoding."""
-    found = read_decoded(file, MOST_BYTES)
-    return found.text, found.note
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of the lines that are not blank."""
-    lines = io.StringIO(text, newline=None)
-    yield from ((number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip())
-
-
-def _rows(file: Path, text: str, labelled: bool) -> list[tuple[int, Row]]:
-    """Return the number and the content of each line.
+def _read(file: Path, labelled: bool, most: int | None = None) -> tuple[list[Line], str]:
+    """Return the lines of a list that are not blank, up to a number of them, and a note on its encoding.
 
     Raises:
         UserError: A line is not as described, or there is none.
     """
-    rows = []
-    for number, line in _lines(text):
-        row = _row(line, labelled)
-        if row is None:
+    text, _, note = read_decoded(file, MOST_BYTES)
+    filled = ((n, line.strip()) for n, line in enumerate(io.StringIO(text, newline=None), start=1) if line.strip())
+    lines = []
+    for number, line in islice(filled, most):
+        match = _LINE.fullmatch(line)
+        if match is None or (labelled and match["label"] is None):
             expected = "a path and a class number, such as 'cat/1.jpg 0'" if labelled else "the path of an image"
-            only_paths = labelled and not rows and _row(line, labelled=False) is not None
-            raise (NoLabelsError if only_paths else UserError)(
+            raise (NoLabelsError if match and not lines else UserError)(
                 f"line {number} of {file} is {line[:_SHOWN]!r}; expected {expected}"
             )
-        rows.append((number, row))
-    if not rows:
+        lines.append(Line(number, plain_path(match["path"]), int(match["label"]) if labelled else -1))
+    if not lines:
         raise UserError(f"{file} lists no images; expected a path and a class number on each line")
-    return rows
-
-
-def _row(line: str, labelled: bool) -> Row | None:
-    match = _LINE.fullmatch(line)
-    if match is None or (labelled and match["label"] is None):
-        return None
-    return Row(plain_path(match["path"]), int(match["label"]) if labelled else -1)
+    return lines, note
 
 
 def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
@@ -201,39 +173,19 @@ def _is_list(file: Path, root: Path | None, labelled: bool = True) -> bool:
     if not part or not is_regular(file) or file.stat().st_size > MOST_BYTES:
         return False
     try:
-        number, line = next(_lines(_read(file)[0]), (0, ""))
-        row = _row(line, labelled)
-        return row is not None and bool(locate([ListedPath(row.path, part, number, file)], root))
+        lines, _ = _read(file, labelled, most=1)
+        return bool(locate([ListedPath(line.path, part, line.number, file) for line in lines], root))
     except UserError:
         return False
 
 
-def _distinct(
-    keys: Sequence[str], rows: Sequence[Row], listed: Sequence[ListedPath], lists: Sequence[Path]
-) -> tuple[list[int], list[str]]:
-    """Return the positions of the rows that repeat no other, and a note on the others.
-
-    Raises:
-        UserError: Rows of one image differ.
-    """
-    seen: dict[str, int] = {}
-    for place, key in enumerate(keys):
-        other = seen.setdefault(key, place)
-        if (rows[other].label, listed[other].part) != (rows[place].label, listed[place].part):
-            raise UserError(
-                f"{key!r} is listed twice in {' and '.join(path.name for path in lists)}, with different parts or "
-                "classes; keep one of the lines"
-            )
-    repeated = len(keys) - len(seen)
-    return list(seen.values()), [f"{repeated} lines repeat an earlier one and were left out"] if repeated else []
-
-
-def _class_names(keys: Sequence[str], labels: Sequence[int], values: list[int]) -> tuple[str, ...]:
-    folders: dict[int, set[str]] = {}
-    for key, label in zip(keys, labels, strict=True):
-        folders.setdefault(label, set()).add(key.rpartition("/")[0].rpartition("/")[2])
-    names = ["/".join(folders[value]) for value in values]
-    one_each = all(len(folders[value]) == 1 for value in values)
+def _class_names(rows: Sequence[Row], numbers: Sequence[int]) -> tuple[str, ...]:
+    """Return the folders of the classes where each class has one of its own, else the numbers of the classes."""
+    folders: dict[str, set[str]] = {}
+    for row in rows:
+        folders.setdefault(row.names[0], set()).add(row.key.rpartition("/")[0].rpartition("/")[2])
+    names = ["/".join(folders[str(number)]) for number in numbers]
+    one_each = all(len(found) == 1 for found in folders.values())
     if one_each and "" not in names and len(set(names)) == len(names):
         return tuple(names)
-    return tuple(map(str, values))
+    return tuple(map(str, numbers))

@@ -1,7 +1,7 @@
 """One door to every source of images: the built-in digits, sets by name, folders, archives, tables and Parquet."""
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,8 @@ from paucal.data.sources.digits import open_digits
 from paucal.data.sources.folder import IMAGE_SUFFIXES, open_folder
 from paucal.data.sources.hub import hub_files, is_on_hub
 from paucal.data.sources.listing import LIST_SUFFIX, find_train_list, open_listing
+from paucal.data.sources.options import SourceOptions
 from paucal.data.sources.parquet import (
-    Asked,
     find_parquet,
     find_remote_parquet,
     open_parquet,
@@ -31,7 +31,7 @@ from paucal.data.sources.parquet import (
 from paucal.data.sources.row_files import PARQUET_SUFFIX, RowFile
 from paucal.data.sources.several import joined_sets, roots_of
 from paucal.data.sources.stores import FileStore
-from paucal.data.sources.table import open_table, open_tables
+from paucal.data.sources.table import open_tables
 from paucal.data.sources.table_files import find_tables, together
 from paucal.data.sources.table_rows import TABLE_SUFFIXES
 from paucal.data.sources.voc_lists import is_voc, open_voc
@@ -40,18 +40,6 @@ from paucal.types import NoLabelsError, UserError
 
 BUILT_IN = "digits"
 PARQUET_SUFFIXES = (".parquet", ".pq", ".arrow")
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """How a location is opened: with labels or without, which columns hold what, what paths are relative to."""
-
-    labelled: bool
-    label_column: str | None
-    image_column: str | None
-    root: Path | None
-    separator: str | None = None
-    progress: ReportProgress | None = None
 
 
 def open_images(
@@ -103,8 +91,8 @@ def open_images(
 
         return open_named(str(location), root, download, labelled)
     base = None if root is None else Path(root).expanduser()
-    wanted = _Wanted(labelled, label_column, image_column, base, label_separator, progress)
-    found = [_open_one(piece, wanted, download) for piece in roots_of(location)]
+    options = SourceOptions(labelled, label_column, image_column, base, label_separator, progress)
+    found = [_open_one(piece, options, download) for piece in roots_of(location)]
     images = found[0] if len(found) == 1 else joined_sets(found, str(location))
     if not labelled:
         return without_masks(images)
@@ -126,80 +114,71 @@ def _require_classes(images: ImageSet, location: str | Path) -> None:
         )
 
 
-def _open_one(location: str | Path, wanted: _Wanted, download: bool) -> ImageSet:
+def _open_one(location: str | Path, options: SourceOptions, download: bool) -> ImageSet:
     if is_on_hub(location):
         folder, files = hub_files(str(location), download)
-        found = open_parquet(folder, files, _columns(wanted))
+        found = open_parquet(folder, files, options)
         return replace(found, name=str(location).rsplit("/", 1)[-1], location=str(location))
     if is_remote(location):
-        return _open_remote(str(location), wanted)
+        return _open_remote(str(location), options)
     path = Path(location).expanduser()
     if not path.exists():
         raise UserError(f"{path} does not exist{_near_names(path)}")
-    if wanted.image_column is not None and path.is_dir() and not find_parquet(path):
-        return open_tables(_require_tables(path, wanted), *_of(wanted))
+    if options.image_column is not None and path.is_dir() and not find_parquet(path):
+        return open_tables(_require_tables(path, options), options)
     try:
-        return (_open_file if path.is_file() else _open_directory)(path, wanted)
+        return (_open_file if path.is_file() else _open_directory)(path, options)
     except UserError:
-        if wanted.labelled:
+        if options.labelled:
             refuse_boxes(path)
         elif path.is_file() and find_boxes(path):
             return images_of(path)
         raise
 
 
-def _open_remote(location: str, wanted: _Wanted) -> ImageSet:
+def _open_remote(location: str, options: SourceOptions) -> ImageSet:
     folder, _, file = location.rstrip("/").rpartition("/")
     if file.endswith(PARQUET_SUFFIX):  # one file alone, which storage that lists nothing has too
         place = RemotePlace(folder)
-        return open_remote_parquet([RowFile(place, place.known(file))], _columns(wanted))
+        return open_remote_parquet([RowFile(place, place.known(file))], options)
     place = RemotePlace(location)
     if files := find_remote_parquet(place):
-        return open_remote_parquet(files, _columns(wanted))
-    return open_shards(place, wanted.labelled, wanted.label_column, progress=wanted.progress)
+        return open_remote_parquet(files, options)
+    return open_shards(place, options.labelled, options.label_column, progress=options.progress)
 
 
-def _columns(wanted: _Wanted) -> Asked:
-    return Asked(wanted.labelled, wanted.label_column, wanted.image_column, wanted.separator)
-
-
-def _open_directory(path: Path, wanted: _Wanted) -> ImageSet:
+def _open_directory(path: Path, options: SourceOptions) -> ImageSet:
     if files := find_parquet(path):
-        return open_parquet(path, files, _columns(wanted))
+        return open_parquet(path, files, options)
     if is_voc(path):
-        return open_voc(path, wanted.labelled)
+        return open_voc(path, options.labelled)
     if find_shards(path):
-        return open_shards(LocalPlace(path), wanted.labelled, wanted.label_column, progress=wanted.progress)
-    if not wanted.labelled:  # a folder stands for all images below it then, listed or not
+        return open_shards(LocalPlace(path), options.labelled, options.label_column, progress=options.progress)
+    if not options.labelled:  # a folder stands for all images below it then, listed or not
         return open_folder(path, labelled=False)
-    if train_list := find_train_list(path, wanted.root):
-        return open_listing(train_list, root=wanted.root)
-    if wanted.label_column is not None or wanted.separator is not None:
-        return open_tables(_require_tables(path, wanted), *_of(wanted))
+    if train_list := find_train_list(path, options.root):
+        return open_listing(train_list, root=options.root)
+    if options.label_column is not None or options.separator is not None:
+        return open_tables(_require_tables(path, options), options)
     try:
         images = open_folder(path)
     except UserError:  # no class folders: a table may tell the classes
-        tables = find_tables(path)
+        tables = find_tables(path, options)
         if not tables:
             refuse_masks(open_folder(path, labelled=False))
             raise
-        return open_tables(tables, *_of(wanted))
+        return open_tables(tables, options)
     # Folders of parts that hold no classes look like classes themselves.
     in_doubt = len(images.classes) < 2 or all(
         any(tells_part(name, part) for part in set(PARTS.values())) for name in images.classes
     )
-    tables = find_tables(path) if in_doubt else {}
-    return open_tables(tables, *_of(wanted)) if tables else images
+    tables = find_tables(path, options) if in_doubt else {}
+    return open_tables(tables, options) if tables else images
 
 
-def _of(wanted: _Wanted) -> tuple[bool, Path | None, str | None, str | None, str | None]:
-    return wanted.labelled, wanted.root, wanted.image_column, wanted.label_column, wanted.separator
-
-
-def _require_tables(path: Path, wanted: _Wanted) -> dict[str, Path]:
+def _require_tables(path: Path, options: SourceOptions) -> dict[str, Path]:
     all_tables = sorted(file for file in path.iterdir() if file.suffix.lower() in TABLE_SUFFIXES)
-    asked = (wanted.image_column, wanted.label_column)
-    tables = together(all_tables[0], asked) if len(all_tables) == 1 else find_tables(path, asked)
+    tables = together(all_tables[0], options) if len(all_tables) == 1 else find_tables(path, options)
     if not tables:
         raise UserError(
             f"--image-column, --label-column and --label-separator are about tables, and {path} has none: give a CSV "
@@ -208,25 +187,24 @@ def _require_tables(path: Path, wanted: _Wanted) -> dict[str, Path]:
     return tables
 
 
-def _open_file(path: Path, wanted: _Wanted) -> ImageSet:
-    labelled = wanted.labelled
+def _open_file(path: Path, options: SourceOptions) -> ImageSet:
     if path.suffix.lower() in PARQUET_SUFFIXES:
-        return open_parquet(path.parent, [path], _columns(wanted))
+        return open_parquet(path.parent, [path], options)
     if path.suffix.lower() == LIST_SUFFIX:
-        return open_listing(path, labelled, wanted.root)
+        return open_listing(path, options.labelled, options.root)
     if path.suffix.lower() in TABLE_SUFFIXES:
-        return open_table(path, *_of(wanted))
+        return open_tables(together(path, options), options)
     if path.suffix.lower() == ".tar" and is_shard(path):
         place = LocalPlace(path.parent)
-        return open_shards(place, wanted.labelled, wanted.label_column, path.name, wanted.progress)
+        return open_shards(place, options.labelled, options.label_column, path.name, options.progress)
     if path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)):
-        return open_archive(path, labelled)
+        return open_archive(path, options.labelled)
     if path.suffix.lower() not in IMAGE_SUFFIXES:
         raise UserError(
             f"{path} is neither a folder, nor a Parquet file, nor an image, nor a list file, table "
             "(.csv, .tsv, .jsonl) or archive (.zip, .tar); give one of these"
         )
-    if labelled:
+    if options.labelled:
         raise NoLabelsError(f"{path} is a single image; give a folder with one folder per class")
     return ImageSet(
         name=path.name,

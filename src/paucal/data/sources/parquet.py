@@ -16,6 +16,7 @@ from paucal.data.shards.stream import Stream, is_streamed, read_as_they_come, wi
 from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.arrow_store import ArrowStore
 from paucal.data.sources.folder import ignored, require_readable
+from paucal.data.sources.options import SourceOptions
 from paucal.data.sources.parquet_columns import (
     Columns,
     class_names,
@@ -33,23 +34,6 @@ from paucal.types import UserError
 from paucal.wording import counted, was
 
 _PART_NAME = re.compile(rf"({'|'.join(PARTS)})([-_.].*)?\.(parquet|arrow)", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How Parquet files are opened.
-
-    Attributes:
-        labelled: False leaves the label column unread.
-        label_column: None takes `label`, `labels`, or the only class column there is.
-        image_column: None takes `image`, `img`, or the only image column there is.
-        separator: what stands between several labels in text; None for one label.
-    """
-
-    labelled: bool = True
-    label_column: str | None = None
-    image_column: str | None = None
-    separator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ def find_parquet(folder: Path) -> list[Path]:
     return []
 
 
-def open_parquet(root: Path, files: Sequence[Path], asked: Asked = Asked()) -> ImageSet:
+def open_parquet(root: Path, files: Sequence[Path], options: SourceOptions) -> ImageSet:
     """Open Parquet or Arrow files as one set; the parts come from names such as `train-00000-of-00002.parquet`.
 
     Where the name of a file tells no part, that of its folder may (`train/0000.parquet`).
@@ -94,7 +78,7 @@ def open_parquet(root: Path, files: Sequence[Path], asked: Asked = Asked()) -> I
     Args:
         root: folder that the keys are relative to.
         files: the Parquet files.
-        asked: which columns, and whether with labels.
+        options: which columns, and whether with labels.
 
     Raises:
         UserError: a file is no Parquet file, lacks the columns or numbers its classes otherwise than the others, or
@@ -103,7 +87,7 @@ def open_parquet(root: Path, files: Sequence[Path], asked: Asked = Asked()) -> I
     place = LocalPlace(root)
     found = [RowFile(place, stamped(require_regular(file), _name(file, root))) for file in files]
     name = Path(files[0]).stem if len(files) == 1 else root.resolve().name
-    return _open(found, name, str((files[0] if len(files) == 1 else root).resolve()), asked)
+    return _open(found, name, str((files[0] if len(files) == 1 else root).resolve()), options)
 
 
 def find_remote_parquet(place: RemotePlace) -> list[RowFile]:
@@ -118,7 +102,7 @@ def find_remote_parquet(place: RemotePlace) -> list[RowFile]:
     ]
 
 
-def open_remote_parquet(files: Sequence[RowFile], asked: Asked = Asked()) -> ImageSet:
+def open_remote_parquet(files: Sequence[RowFile], options: SourceOptions) -> ImageSet:
     """Open Parquet files on object storage as one set, which is read as it comes; see `open_parquet`.
 
     Of each file the columns of labels are read where it lies; it is fetched when the first of its images is needed.
@@ -126,24 +110,24 @@ def open_remote_parquet(files: Sequence[RowFile], asked: Asked = Asked()) -> Ima
     place = files[0].place
     alone = len(files) == 1
     name = Path(files[0].shard.name).stem if alone else place.name
-    return _open(list(files), name, str(files[0]) if alone else place.location, asked)
+    return _open(list(files), name, str(files[0]) if alone else place.location, options)
 
 
-def _open(files: list[RowFile], name: str, location: str, asked: Asked) -> ImageSet:
+def _open(files: list[RowFile], name: str, location: str, options: SourceOptions) -> ImageSet:
     files, notes = _with_parts(files)
-    columns = find_columns(str(files[0]), files[0].schema(), asked.labelled, asked.label_column, asked.image_column)
+    columns = find_columns(str(files[0]), files[0].schema(), options)
     found = _read(files, columns)
     table = _row_table(found.counts)
     labels = Labels((), np.full(len(table), -1, dtype=np.int64))
     if columns.label is not None:
         shown = str(files[0]) if len(files) == 1 else location
-        labels = encode(found.labels, columns, shown, asked.separator)
+        labels = encode(found.labels, columns, shown, options.separator)
     kept = _known(labels, columns)
     if len(kept) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file")
     if bare := len(table) - len(kept):
         notes.append(f"{counted(bare, 'row')} without a label {was(bare)} left out")
-    parts, hidden = _parts(files, asked.labelled)
+    parts, hidden = _parts(files, options.labelled)
     table, keys = table[kept], Texts.rows([file.shard.name for file in files], found.counts).take(kept)
     stream = _stream(files, found.groups, table)
     told = [read_as_they_come(len(kept), len(files))] if stream is not None else []

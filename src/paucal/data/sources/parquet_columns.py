@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from paucal.data.sources.options import SourceOptions
 from paucal.types import NoLabelsError, UserError
 
 Features = dict[str, dict[str, Any]]
@@ -20,23 +21,19 @@ class Columns:
     names: tuple[str, ...]
 
 
-def find_columns(
-    shown: str, schema: pa.Schema, labelled: bool, label_column: str | None, image_column: str | None = None
-) -> Columns:
+def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Columns:
     """Return the columns of a file.
 
     Args:
         shown: the file in messages.
         schema: of the file.
-        labelled: whether the labels are wanted.
-        label_column: as `open_parquet`.
-        image_column: as `open_parquet`.
+        options: which columns are given, and whether labels are wanted.
 
     Raises:
         UserError: there is no such column, or none of images.
     """
     features = features_of(schema)
-    image = image_column or _image_column(schema, features)
+    image = options.image_column or _image_column(schema, features)
     if image is None:
         raise UserError(
             f"{shown} has no image column; expected 'image' with bytes and found {found_in(schema)}; "
@@ -46,9 +43,9 @@ def find_columns(
         raise UserError(
             f"--image-column: {shown} has no column {image!r} with bytes of images, only {found_in(schema)}"
         )
-    if not labelled:
+    if not options.labelled:
         return Columns(image, None, ())
-    label = label_column or label_column_of(schema, features)
+    label = options.label_column or label_column_of(schema, features)
     if label is None or label not in schema.names:
         expected = f"'{label}'" if label else "'label' or 'labels'"
         raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(

@@ -1,7 +1,7 @@
 """Tables: CSV, TSV and JSON lines with a row for each image, such as `image_path,label` with an optional `split`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,9 @@ import numpy as np
 from paucal.data.images import ImageSet
 from paucal.data.part_names import PARTS
 from paucal.data.sources.folder import parts_of
-from paucal.data.sources.locating import ListedPath, locate, plain_path
+from paucal.data.sources.locating import ListedPath, plain_path
+from paucal.data.sources.options import SourceOptions
+from paucal.data.sources.placed_rows import Row, images_of_rows, place_rows
 from paucal.data.sources.several_labels import (
     Labels,
     cells_of_lists,
@@ -21,9 +23,7 @@ from paucal.data.sources.several_labels import (
     is_missing,
     separator_words,
 )
-from paucal.data.sources.stores import FileStore
 from paucal.data.sources.table_columns import FLAGS, Columns, find_columns
-from paucal.data.sources.table_files import set_name, together
 from paucal.data.sources.table_rows import TableRow, read_table
 from paucal.types import UserError
 from paucal.wording import counted, was
@@ -31,134 +31,53 @@ from paucal.wording import counted, was
 _SHOWN = 80
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """How tables are opened; see `open_table`."""
-
-    labelled: bool = True
-    root: Path | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    separator: str | None = None
-
-
-class _Row(NamedTuple):
-    """One image: where the table says it is, the cell of its class, and the other cells.
-
-    Where each class has a column, `marks` has its cells. `names` are its classes, and `key` the path of its file, as
-    soon as they are known.
-    """
-
-    listed: ListedPath
-    label: str
-    others: tuple[str, ...] = ()
-    marks: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    key: str = ""
-
-
 class _Rows(NamedTuple):
     """The rows of tables, the columns of each table, and what there is to say about them."""
 
-    rows: list[_Row]
+    rows: list[Row]
     columns: list[Columns]
     notes: list[str]
 
 
-def open_table(
-    file: Path,
-    labelled: bool = True,
-    root: Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    separator: str | None = None,
-) -> ImageSet:
-    """Open a CSV or TSV file or JSON lines, with those of the other parts beside it.
+def open_tables(files: dict[str, Path], options: SourceOptions) -> ImageSet:
+    """Open CSV or TSV files or JSON lines of the parts of one set.
 
-    The first row names the columns; without such a row the first two columns are the path and the class. A table called
-    like a train part (`train.csv`, `birds_train.csv`) is opened together with those of val and test of the same name
-    beside it, unless it has a column for the parts of its own. Classes are numbered in lexicographic order over all of
-    them. The `split.csv` of a run does as well. Images may have several labels, or none, where a cell names several
-    (`cat;dog`) or where each class has a column of 1 and 0: `several_labels.py`.
+    The first row names the columns; without such a row the first two columns are the path and the class. Classes are
+    numbered in lexicographic order over all tables. The `split.csv` of a run is such a table as well. Images may have
+    several labels, or none, where a cell names several (`cat;dog`) or where each class has a column of 1 and 0:
+    `several_labels.py`.
 
     Args:
-        file: the table.
-        labelled: False takes the paths alone.
-        root: folder that the paths are relative to; None for the folder of the table, the one above, or a folder
-            `images` (or of another name, where it is the only one) beside it, whichever has the images; those of a part
-            may be in a folder of its name.
-        image_column: the column of the paths; None finds it.
-        label_column: the column of the classes; None finds it.
-        separator: what stands between several labels in a cell, "none" for one label in each; None finds out.
+        files: Table of each part, as `table_files.py` finds them; "" for one on its own.
+        options: How they are opened.
 
     Raises:
-        UserError: there are no such columns, a path leads out of the root, an image is in two rows that differ, a part
+        UserError: There are no such columns, a path leads out of the root, an image is in two rows that differ, a part
             has no known name, or the images are not there.
     """
-    return open_tables(
-        together(file, (image_column, label_column)), labelled, root, image_column, label_column, separator
-    )
-
-
-def open_tables(
-    files: dict[str, Path],
-    labelled: bool = True,
-    root: Path | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    separator: str | None = None,
-) -> ImageSet:
-    """Open the tables of several parts as one set; see `open_table`.
-
-    Args:
-        files: Table of each part; "" for one on its own.
-        labelled: As in `open_table`.
-        root: As in `open_table`.
-        image_column: As in `open_table`.
-        label_column: As in `open_table`.
-        separator: As in `open_table`.
-
-    Raises:
-        UserError: As in `open_table`.
-    """
-    asked = _Asked(labelled, root, image_column, label_column, separator)
     first = next(iter(files.values()))
-    found = _collect(files, asked)
-    kept, several, where = _with_names(found, asked)
+    found = _collect(files, options)
+    kept, several, where = _with_names(found, options)
     if not kept.rows:
-        raise UserError(f"{first} has no row with a path{' and a label' * labelled}; give a table of images")
-    place = locate([row.listed for row in kept.rows], root)
-    rows = [row._replace(key=key) for row, key in zip(kept.rows, place.keys, strict=True)]
-    rows, repeated = _without_repetitions(rows, kept.columns[0].boxes)
-    keys = [row.key for row in rows]
-    declared, told = _parts_of_rows([row.listed.part for row in rows], keys)
-    marked = tuple(kept.columns[0].names[place] for place in kept.columns[0].marks)
+        raise UserError(f"{first} has no row with a path{' and a label' * options.labelled}; give a table of images")
+    columns = kept.columns[0]
+    placed = place_rows(kept.rows, options.root, columns.boxes)
+    rows, told = _with_parts_of_folders(placed.rows)
+    told += [f"the boxes ({columns.boxes}) are not read: each image has one label here"] if columns.boxes else []
     labels = Labels((), np.full(len(rows), -1, dtype=np.int64))
-    if marked:
-        labels = from_columns(marked, [row.marks for row in rows])
-    elif labelled:
+    if columns.marks:
+        labels = from_columns(tuple(_marked(columns)), [row.marks for row in rows])
+    elif options.labelled:
         labels = from_names([row.names for row in rows], several, where)
-    apart = len({file.parent for file in files.values()}) > 1
-    read = " and ".join(f"{file.parent.name}/{file.name}" if apart else file.name for file in files.values())
-    return ImageSet(
-        name=set_name(files),
-        location=str(place.folder),
-        classes=labels.classes,
-        keys=keys,
-        labels=labels.numbers,
-        declared=declared,
-        store=FileStore(place.folder, keys),
-        notes=(f"read from {read}", *kept.notes, *place.notes, *told, *repeated, *labels.notes),
-        columns=_other_columns(kept.columns, rows),
-        multi_hot=labels.multi_hot,
-    )
+    images = images_of_rows(files, placed._replace(rows=rows, notes=[*placed.notes, *told]), labels, kept.notes)
+    return replace(images, columns=_other_columns(kept.columns, rows))
 
 
-def _collect(files: dict[str, Path], asked: _Asked) -> _Rows:
+def _collect(files: dict[str, Path], options: SourceOptions) -> _Rows:
     """Return the rows of all tables but those that are marked as unused."""
     found = _Rows([], [], [])
     for part, file in files.items():
-        rows, columns = _read(file, asked, part, found.notes)
+        rows, columns = _read(file, options, part, found.notes)
         if found.columns and _marked(columns) != _marked(found.columns[0]):
             raise UserError(
                 f"{file} has other columns of classes than {next(iter(files.values())).name}: give both the same"
@@ -174,7 +93,7 @@ def _marked(columns: Columns) -> list[str]:
     return [columns.names[place] for place in columns.marks]
 
 
-def _read(file: Path, asked: _Asked, own_part: str, notes: list[str]) -> tuple[list[_Row], Columns]:
+def _read(file: Path, options: SourceOptions, own_part: str, notes: list[str]) -> tuple[list[Row], Columns]:
     try:
         rows, note = read_table(file)
     except FileNotFoundError:
@@ -188,13 +107,13 @@ def _read(file: Path, asked: _Asked, own_part: str, notes: list[str]) -> tuple[l
                 f"line {row.line} of {file} has {len(row.cells)} cells and the first {width}: correct it, and put "
                 "quotes around a name that holds the separator."
             )
-    columns = find_columns(file, rows, asked.labelled, asked.image_column, asked.label_column)
+    columns = find_columns(file, rows, options.labelled, options.image_column, options.label_column)
     notes += [text for text in (note, *columns.notes) if text]
     others = columns.others
     return [_row(file, row, columns, others, own_part) for row in rows[1 if columns.names else 0 :]], columns
 
 
-def _row(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> _Row:
+def _row(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own_part: str) -> Row:
     cells, path = row.cells, row.cells[columns.image]
     label = "" if columns.label is None else cells[columns.label]
     if not path:
@@ -209,16 +128,16 @@ def _row(file: Path, row: TableRow, columns: Columns, others: Sequence[int], own
     if columns.flags:
         part = next((part for place, part in columns.flags if FLAGS[cells[place].lower()]), "train")
     further, marks = (tuple([cells[place] for place in places]) for places in (others, columns.marks))
-    return _Row(ListedPath(plain_path(path), part, row.line, file), label, further, marks)
+    return Row(ListedPath(plain_path(path), part, row.line, file), label, further, marks)
 
 
-def _with_names(found: _Rows, asked: _Asked) -> tuple[_Rows, bool, str]:
+def _with_names(found: _Rows, options: SourceOptions) -> tuple[_Rows, bool, str]:
     """Return the rows that have a label, with its names; whether they may have several; and how these are told."""
-    if not asked.labelled or found.columns[0].marks:
+    if not options.labelled or found.columns[0].marks:
         return found, True, ""
     cells = ["" if is_missing(row.label) else row.label for row in found.rows]
-    lists = cells_of_lists(cells) if asked.separator is None else None
-    separator = "" if lists is not None else found_separator(cells, asked.separator)
+    lists = cells_of_lists(cells) if options.separator is None else None
+    separator = "" if lists is not None else found_separator(cells, options.separator)
     names = [divided(cell, separator) for cell in cells] if lists is None else lists
     # Beside cells of several names an empty one is of none of them; of one that says "nan" nothing is known.
     told = [bool(cell) or bool(separator and not row.label) for cell, row in zip(cells, found.rows, strict=True)]
@@ -232,41 +151,17 @@ def _with_names(found: _Rows, asked: _Asked) -> tuple[_Rows, bool, str]:
     return _Rows(rows, found.columns, notes), several, where
 
 
-def _without_repetitions(rows: Sequence[_Row], boxes: str) -> tuple[list[_Row], list[str]]:
-    """Return the rows without those that repeat another, and a note on these.
-
-    Raises:
-        UserError: Rows of one image differ.
-    """
-    seen: dict[str, _Row] = {}
-    for row in rows:
-        other = seen.setdefault(row.key, row)
-        if (other.names, other.marks, other.listed.part) != (row.names, row.marks, row.listed.part):
-            first, second = other.listed, row.listed
-            if boxes:
-                raise UserError(
-                    f"{second.file} has several rows for {row.key[:_SHOWN]!r}, and columns of boxes ({boxes}): paucal "
-                    "detect learns boxes; to classify, give each image one row."
-                )
-            lines = f"lines {first.line} and {second.line} of {second.file}"
-            if first.file != second.file:
-                lines = f"line {first.line} of {first.file} and line {second.line} of {second.file}"
-            raise UserError(f"{row.key[:_SHOWN]!r} is in {lines} with different labels or parts; keep one of the lines")
-    repeated = len(rows) - len(seen)
-    notes = [f"{counted(repeated, 'row')} of {rows[0].listed.file.name} repeat an earlier one"] if repeated else []
-    notes += [f"the boxes ({boxes}) are not read: each image has one label here"] if boxes else []
-    return list(seen.values()), notes
-
-
-def _parts_of_rows(declared: list[str], keys: list[str]) -> tuple[list[str], list[str]]:
-    """Return the parts that the tables tell, else those of the folders that all images lie in, and a note on these."""
+def _with_parts_of_folders(rows: list[Row]) -> tuple[list[Row], list[str]]:
+    """Return rows with their parts: those of the tables, else those of the folders of all images, with a note."""
+    keys = [row.key for row in rows]
     folders = parts_of(keys)
-    if any(declared) or not all(folders) or not {"train"} < set(folders):
-        return declared, []
-    return folders, [f"the parts are the folders of the images ({', '.join(sorted({k.split('/')[0] for k in keys}))})"]
+    if any(row.listed.part for row in rows) or not all(folders) or not {"train"} < set(folders):
+        return rows, []
+    rows = [row._replace(listed=row.listed._replace(part=part)) for row, part in zip(rows, folders, strict=True)]
+    return rows, [f"the parts are the folders of the images ({', '.join(sorted({k.split('/')[0] for k in keys}))})"]
 
 
-def _other_columns(columns: Sequence[Columns], rows: Sequence[_Row]) -> dict[str, list[str]]:
+def _other_columns(columns: Sequence[Columns], rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return the further columns; none where the tables of the parts differ in them."""
     names = {tuple(one.names[place] for place in one.others) for one in columns}
     if len(names) != 1:

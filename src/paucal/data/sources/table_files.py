@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from paucal.data.part_names import PARTS, files_of_set, part_name, set_title, train_files
+from paucal.data.part_names import PARTS, files_of_set, part_name, train_files
 from paucal.data.sources.locating import FOLDERS_OF_TABLES
+from paucal.data.sources.options import SourceOptions
 from paucal.data.sources.table_columns import has_labels
 from paucal.data.sources.table_rows import MOST_BYTES, TABLE_SUFFIXES, read_table
 from paucal.reading import is_regular
 from paucal.types import UserError
 
-Asked = tuple[()] | tuple[str | None, str | None]
 _LOOKED_AT = 21  # rows that tell whether a file is a table with a column for each class
 
 
-def find_tables(folder: Path, asked: Asked = ()) -> dict[str, Path]:
+def find_tables(folder: Path, options: SourceOptions) -> dict[str, Path]:
     """Return the tables that describe the images of a folder, by their parts; none where there is no such table.
 
     They are the train table with those beside it, or the only table with a path and a class, in the folder or in one
@@ -21,30 +21,30 @@ def find_tables(folder: Path, asked: Asked = ()) -> dict[str, Path]:
 
     Args:
         folder: Path of the folder.
-        asked: Names of the columns of paths and of classes where they are given, as `has_labels` takes them.
+        options: Columns of paths and of classes where they are given.
 
     Raises:
         UserError: There are several; one has to be named.
     """
     beside = [below for below in sorted(folder.iterdir()) if below.name.lower() in FOLDERS_OF_TABLES and below.is_dir()]
     for place in (folder, *beside):
-        if (file := _find_table(place, asked)) is not None:
-            return together(file, asked)
+        if (file := _find_table(place, options)) is not None:
+            return together(file, options)
     found: dict[str, Path] = {}
     folders = [below for below in sorted(folder.iterdir()) if below.name.lower() in PARTS and below.is_dir()]
     for below in sorted(folders, key=lambda below: PARTS[below.name.lower()] != "train"):
-        part, table = PARTS[below.name.lower()], _find_table(below, asked)
+        part, table = PARTS[below.name.lower()], _find_table(below, options)
         if table is None and "train" in found and (same := below / found["train"].name).exists():
-            table = same if _is_table(same, asked, refuse=True) else None
+            table = same if _is_table(same, options, refuse=True) else None
         if table is not None and found.setdefault(part, table) != table:
             raise UserError(f"{found[part]} and {table} are both tables of {part}; keep one")
     return {part: found[part] for part in ("train", "val", "test") if part in found} if "train" in found else {}
 
 
-def _find_table(folder: Path, asked: Asked) -> Path | None:
+def _find_table(folder: Path, options: SourceOptions) -> Path | None:
     files = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
     files = [file for file in files if not file.name.startswith(".") and "submission" not in file.stem.lower()]
-    found = [file for file in files if _is_table(file, asked)]
+    found = [file for file in files if _is_table(file, options)]
     others = [file for file in found if not part_name(file).part]
     others = others or train_files(found) or found[: len(found) == 1]
     if len(others) > 1:
@@ -53,40 +53,32 @@ def _find_table(folder: Path, asked: Asked) -> Path | None:
     return others[0] if others else None
 
 
-def set_name(files: dict[str, Path]) -> str:
-    """Return the name of the set that tables describe."""
-    file = next(iter(files.values()))
-    if len(files) > 1 and len({one.parent for one in files.values()}) > 1:
-        return file.resolve().parent.parent.name
-    return set_title(file)
-
-
-def together(file: Path, asked: Asked = ()) -> dict[str, Path]:
+def together(file: Path, options: SourceOptions) -> dict[str, Path]:
     """Return a table with those of the other parts beside it, by part; "" for a table on its own.
 
     Args:
         file: Path of the table.
-        asked: As in `find_tables`.
+        options: As in `find_tables`.
 
     Raises:
         UserError: Two tables are of one part, or one cannot be read.
     """
     # The test table of a competition has no labels.
-    return files_of_set(file, lambda other: _is_table(other, asked, refuse=True), "tables")
+    return files_of_set(file, lambda other: _is_table(other, options, refuse=True), "tables")
 
 
-def _is_table(file: Path, asked: Asked, refuse: bool = False) -> bool:
+def _is_table(file: Path, options: SourceOptions, refuse: bool = False) -> bool:
     """Return whether a file has columns for paths and classes by their names, or a column for each class.
 
     Args:
         file: Path of the file.
-        asked: As in `find_tables`.
+        options: As in `find_tables`.
         refuse: Whether one that cannot be read is refused, since it belongs to others; else it is no table.
     """
     if not is_regular(file) or file.stat().st_size > MOST_BYTES:
         return False
     try:
-        return has_labels(read_table(file, _LOOKED_AT).rows, *asked)
+        return has_labels(read_table(file, _LOOKED_AT).rows, options.image_column, options.label_column)
     except (OSError, UserError):
         if refuse:
             raise
