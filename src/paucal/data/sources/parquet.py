@@ -14,19 +14,20 @@ from paucal.data.part_names import PARTS
 from paucal.data.shards.place import LocalPlace, RemotePlace, stamped
 from paucal.data.shards.stream import Stream, is_streamed, read_as_they_come, window_for
 from paucal.data.shards.texts import Repeated, Texts
-from paucal.data.sources.arrow_store import ArrowStore
 from paucal.data.sources.folder import ignored, require_readable
 from paucal.data.sources.options import SourceOptions
 from paucal.data.sources.parquet_columns import (
     Columns,
+    Values,
     class_names,
+    encode,
     features_of,
     find_columns,
     found_in,
     label_column_of,
+    read_values,
 )
-from paucal.data.sources.parquet_labels import Values, encode, read_values
-from paucal.data.sources.parquet_store import ParquetStore
+from paucal.data.sources.parquet_store import ArrowStore, ParquetStore
 from paucal.data.sources.row_files import ARROW_SUFFIX, PARQUET_SUFFIX, RowFile
 from paucal.data.sources.several_labels import Labels
 from paucal.reading import require_regular
@@ -42,10 +43,6 @@ class _Found:
 
     groups: list[list[int]]
     labels: list[Values]
-
-    @property
-    def counts(self) -> list[int]:
-        return [sum(groups) for groups in self.groups]
 
 
 def find_parquet(folder: Path) -> list[Path]:
@@ -117,18 +114,23 @@ def _open(files: list[RowFile], name: str, location: str, options: SourceOptions
     files, notes = _with_parts(files)
     columns = find_columns(str(files[0]), files[0].schema(), options)
     found = _read(files, columns)
-    table = _row_table(found.counts)
+    counts = [sum(groups) for groups in found.groups]
+    table = np.concatenate(  # (N, 2) file numbers and rows
+        [np.stack([np.full(count, number), np.arange(count)], axis=1) for number, count in enumerate(counts)]
+    ).astype(np.int64)
     labels = Labels((), np.full(len(table), -1, dtype=np.int64))
     if columns.label is not None:
         shown = str(files[0]) if len(files) == 1 else location
         labels = encode(found.labels, columns, shown, options.separator)
-    kept = _known(labels, columns)
+    kept = np.arange(len(table))
+    if columns.label is not None:
+        kept = np.flatnonzero(labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1))
     if len(kept) == 0:
         raise UserError(f"{files[0]} has no rows with an image and a label; choose another file")
     if bare := len(table) - len(kept):
         notes.append(f"{counted(bare, 'row')} without a label {was(bare)} left out")
     parts, hidden = _parts(files, options.labelled)
-    table, keys = table[kept], Texts.rows([file.shard.name for file in files], found.counts).take(kept)
+    table, keys = table[kept], Texts.rows([file.shard.name for file in files], counts).take(kept)
     stream = _stream(files, found.groups, table)
     told = [read_as_they_come(len(kept), len(files))] if stream is not None else []
     declared = Repeated(parts, table[:, 0])
@@ -151,20 +153,6 @@ def _name(file: Path, root: Path) -> str:
     return file.relative_to(root).as_posix()
 
 
-def _row_table(counts: Sequence[int]) -> NDArray[np.int64]:
-    """Return (N, 2) file numbers and rows."""
-    numbers = np.repeat(np.arange(len(counts)), counts)
-    rows = np.concatenate([np.arange(count) for count in counts])
-    return np.stack([numbers, rows], axis=1).astype(np.int64)
-
-
-def _known(labels: Labels, columns: Columns) -> NDArray[np.int64]:
-    """Return the rows that have a label, or of whose classes something is known; all where none was asked for."""
-    if columns.label is None:
-        return np.arange(len(labels.numbers))
-    return np.flatnonzero(labels.numbers >= 0 if labels.multi_hot is None else (labels.multi_hot >= 0).any(1))
-
-
 def _read(files: Sequence[RowFile], columns: Columns) -> _Found:
     """Read the labels of all files, once it is known that their columns are alike."""
     found = _Found([], [])
@@ -177,19 +165,17 @@ def _read(files: Sequence[RowFile], columns: Columns) -> _Found:
             names = class_names(features_of(schema), columns.label)
             if names and columns.names and names != columns.names:
                 raise UserError(f"{file} numbers its classes otherwise than the other files; write them alike")
-        rows = _rows_of(file, columns.label)
-        found.groups.append(rows[0])
-        found.labels.extend([] if rows[1] is None else [rows[1]])
+        try:
+            rows = file.rows(columns.label)
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"column '{columns.label}' of {file} cannot be read ({reason}); give another file"
+            ) from None
+        found.groups.append(rows.groups)
+        if rows.column is not None:
+            found.labels.append(read_values(rows.column, str(columns.label), str(file)))
     return found
-
-
-def _rows_of(file: RowFile, label: str | None) -> tuple[list[int], Values | None]:
-    try:
-        rows = file.rows(label)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"column '{label}' of {file} cannot be read ({reason}); give another file") from None
-    return rows.groups, None if rows.column is None else read_values(rows.column, str(label), str(file))
 
 
 def _stream(files: Sequence[RowFile], groups: Sequence[list[int]], table: NDArray[np.int64]) -> Stream | None:

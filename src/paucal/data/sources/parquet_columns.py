@@ -1,15 +1,23 @@
-"""Which columns of Parquet and Arrow files hold the images and the labels, and how the classes are called."""
+"""Columns of Parquet and Arrow files: which hold the images and the labels, what the labels and classes are."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from paucal.data.images import UNKNOWN
 from paucal.data.sources.options import SourceOptions
+from paucal.data.sources.several_labels import ONE_LABEL, Labels, from_cells, is_missing, several_notes
 from paucal.types import NoLabelsError, UserError
 
 Features = dict[str, dict[str, Any]]
+_NO_LIST = -1  # length of a row that has no list
+_LARGEST = 2**53  # up to which floats are whole numbers without gaps
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,10 @@ def find_columns(shown: str, schema: pa.Schema, options: SourceOptions) -> Colum
     label = options.label_column or label_column_of(schema, features)
     if label is None or label not in schema.names:
         expected = f"'{label}'" if label else "'label' or 'labels'"
+        suggested = f", such as {' or '.join(classes[:3])}" if (classes := _of_classes(features)) else ""
         raise (UserError if label or len(schema.names) > 1 else NoLabelsError)(
             f"{shown} has no label column; expected {expected} and found {found_in(schema)}; "
-            f"call the column of the classes 'label', or name it by --label-column{_suggested(features)}"
+            f"call the column of the classes 'label', or name it by --label-column{suggested}"
         )
     return Columns(image, label, class_names(features, label))
 
@@ -63,17 +72,12 @@ def features_of(schema: pa.Schema) -> Features:
         return {}
     if not isinstance(features, dict):
         return {}
-    members = {name: _member(value) for name, value in features.items()}
-    return {name: value for name, value in members.items() if isinstance(value, dict)}
-
-
-def _member(value: Any) -> Any:
-    """Return what a list is of: `[x]` in older versions, or a `Sequence` or `List` with the field `feature`."""
-    if isinstance(value, list) and len(value) == 1:
-        return value[0]
-    if isinstance(value, dict) and isinstance(value.get("feature"), dict):
-        return value["feature"]
-    return value
+    for name, value in features.items():
+        if isinstance(value, list) and len(value) == 1:  # [x] in older versions
+            features[name] = value[0]
+        elif isinstance(value, dict) and isinstance(value.get("feature"), dict):  # a Sequence or List
+            features[name] = value["feature"]
+    return {name: value for name, value in features.items() if isinstance(value, dict)}
 
 
 def class_names(features: Features, label: str) -> tuple[str, ...]:
@@ -96,11 +100,6 @@ def found_in(schema: pa.Schema) -> str:
     return ", ".join(f"'{field.name}' ({field.type})" for field in schema)
 
 
-def _suggested(features: Features) -> str:
-    classes = _of_classes(features)
-    return f", such as {' or '.join(classes[:3])}" if classes else ""
-
-
 def _of_classes(features: Features) -> list[str]:
     return [name for name, value in features.items() if value.get("_type") == "ClassLabel"]
 
@@ -118,3 +117,185 @@ def _holds_bytes(kind: pa.DataType) -> bool:
         position = kind.get_field_index("bytes")
         return position >= 0 and _holds_bytes(kind.field(position).type)
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+@dataclass(frozen=True)
+class Values:
+    """The labels of N rows as they are written.
+
+    Attributes:
+        values: (N,) int64, -1 for none; (N,) text, "" for none; or the members of all lists, one list after the other.
+        lengths: (N,) how many members the list of each row has, -1 for a row without one; None for single labels.
+        marks: whether each list has a 1 or 0 for every class.
+    """
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int64] | None = None
+    marks: bool = False
+
+    def __len__(self) -> int:
+        return len(self.values if self.lengths is None else self.lengths)
+
+    @property
+    def kind(self) -> str:
+        """What the rows hold, for people."""
+        inner = "text" if self.values.dtype == object else "numbers"
+        return inner if self.lengths is None else f"lists of {inner}"
+
+    @property
+    def hidden(self) -> bool:
+        """Whether no row has a label."""
+        if self.lengths is not None:
+            return bool((self.lengths < 0).all())
+        return bool((self.values == "").all() if self.values.dtype == object else (self.values < 0).all())
+
+
+def read_values(column: pa.ChunkedArray, name: str, shown: str) -> Values:
+    """Return the labels of a column.
+
+    Args:
+        column: of numbers, text, or lists of them, plain or as a dictionary.
+        name: of the column.
+        shown: the file in messages.
+
+    Raises:
+        UserError: it holds something else, or is damaged.
+    """
+    kind = column.type
+    try:
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            return _lists(column, name, shown)
+        return Values(_plain(column, kind, name, shown))
+    except pa.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"column '{name}' of {shown} cannot be read ({reason}); give another file") from None
+
+
+def _plain(column: pa.ChunkedArray, whole: pa.DataType, name: str, shown: str) -> NDArray[Any]:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_integer(kind):  # unsigned numbers know no -1
+        return column.cast(kind).cast(pa.int64()).fill_null(-1).to_numpy()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts = column.cast(kind).fill_null("").to_pylist()
+        return np.asarray(["" if is_missing(text.strip()) else text for text in texts], dtype=object)
+    if pa.types.is_floating(kind):  # as pandas keeps whole numbers of which some are missing
+        values = column.cast(kind).cast(pa.float64()).fill_null(np.nan).to_numpy()
+        numbers = np.where(np.isnan(values), -1, values)
+        if (numbers == np.floor(numbers)).all() and (np.abs(numbers) < _LARGEST).all():
+            return numbers.astype(np.int64)
+    raise UserError(
+        f"column '{name}' of {shown} holds {whole}; expected one integer or name per row, or a list of them"
+    )
+
+
+def _lists(column: pa.ChunkedArray, name: str, shown: str) -> Values:
+    lengths = pc.call_function("list_value_length", [column]).cast(pa.int64()).fill_null(_NO_LIST).to_numpy()
+    members = pc.call_function("list_flatten", [column])
+    if members.null_count:
+        raise UserError(f"column '{name}' of {shown} has a list with an empty member; write a label there, or nothing")
+    if pa.types.is_boolean(members.type) or pa.types.is_floating(members.type):
+        marks = members.cast(pa.float64()).to_numpy()
+        if not np.isin(marks, (0, 1)).all() or not _as_long(lengths):
+            raise UserError(
+                f"column '{name}' of {shown} holds {column.type}; expected lists of whole numbers or names, or a 1 or "
+                "0 for every class"
+            )
+        return Values(marks.astype(np.int64), lengths, marks=True)
+    values = _plain(members, column.type, name, shown)
+    if values.dtype != object and len(values) and values.min() < 0:
+        raise UserError(f"column '{name}' of {shown} has the label {values.min()} in a list; expected 0 and more")
+    return Values(values, lengths)
+
+
+def _as_long(lengths: NDArray[np.int64]) -> bool:
+    """Whether all lists are of one length, as many as there may be classes."""
+    there = np.unique(lengths[lengths >= 0])
+    return len(there) == 1 and there[0] > 1
+
+
+def encode(found: Sequence[Values], columns: Columns, shown: str, separator: str | None = None) -> Labels:
+    """Return the classes and labels of all rows of several files; a row without a label has -1, or unknown classes.
+
+    Args:
+        found: of each file.
+        columns: name of the column, and of the classes where the metadata has them.
+        shown: the files in messages.
+        separator: what stands between several labels in text, "none" for one label; None for one.
+
+    Raises:
+        UserError: the files differ in what they hold, or labels lie outside of the class names.
+    """
+    kinds = sorted({one.kind for one in found if len(one)})
+    if len(kinds) > 1:
+        raise UserError(
+            f"column '{columns.label}' holds {kinds[0]} in some files of {shown} and {kinds[1]} in others; choose one"
+        )
+    values = np.concatenate([one.values for one in found])
+    lengths = [one.lengths for one in found if one.lengths is not None]
+    if lengths:
+        return _from_lists(Values(values, np.concatenate(lengths), any(one.marks for one in found)), columns, shown)
+    if separator is not None and separator != ONE_LABEL:
+        if values.dtype != object:
+            raise UserError(f"--label-separator is about text, and column '{columns.label}' of {shown} holds numbers")
+        return from_cells(values.tolist(), separator)
+    return Labels(*_numbered(values, columns, shown))
+
+
+def _numbered(values: NDArray[Any], columns: Columns, shown: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the class names and the number of each value, -1 for none."""
+    if values.dtype == object:
+        found = sorted(set(values) - {""})
+        position = {name: label for label, name in enumerate(found)}
+        return tuple(found), np.asarray([position.get(name, -1) for name in values], dtype=np.int64)
+    if not columns.names:
+        found, labels = np.unique(values[values >= 0], return_inverse=True)
+        encoded = np.full(len(values), -1, dtype=np.int64)
+        encoded[values >= 0] = labels
+        return tuple(str(value) for value in found), encoded
+    if values.max(initial=-1) >= len(columns.names):
+        raise UserError(
+            f"column '{columns.label}' of {shown} has the label {values.max()}, but its metadata names only "
+            f"{len(columns.names)} classes; correct one of the two"
+        )
+    return columns.names, np.maximum(values, -1)
+
+
+def _from_lists(found: Values, columns: Columns, shown: str) -> Labels:
+    assert found.lengths is not None
+    values, lengths = found.values, found.lengths
+    rows = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
+    if found.marks or _repeats_marks(values, lengths, rows):
+        return _from_marks(values, lengths, columns, shown)
+    classes, numbers = _numbered(values, columns, shown)
+    if (lengths == 1).all():  # a list of one label is a label
+        return Labels(classes, numbers)
+    multi_hot = np.zeros((len(lengths), len(classes)), dtype=np.int8)
+    multi_hot[rows[numbers >= 0], numbers[numbers >= 0]] = 1
+    return _several(classes, multi_hot, lengths, f"lists in the column '{columns.label}'")
+
+
+def _repeats_marks(values: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.int64]) -> bool:
+    """Whether whole numbers are marks of all classes and not classes: lists of one length that repeat 0 or 1."""
+    if values.dtype == object or not _as_long(lengths) or not np.isin(values, (0, 1)).all():
+        return False
+    ones = np.bincount(rows, weights=values, minlength=len(lengths))[lengths >= 0]
+    return bool(((ones > 1) | (lengths[lengths >= 0] - ones > 1)).any())
+
+
+def _from_marks(values: NDArray[np.int64], lengths: NDArray[np.int64], columns: Columns, shown: str) -> Labels:
+    width = int(lengths.max())
+    if columns.names and len(columns.names) != width:
+        raise UserError(
+            f"column '{columns.label}' of {shown} has lists of {width} marks, but its metadata names "
+            f"{len(columns.names)} classes; correct one of the two"
+        )
+    multi_hot = np.full((len(lengths), width), UNKNOWN, dtype=np.int8)
+    multi_hot[lengths >= 0] = values.reshape(-1, width)
+    classes = columns.names or tuple(str(place) for place in range(width))
+    return _several(classes, multi_hot, lengths, f"lists of a 1 or 0 for every class in the column '{columns.label}'")
+
+
+def _several(classes: tuple[str, ...], multi_hot: NDArray[np.int8], lengths: NDArray[np.int64], where: str) -> Labels:
+    multi_hot[lengths < 0] = UNKNOWN  # nobody says anything of these rows
+    notes = several_notes(multi_hot[lengths >= 0], where) if (lengths >= 0).any() else ()
+    return Labels(classes, np.full(len(lengths), -1, dtype=np.int64), multi_hot, notes)

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 
 from paucal.data.shards.index import Shard
 from paucal.data.shards.place import Place, RemotePlace, retried
-from paucal.data.sources.arrow_store import read_arrow
 from paucal.types import UserError
 
 PARQUET_SUFFIX, ARROW_SUFFIX = ".parquet", ".arrow"
@@ -67,7 +66,9 @@ class RowFile:
         if self.arrow:
             table = read_arrow(self._path())
             return Rows([table.num_rows], None if column is None else table[column])
-        return self._asked(lambda file: _rows(file, column))
+        return self._asked(
+            lambda file: Rows(row_groups(file), None if column is None else file.read(columns=[column])[column])
+        )
 
     def _path(self) -> Path:
         return self.place.path(self.shard)
@@ -102,7 +103,24 @@ class RowFile:
             raise UserError(f"{self} cannot be read ({reason}); check the network") from None
 
 
-def _rows(file: pq.ParquetFile, column: str | None) -> Rows:
-    about = file.metadata
-    groups = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
-    return Rows(groups, None if column is None else file.read(columns=[column])[column])
+def read_arrow(file: Path) -> pa.Table:
+    """Return the table of an Arrow file (the stream or the file format), mapped into memory and not read.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        source = pa.memory_map(str(file))
+        try:
+            return pa.ipc.open_stream(source).read_all()
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_file(source).read_all()
+    except (pa.ArrowException, OSError, EOFError) as problem:
+        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        raise UserError(f"{file} cannot be read as an Arrow file ({reason}); save the data set again") from None
+
+
+def row_groups(file: pq.ParquetFile) -> list[int]:
+    """Return how many rows each row group of a Parquet file has."""
+    return [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
