@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from paucal.data.decoded.kept import kept_pixels
-from paucal.data.images import UNKNOWN, ImageSet, Targets
+from paucal.data.cache import CachedStore
+from paucal.data.decoded.entry import MappedStore
+from paucal.data.decoded.read_as import ReadAs
+from paucal.data.images import UNKNOWN, ImageSet, Nested, Store, Targets
 from paucal.data.maps.reader import name_classes
 from paucal.data.randomness import derive_seed, preserved, reseed
 from paucal.data.views.at_once import AtOnce, Pixels
@@ -119,6 +121,15 @@ class ViewDataset(Dataset[Sample]):
             geometry=[theta for _, theta in pairs] if self._geometry else None,
             label_maps=None if self._label_maps is None else self._label_maps(key.index),
         )
+
+
+def kept_pixels(store: Store, index: int) -> NDArray[np.uint8] | None:
+    """Return the (H, W, C) pixels that `store.read` would give, not a copy; None where it would have to decode them."""
+    while isinstance(store, Nested) and not isinstance(store, ReadAs):  # which changes what it hands over
+        store, index = store.locate(index)
+    if isinstance(store, MappedStore):
+        return store.entry.view(index)
+    return store.view(index) if isinstance(store, CachedStore) else None
 
 
 def as_label(target: NDArray[np.integer] | np.integer) -> int | Tensor:

@@ -18,7 +18,7 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader, make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.data.shards import stream as stream_module
-from paucal.data.shards.tar_store import TarStore
+from paucal.data.shards.tar_index import TarStore
 from paucal.data.shards.writing import Form, write_shards
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.parquet_store import ParquetStore

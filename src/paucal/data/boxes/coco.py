@@ -12,11 +12,11 @@ from paucal.data.boxes.described import (
     Annotated,
     Corners,
     Described,
+    Layout,
     add_once,
     box_of_points,
     without_repetition,
 )
-from paucal.data.boxes.layout import Layout
 from paucal.data.boxes.naming import MissingImage, Names, kind_of_name
 from paucal.data.boxes.runs import box_of_runs
 from paucal.data.boxes.tree import PEEKED, Tree, mentions

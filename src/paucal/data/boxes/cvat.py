@@ -6,11 +6,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from paucal.data.boxes.described import Annotated, Corners, Described, add_once, box_of_points, numbered
-from paucal.data.boxes.layout import Layout
+from paucal.data.boxes.described import (
+    Annotated,
+    Corners,
+    Described,
+    Layout,
+    add_once,
+    box_of_points,
+    numbered,
+    unread_shapes,
+)
 from paucal.data.boxes.naming import MissingImage, Names
 from paucal.data.boxes.runs import runs_of
-from paucal.data.boxes.shapes import unread_shapes
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
 from paucal.data.class_names import plain_name

@@ -1,12 +1,18 @@
-"""Images with boxes as annotation files describe them: nothing is checked against the images yet."""
+"""Images with boxes as annotation files describe them, and what a layout of such files is.
 
-from collections.abc import Iterable, Mapping, Sequence
+Nothing is checked against the images yet.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from paucal.data.boxes.tree import Tree
 from paucal.types import UserError
-from paucal.wording import counted
+from paucal.wording import counted, was
 
 MOST_CLASSES = 10_000
 ALIKE = 0.5  # pixels that the edges of one box in two files may differ by, as one of them is rounded
@@ -121,3 +127,32 @@ def box_of_points(points: Iterable[tuple[float, float]]) -> Corners:
     """Return the smallest box around some points, at least one."""
     across, down = zip(*points, strict=True)
     return min(across), min(down), max(across), max(down)
+
+
+def unread_shapes(counts: Counter[str]) -> list[str]:
+    """Return a note on the shapes that were not read, by their kinds; none where there are none."""
+    if not counts:
+        return []
+    kinds = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+    return [f"{counted(counts.total(), 'shape')} without a box of its own {was(counts.total())} not read: {kinds}"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way of programs to write boxes.
+
+    Attributes:
+        name: Name of the layout for people.
+        expected: Description of its files, in a list of what is expected.
+        suffixes: Endings of its files that can be given alone.
+        find: Returns the annotation files of this layout among some files of a set; none for another layout.
+        read: Reads annotation files.
+        roots: Returns the folders that the images of an annotation file that is given alone may lie below.
+    """
+
+    name: str
+    expected: str
+    suffixes: tuple[str, ...]
+    find: Callable[[Tree, Sequence[str]], list[str]]
+    read: Callable[[Tree, Sequence[str]], Described]
+    roots: Callable[[Path], list[Path]] = lambda file: [file.parent, file.parent.parent]

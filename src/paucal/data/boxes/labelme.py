@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.data.boxes.claims import claimed, require_images
-from paucal.data.boxes.described import Annotated, Corners, Described, box_of_points, numbered, some_of
-from paucal.data.boxes.layout import Layout
-from paucal.data.boxes.shapes import unread_shapes
+from paucal.data.boxes.described import (
+    Annotated,
+    Corners,
+    Described,
+    Layout,
+    box_of_points,
+    numbered,
+    some_of,
+    unread_shapes,
+)
 from paucal.data.boxes.tree import Tree, mentions
 from paucal.data.class_names import plain_name
 from paucal.reading import parse_json

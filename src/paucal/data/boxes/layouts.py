@@ -1,15 +1,18 @@
-"""The table of layouts of boxes, and which of them a folder, an archive or a file has."""
+"""The table of layouts of boxes, and which of them a folder, an archive or a file has.
 
+Others are known by their looks and not read, so that they can be called by their names.
+"""
+
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paucal.data.boxes import coco, cvat, labelme, table, voc, yolo
-from paucal.data.boxes.described import Described
-from paucal.data.boxes.layout import Layout
+from paucal.data.boxes.described import Described, Layout
 from paucal.data.boxes.naming import LABEL_FOLDERS
-from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree
-from paucal.data.boxes.unread import find_unread
+from paucal.data.boxes.tree import Tree, folder_tree, is_archive, open_tree, plain
 from paucal.data.part_names import part_of_folders
 from paucal.data.sources.archive import ARCHIVE_SUFFIXES
 from paucal.data.sources.folder import IMAGE_FOLDERS
@@ -20,6 +23,46 @@ LAYOUTS: tuple[Layout, ...] = (voc.LAYOUT, coco.LAYOUT, cvat.LAYOUT, labelme.LAY
 EXPECTED = "; ".join(layout.expected for layout in LAYOUTS)
 SUFFIXES = tuple(dict.fromkeys(suffix for layout in LAYOUTS for suffix in layout.suffixes))
 STRUCTURE = (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagesets")
+
+HEAD = 1 << 16  # bytes at the beginning and at the end that are looked at
+LOOKED_AT = 20  # files of a kind
+_NUMBER = rb"-?\d+(?:\.\d+)?(?:e-?\d+)?[ \t]*"
+_KITTI = rb"\A\s*[A-Za-z]\w*[ \t]+(?:" + _NUMBER + rb"){14,15}(?:\r?\n|\Z)"
+_DOTA = rb"(?:\A|\n)(?:" + _NUMBER + rb"){8}[A-Za-z][\w-]*[ \t]+[0-3][ \t\r]*(?:\n|\Z)"
+
+
+class Unread(NamedTuple):
+    """A layout that is not read.
+
+    Attributes:
+        name: Name of the program or set that writes it so.
+        suffixes: Endings of its files.
+        pattern: What is in its files.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    pattern: re.Pattern[bytes]
+
+
+def _entries(*names: str) -> re.Pattern[bytes]:
+    return re.compile("".join(f'(?=.*"{name}"\\s*:)' for name in names).encode(), re.DOTALL)
+
+
+UNREAD: tuple[Unread, ...] = (
+    Unread("the VGG Image Annotator (VIA)", (".json",), _entries("shape_attributes")),
+    Unread("the VGG Image Annotator (VIA)", (".csv",), re.compile(rb"region_shape_attributes")),
+    Unread("Label Studio", (".json",), re.compile(rb'"(?:rectanglelabels|polygonlabels|brushlabels)"\s*:')),
+    Unread("Supervisely", (".json",), _entries("objects", "classTitle")),
+    Unread("Create ML", (".json",), _entries("annotations", "coordinates", "label")),
+    Unread("Datumaro", (".json",), _entries("items", "annotations", "bbox", "label_id")),
+    Unread("BDD100K", (".json",), _entries("labels", "box2d")),
+    Unread("SageMaker Ground Truth", (".manifest", ".jsonl"), re.compile(rb'"source-ref"\s*:')),
+    Unread("TensorFlow's records", (".tfrecord", ".record", ".tfrecords"), re.compile(b"")),
+    Unread("KITTI", (".txt",), re.compile(_KITTI)),
+    Unread("DOTA", (".txt",), re.compile(_DOTA)),
+    Unread("VisDrone", (".txt",), re.compile(rb"\A\s*(?:\d+,){7}\d+,?\s*(?:\r?\n|\Z)")),
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +113,10 @@ def box_files(tree: Tree) -> list[BoxFiles]:
 
 def unread_files(tree: Tree) -> BoxFiles | None:
     """Return files of boxes that are not read: of other layouts, and in archives below a folder."""
-    if unread := find_unread(tree):
-        return BoxFiles(f"{unread[1]} writes them", [unread[0]])
+    for one in UNREAD:
+        for file in tree.ending(*one.suffixes)[:LOOKED_AT]:
+            if one.pattern.search(plain(tree.peek(file, HEAD))):
+                return BoxFiles(f"{one.name} writes them", [file])
     archives = [] if tree.images or not Path(tree.location).is_dir() else tree.ending(*ARCHIVE_SUFFIXES)
     if not archives:
         return None

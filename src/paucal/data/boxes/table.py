@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paucal.data.boxes.described import Annotated, Corners, Described, add_once, numbered
-from paucal.data.boxes.layout import Layout
+from paucal.data.boxes.described import Annotated, Corners, Described, Layout, add_once, numbered
 from paucal.data.boxes.naming import MissingImage, Names
 from paucal.data.boxes.tree import Tree
 from paucal.data.class_names import plain_name

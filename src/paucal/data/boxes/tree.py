@@ -1,14 +1,12 @@
 """The files of a set of images with boxes: those below a folder, or those in an archive."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from paucal.data.part_names import PARTS
-from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, ArchiveStore, archive_entries
-from paucal.data.sources.folder import IMAGE_SUFFIXES, ignored
+from paucal.data.sources.archive import ARCHIVE_SUFFIXES, COMPRESSED, ArchiveStore, archive_entries, shared_folder
+from paucal.data.sources.folder import IMAGE_SUFFIXES, find_files
 from paucal.data.sources.stores import EncodedStore, FileStore
 from paucal.reading import DecodedText, decode_text, is_regular, read_bytes
 from paucal.types import UserError
@@ -87,7 +85,7 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
         shown=str(root),
         name=inside.name,
         location=str(inside),
-        files=tuple(_files_below(root) if files is None else files),
+        files=tuple(sorted(find_files(root)) if files is None else files),
         read=lambda path, most: read_bytes(root / path, most),
         peek=lambda path, count: _ends_of(root / path, count),
         store=lambda keys: FileStore(root, keys),
@@ -95,38 +93,19 @@ def folder_tree(root: Path, files: Sequence[str] | None = None) -> Tree:
     )
 
 
-def _files_below(root: Path) -> list[str]:
-    """Return the paths of all files below a folder but hidden ones; no folder is entered twice.
-
-    Raises:
-        UserError: A folder cannot be read.
-    """
-    found, seen = [], set()
-    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_refuse_unreadable):
-        real = os.path.realpath(folder)
-        subfolders[:] = [] if real in seen else sorted(name for name in subfolders if not ignored(name))
-        prefix = Path(folder).relative_to(root).as_posix()
-        if real not in seen:
-            found += [name if prefix == "." else f"{prefix}/{name}" for name in files if not ignored(name)]
-        seen.add(real)
-    return sorted(found)
-
-
-def _refuse_unreadable(problem: OSError) -> None:
-    if not isinstance(problem, FileNotFoundError):  # removed meanwhile
-        reason = (problem.strerror or "").lower()
-        raise UserError(f"the folder {problem.filename} cannot be read ({reason}): change its permissions or move it.")
-
-
 def _archive_tree(file: Path) -> Tree:
     entries = {one.name.replace("\\", "/"): one for one in archive_entries(file)}
-    base = _base(list(entries))
+    base = shared_folder(list(entries), 1)
     found = {path.removeprefix(base): entry for path, entry in sorted(entries.items())}
 
     def read(path: str, most: int) -> bytes:
         if found[path].size > most:
             raise UserError(f"{path!r} in {str(file)!r} has more than {most:,} bytes, the most that are read.")
         return ArchiveStore(file, [found[path]]).source(0)
+
+    def peek(path: str, count: int) -> bytes:
+        content = read(path, found[path].size)
+        return content if len(content) <= 2 * count else content[:count] + content[-count:]
 
     def store(keys: list[str]) -> ArchiveStore:
         return ArchiveStore(file.resolve(), [found[key] for key in keys])
@@ -137,22 +116,10 @@ def _archive_tree(file: Path) -> Tree:
         location=str(file.resolve()),
         files=tuple(found),
         read=read,
-        peek=lambda path, count: _ends(read(path, found[path].size), count),
+        peek=peek,
         store=store,
         is_inside=lambda path: True,
     )
-
-
-def _base(paths: Sequence[str]) -> str:
-    """Return the folder that all files of an archive lie in, as a prefix, unless it is called like a part."""
-    base = ""
-    while paths:
-        tops = {path.removeprefix(base).partition("/")[0] for path in paths}
-        nested = all("/" in path.removeprefix(base) for path in paths)
-        if len(tops) != 1 or not nested or next(iter(tops)).lower() in PARTS:
-            break
-        base += f"{next(iter(tops))}/"
-    return base
 
 
 def plain(content: bytes) -> bytes:
@@ -175,7 +142,3 @@ def _ends_of(file: Path, count: int) -> bytes:
             return start + content.read(count)
     except OSError:
         return b""
-
-
-def _ends(content: bytes, count: int) -> bytes:
-    return content if len(content) <= 2 * count else content[:count] + content[-count:]

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from paucal.data.boxes.claims import claimed, require_images
-from paucal.data.boxes.described import Annotated, Corners, Described, numbered, some_of
-from paucal.data.boxes.layout import Layout
+from paucal.data.boxes.described import Annotated, Corners, Described, Layout, numbered, some_of
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
 from paucal.data.class_names import plain_name

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from paucal.data.boxes.claims import claimed
-from paucal.data.boxes.described import Annotated, Described, box_of_points, some_of
-from paucal.data.boxes.layout import Layout
+from paucal.data.boxes.described import Annotated, Described, Layout, box_of_points, some_of
 from paucal.data.boxes.naming import MissingImage, Names, folded
 from paucal.data.boxes.parts import lines_of
 from paucal.data.boxes.tree import Tree, plain

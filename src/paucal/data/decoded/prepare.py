@@ -20,13 +20,15 @@ from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore
 from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
 from paucal.data.decoded.known import KnownImages, content_of, digest_of
 from paucal.data.decoded.read_as import ReadAs
-from paucal.data.decoded.streamed import stream_images
 from paucal.data.decoded.value_range import with_ranges
 from paucal.data.images import ImageSet, locate
 from paucal.data.sources.stores import EncodedStore
-from paucal.data.verify import OnBad, ReportProgress, for_each, without_bad
+from paucal.data.verify import OnBad, ReportProgress, for_each, verify_images, without_bad
+from paucal.types import UserError
+from paucal.wording import counted
 
 FORMAT = 1  # of the entries; a change in how images are reduced needs another
+TRIED = 256  # images of a set that is read as it comes
 _SAMPLE = 64
 _SIDES = (64, 128, 512)
 
@@ -55,7 +57,7 @@ def prepare_images(
     """Verify every image once, and keep all of them decoded in a file that runs share.
 
     Where the disk has no room for them they are kept in memory, and where that does not do either they are verified
-    and read anew each time. Images of shards are read as they come (`stream_images`).
+    and read anew each time. Images of shards are read as they come: `stream_images`.
 
     Args:
         image_set: the images, of files or in memory.
@@ -201,3 +203,42 @@ def _content(store: EncodedStore, place: int) -> bytes | Path:
         return content_of(store.source(place))
     except OSError as problem:
         raise UnreadableImage(f"image {store.name(place)} cannot be decoded: {problem.strerror or problem}") from None
+
+
+def stream_images(
+    image_set: ImageSet,
+    reading: Reading,
+    on_bad: OnBad,
+    workers: int | None = None,
+    progress: ReportProgress | None = None,
+) -> tuple[ImageSet, list[str]]:
+    """Return a set of shards as a run reads it; an image that cannot be read ends the run when its turn comes.
+
+    To leave such images out they must be known beforehand, so that every process shows the same images in the same
+    steps: with "skip" every image is tried once.
+
+    Args:
+        image_set: with a stream.
+        reading: how images are handed over.
+        on_bad: what to do with unreadable images.
+        workers: threads; None for one per processor core.
+        progress: called with (images done, images in all).
+
+    Returns:
+        The set, and the keys of the images left out.
+
+    Raises:
+        UserError: one of 256 images spread over the set cannot be read, or with "skip" none can.
+    """
+    seen = replace(image_set, store=ReadAs(image_set.store, reading), reading=reading)
+    if on_bad == "skip":
+        return verify_images(seen, on_bad, workers, progress)
+    tried = seen.sample(TRIED)
+    bad = for_each(len(tried), lambda row: seen.store.check(int(tried[row])), workers, progress)
+    if bad:
+        key = image_set.keys[int(tried[min(bad)])]
+        raise UserError(
+            f"{len(bad)} of {counted(len(tried), 'image')} that were tried cannot be read ({key}); {bad[min(bad)]}; "
+            "make the shards again, or leave such images out with --on-bad-image skip, which tries all of them first"
+        )
+    return seen, []

@@ -4,24 +4,45 @@ A 12-bit camera writes 0 to 4,095 into files that could hold 65,535, a microscop
 is dark and what is bright only the set as a whole can say.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from paucal.data.channels.arrays import is_tiff
 from paucal.data.channels.decoding import deep_channel_values, range_of
 from paucal.data.channels.planes import RGB
-from paucal.data.decode import Reading, UnreadableImage
-from paucal.data.decoded.no_data import Values, declared_no_data, measured_values
+from paucal.data.decode import ImageSource, Reading, UnreadableImage
 from paucal.data.images import ImageSet, locate, spread
 from paucal.data.sources.stores import EncodedStore
+from paucal.wording import percent
 
 _IMAGES = 32
 _LOOKED_AT = 256
 _VALUES = 1 << 16  # of each image
 # So many of all values lie below, and above, the range: dead and hot pixels do not stretch it.
 _OUTSIDE = 1e-4
+_GDAL_NO_DATA = 42113  # the TIFF tag with the number that stands for no data, as text
+_NO_DATA = r"-9{2,}\.[09]|-32768\.0|-32767\.0|-214748364[78]\.0"  # as programs write it
+_BEYOND = 1e30  # no measurement is as large; the largest float and 1e38 stand for no data
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of one image.
+
+    Attributes:
+        values: (n,) values, or (n, C) of C channels.
+        no_data: Number that the file declares to stand for no data; None where it declares none.
+    """
+
+    values: NDArray[np.float64]
+    no_data: float | None = None
 
 
 def with_ranges(reading: Reading, images: ImageSet) -> tuple[Reading, list[str]]:
@@ -57,7 +78,8 @@ def measure_range(images: ImageSet) -> tuple[float, float] | None:
 
 def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
     """Yield values of up to 32 deep images, (n,), or (n, channels)."""
-    looked = [int(index) for index in images.sample(_LOOKED_AT) if _may_be_deep(images, int(index))]
+    sampled = map(int, images.sample(_LOOKED_AT))
+    looked = [index for index in sampled if isinstance(locate(images.store, index)[0], EncodedStore)]
     count = 0
     for index in [looked[place] for place in spread(len(looked), _LOOKED_AT)]:
         store, place = locate(images.store, index)
@@ -76,5 +98,65 @@ def _deep(images: ImageSet, channels: int) -> Iterator[Values]:
             return
 
 
-def _may_be_deep(images: ImageSet, index: int) -> bool:
-    return isinstance(locate(images.store, index)[0], EncodedStore)
+def declared_no_data(source: ImageSource) -> float | None:
+    """Return the number that stands for no data by a TIFF's own tag; None without such a tag."""
+    if not is_tiff(source):
+        return None
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=("TIFF",)) as image:
+            return float(str(getattr(image, "tag_v2", {}).get(_GDAL_NO_DATA)).strip("\0 "))
+    except Exception:  # channels that Pillow does not know, or a tag that holds something else
+        return None
+
+
+def measured_values(looked: Sequence[Values], outside: float) -> tuple[NDArray[np.float64], list[str]]:
+    """Return the values of images that are measurements, and notes on the others.
+
+    Left out are NaN, infinite values, what a file declares to be no data, and -9999 and the like where many pixels
+    have it and it lies farther from the others than these are apart. Another such number may be a measurement.
+
+    Args:
+        looked: Values of some images, (n,) each.
+        outside: Share of the values that a range may leave out, so that a rarer number changes nothing.
+    """
+    values = np.concatenate([one.values for one in looked])
+    declared = np.concatenate(
+        [np.full(len(one.values), np.nan if one.no_data is None else one.no_data) for one in looked]
+    )
+    finite, notes = np.isfinite(values), []
+    if not finite.all():
+        images = sum(not np.isfinite(one.values).all() for one in looked)
+        where = f"(in {images} of {len(looked)} images looked at)"
+        notes.append(f"{_share(~finite)} of the values are NaN or infinite {where}; NaN is read as black")
+    good = finite & (values != declared)
+    if (beyond := good & (np.abs(values) >= _BEYOND)).any():
+        good &= ~beyond
+        notes.append(f"{_share(beyond)} of the values are beyond {_BEYOND:g}, and are taken for no data")
+    for number in _far_values(values[good], outside):
+        told = f"{number:g} ({_share(values == number)} of the values) lies far from all others"
+        if re.fullmatch(_NO_DATA, f"{number:.1f}"):
+            good &= values != number
+            notes.append(f"{told}, and is taken for no data")
+        else:
+            notes.append(f"{told}, which get few of 256 levels: where it stands for no data, write NaN")
+    return values[good], notes
+
+
+def _share(chosen: NDArray[np.bool_]) -> str:
+    return percent(float(chosen.mean()), ".3g")
+
+
+def _far_values(values: NDArray[np.float64], outside: float) -> list[float]:
+    """Return the lowest and the highest value where many have it and it lies far from the others."""
+    if not len(values):
+        return []
+    found = []
+    for extreme, sign in ((float(values.min()), 1), (float(values.max()), -1)):
+        others = values[values != extreme]
+        if not len(others) or 1 - len(others) / len(values) < max(outside, 2 / len(values)):
+            continue
+        low, high = np.quantile(others, (outside, 1 - outside))
+        gap = math.fabs((low if sign > 0 else high) - extreme)
+        if high > low and gap > high - low:
+            found.append(extreme)
+    return found

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torchvision import datasets
 
 from paucal.data.images import Store
-from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames
+from paucal.data.named.layouts import FacesFile, Memes, MiddleFrames, OpenImagesFolders, WebVisionList
 from paucal.data.named.table import Portion
-from paucal.data.named.web_images import OpenImagesFolders, WebVisionList
 from paucal.data.sources.hdf5_store import Hdf5Store, read_array
 from paucal.data.sources.stores import ArrayStore, FileStore
 

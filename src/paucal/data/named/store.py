@@ -11,7 +11,7 @@ from paucal.data.named.locations import data_root, home_of, how_to_get
 from paucal.data.named.partitions import by_lists
 from paucal.data.named.readers import Piece, fetch_portion, read_portion
 from paucal.data.named.table import NAMED, NamedSet
-from paucal.data.sources.joined import JoinedStore
+from paucal.data.sources.several import JoinedStore
 from paucal.types import UserError
 
 

@@ -17,11 +17,20 @@ from paucal.data.part_names import PARTS
 from paucal.data.shards.index import HEADER, MOST_BYTES, NAME, REMAKE, Shard, ShardIndex, read_index
 from paucal.data.shards.place import FOLDER, LocalPlace, Place, RemotePlace, is_remote
 from paucal.data.shards.stream import Stream, blocks_of, is_streamed, read_as_they_come, window_for
-from paucal.data.shards.tar_index import JSON_FIELD, LABEL_SUFFIXES, Rows, index_of, index_tar, sample_key
-from paucal.data.shards.tar_store import TarStore, size_in_header
+from paucal.data.shards.tar_index import (
+    JSON_FIELD,
+    LABEL_SUFFIXES,
+    Rows,
+    TarStore,
+    index_of,
+    index_tar,
+    sample_key,
+    size_in_header,
+)
 from paucal.data.shards.texts import Repeated, Texts
 from paucal.data.sources.archive import COMPRESSED
 from paucal.data.sources.folder import ignored
+from paucal.data.sources.options import SourceOptions
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.data.verify import ReportProgress
 from paucal.reading import decode_text
@@ -77,36 +86,30 @@ def is_shard(file: Path) -> bool:
     return any(sample_key(name)[1] in LABEL_SUFFIXES for name in names)
 
 
-def open_shards(
-    place: Place,
-    labelled: bool = True,
-    label_field: str | None = None,
-    only: str | None = None,
-    progress: ReportProgress | None = None,
-) -> ImageSet:
+def open_shards(place: Place, options: SourceOptions, only: str | None = None) -> ImageSet:
     """Open tar shards as one set; the parts come from names such as `train-000000.tar`, or those of folders.
 
     Args:
         place: where they lie.
-        labelled: False leaves the labels unread; else images without one are left out with a note.
-        label_field: of the shards' JSON files, which holds the label; None for "label".
+        options: whether labels are wanted (images without one are left out then, with a note), and the field of the
+            shards' JSON files that holds them as `label_column` (None for "label").
         only: the name of the one shard to open; None for all.
-        progress: called with (shards looked through, shards in all) where there is no index yet.
 
     Raises:
         UserError: there are none, one is missing, damaged or compressed, the index does not match them, or no image
             has a label.
     """
-    index = _shipped(place, only) or _made(place, label_field or JSON_FIELD, only, progress)
-    images = _image_set(place, index, labelled, only)
-    if not labelled:
+    label_field = options.label_column or JSON_FIELD
+    index = _shipped(place, only) or _made(place, label_field, only, options.progress)
+    images = _image_set(place, index, options.labelled, only)
+    if not options.labelled:
         return images
     kept = np.flatnonzero(images.labels >= 0)
     bare = len(images) - len(kept)
     if not len(kept):
-        raise (NoLabelsError if label_field is None else UserError)(
+        raise (NoLabelsError if options.label_column is None else UserError)(
             f"no image of {place.location} has a label: expected a member such as 000001.cls beside 000001.jpg, or a "
-            f"field {label_field or JSON_FIELD!r} in 000001.json (--label-column names another); images without labels "
+            f"field {label_field!r} in 000001.json (--label-column names another); images without labels "
             "do for 'paucal pretrain'"
         )
     if not bare:

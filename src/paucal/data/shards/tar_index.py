@@ -1,7 +1,8 @@
-"""WebDataset's tar files looked through once: images and labels are neighbours that share the name up to the first dot.
+"""WebDataset's tar files, looked through once, and read where their index says.
 
-`000123.jpg` and `000123.cls` are one sample. The label is the text of `.cls` or `.label`, or the field of `.json`
-that is called so; a number stands for a class by its place in `classes.txt`, a line for each, where there is one.
+Images and labels are neighbours that share the name up to the first dot: `000123.jpg` and `000123.cls` are one
+sample. The label is the text of `.cls` or `.label`, or the field of `.json` that is called so; a number stands for a
+class by its place in `classes.txt`, a line for each, where there is one.
 """
 
 import sys
@@ -13,10 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.data.shards.index import Shard, ShardIndex
+from paucal.data.decode import UnreadableImage
+from paucal.data.shards.index import HEADER, Shard, ShardIndex
+from paucal.data.shards.place import Place
 from paucal.data.shards.texts import Texts
 from paucal.data.sources.archive import MOST_ENTRIES, MOST_IMAGE, checked_name
 from paucal.data.sources.folder import ignored
+from paucal.data.sources.stores import EncodedStore, Stamp
 from paucal.data.sources.suffixes import IMAGE_SUFFIXES
 from paucal.reading import parse_json
 from paucal.types import UserError
@@ -24,6 +28,7 @@ from paucal.wording import counted, was
 
 LABEL_SUFFIXES = (".cls", ".label")
 JSON_FIELD = "label"
+_SIZE = slice(124, 136)  # where a tar header says how large the member is
 _MOST_LABEL = 1 << 20  # bytes of a file that holds a label
 _IMAGES, _LABELS = frozenset(IMAGE_SUFFIXES), frozenset(LABEL_SUFFIXES)
 
@@ -185,3 +190,67 @@ def _encoded(values: Sequence[str | None], names: Sequence[str]) -> tuple[tuple[
         places = {value: of_class[str(int(value)) if numeric else value] for value in found}
     labels = [-1 if value is None else places[value] for value in values]
     return classes, np.asarray(labels, dtype=np.int32)
+
+
+class TarStore(EncodedStore):
+    """Images of tar shards.
+
+    Args:
+        place: where the shards lie.
+        index: where the images lie in them.
+        keys: of the images, for messages.
+    """
+
+    def __init__(self, place: Place, index: ShardIndex, keys: Texts) -> None:
+        self._place, self._index, self._keys = place, index, keys
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def name(self, index: int) -> str:
+        """Return the key."""
+        return self._keys[index]
+
+    def stamp(self, index: int) -> Stamp:
+        """Return the image's place in the index."""
+        shard = self._index.files[int(self._index.shards[index])]
+        return Stamp(f"{self._place.location}/{self._keys[index]}", int(self._index.lengths[index]), shard.changed)
+
+    def source(self, index: int) -> bytes:
+        """Return the bytes of an image.
+
+        Raises:
+            UnreadableImage: the shard is missing, cannot be fetched, or is not the one that was indexed.
+        """
+        length, shard = int(self._index.lengths[index]), self._index.files[int(self._index.shards[index])]
+        try:
+            content = self._read(shard, int(self._index.offsets[index]) - HEADER, HEADER + length)
+        except OSError as problem:
+            reason = problem.strerror or problem
+            raise UnreadableImage(f"image {self.name(index)} cannot be read from its shard: {reason}") from None
+        if len(content) < HEADER + length or size_in_header(content) != length:
+            raise UnreadableImage(
+                f"image {self.name(index)} is not where the index says: the shard was changed or cut off since; index "
+                "the shards again"
+            )
+        return content[HEADER:]
+
+    def _read(self, shard: Shard, start: int, count: int) -> bytes:
+        # Opened for each image, as forked processes would share the place in a file that stays open.
+        for last in (False, True):
+            try:
+                with open(self._place.path(shard), "rb", buffering=0) as file:
+                    file.seek(start)
+                    return file.read(count)
+            except FileNotFoundError:  # a fetched one that had to make room for another in between
+                if last:
+                    raise
+        raise AssertionError
+
+
+def size_in_header(content: bytes) -> int | None:
+    """Return the size that a tar header says its member has; None where it is no header."""
+    try:
+        return int(content[_SIZE].rstrip(b" \0") or b"-1", 8)
+    except ValueError:
+        return None

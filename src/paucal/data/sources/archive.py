@@ -125,7 +125,7 @@ def open_archive(file: Path, labelled: bool = True) -> ImageSet:
     passed_over = Counter(
         os.path.splitext(one.name)[1].lower() for one in shown if not one.name.lower().endswith(IMAGE_SUFFIXES)
     )
-    base = _base([one.name for one in images])
+    base = shared_folder([one.name for one in images], 2)
     by_key = {one.name.removeprefix(base): one for one in images}
     place = Place(
         name=file.stem,
@@ -207,12 +207,17 @@ def _refuse_many(file: Path, count: int) -> None:
         raise UserError(f"{file} has more than {MOST_ENTRIES:,} entries, the most that are read")
 
 
-def _base(names: list[str]) -> str:
-    """Return the folder that all images lie in, as a prefix; "" where they lie in several."""
+def shared_folder(names: list[str], depth: int) -> str:
+    """Return the folder that all files lie in, as a prefix, unless it is called like a part; "" for several.
+
+    Args:
+        names: Paths of the files.
+        depth: Folders that a path must have for the first of them to be left off.
+    """
     base = ""
     while names:
         tops = {name.removeprefix(base).partition("/")[0] for name in names}
-        nested = all(name.removeprefix(base).count("/") >= 2 for name in names)
+        nested = all(name.removeprefix(base).count("/") >= depth for name in names)
         if len(tops) != 1 or not nested or next(iter(tops)).lower() in PARTS:
             break
         base += f"{next(iter(tops))}/"

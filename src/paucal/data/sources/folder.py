@@ -3,7 +3,7 @@
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -119,7 +119,17 @@ def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict
     Raises:
         UserError: a folder cannot be read.
     """
-    found: list[str] = []
+    images: list[str] = []
+    for path in find_files(root, links):
+        if path.lower().endswith(IMAGE_SUFFIXES):
+            images.append(path)
+        elif passed_over is not None:
+            passed_over[os.path.splitext(path)[1].lower()] += 1
+    return sorted(images)
+
+
+def find_files(root: Path, links: dict[str, str] | None = None) -> Iterator[str]:
+    """Yield the paths of all files below `root`, see `find_images`."""
     seen: dict[str, str] = {}
     for folder, subfolders, files in os.walk(root, followlinks=True, onerror=_refuse_unreadable):
         real, prefix = os.path.realpath(folder), Path(folder).relative_to(root).as_posix()
@@ -130,12 +140,7 @@ def find_images(root: Path, passed_over: Counter[str] | None = None, links: dict
             continue
         seen[real] = prefix
         subfolders[:] = sorted(name for name in subfolders if not ignored(name))
-        shown = [name for name in files if not ignored(name)]
-        images = [name for name in shown if name.lower().endswith(IMAGE_SUFFIXES)]
-        if passed_over is not None:
-            passed_over.update(os.path.splitext(name)[1].lower() for name in set(shown) - set(images))
-        found.extend(name if prefix == "." else f"{prefix}/{name}" for name in images)
-    return sorted(found)
+        yield from (name if prefix == "." else f"{prefix}/{name}" for name in files if not ignored(name))
 
 
 def require_readable(folder: Path) -> None:

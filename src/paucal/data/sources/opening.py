@@ -144,7 +144,7 @@ def _open_remote(location: str, options: SourceOptions) -> ImageSet:
     place = RemotePlace(location)
     if files := find_remote_parquet(place):
         return open_remote_parquet(files, options)
-    return open_shards(place, options.labelled, options.label_column, progress=options.progress)
+    return open_shards(place, options)
 
 
 def _open_directory(path: Path, options: SourceOptions) -> ImageSet:
@@ -153,7 +153,7 @@ def _open_directory(path: Path, options: SourceOptions) -> ImageSet:
     if is_voc(path):
         return open_voc(path, options.labelled)
     if find_shards(path):
-        return open_shards(LocalPlace(path), options.labelled, options.label_column, progress=options.progress)
+        return open_shards(LocalPlace(path), options)
     if not options.labelled:  # a folder stands for all images below it then, listed or not
         return open_folder(path, labelled=False)
     if train_list := find_train_list(path, options.root):
@@ -195,8 +195,7 @@ def _open_file(path: Path, options: SourceOptions) -> ImageSet:
     if path.suffix.lower() in TABLE_SUFFIXES:
         return open_tables(together(path, options), options)
     if path.suffix.lower() == ".tar" and is_shard(path):
-        place = LocalPlace(path.parent)
-        return open_shards(place, options.labelled, options.label_column, path.name, options.progress)
+        return open_shards(LocalPlace(path.parent), options, path.name)
     if path.name.lower().endswith((*ARCHIVE_SUFFIXES, *COMPRESSED)):
         return open_archive(path, options.labelled)
     if path.suffix.lower() not in IMAGE_SUFFIXES:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from paucal.data.images import ImageSet
+from paucal.data.images import ImageSet, Nested, Store
 from paucal.data.shards.stream import joined_stream
-from paucal.data.sources.joined import JoinedStore
 from paucal.types import UserError
 
 SEPARATOR = os.pathsep  # ":", and ";" on Windows, as in lists of paths everywhere
@@ -82,3 +82,34 @@ def _exists(text: str) -> bool:
         return bool(text) and Path(text).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         return False
+
+
+class JoinedStore(Nested):
+    """Several stores, one after the other."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores = list(stores)
+        self._ends = np.cumsum([len(store) for store in stores])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, index: int) -> Image.Image:
+        """Return the image at a position of the whole."""
+        store, inside = self.locate(index)
+        return store.read(inside)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return its (height, width)."""
+        store, inside = self.locate(index)
+        return store.size(inside)
+
+    def check(self, index: int) -> None:
+        """Raise if it cannot be read."""
+        store, inside = self.locate(index)
+        store.check(inside)
+
+    def locate(self, index: int) -> tuple[Store, int]:
+        """Return the store that has an image, and its position there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self._stores[number], index - (int(self._ends[number - 1]) if number else 0)
