@@ -49,7 +49,9 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
         UserError: A file is no such JSON, two files describe one image, a box is of an image or a category that its
             file does not list, or an image is not there.
     """
-    chosen = [file for file in files if not _is_other(file)] if any(map(_is_boxes, files)) else files
+    chosen = files
+    if any(_called_like(file, BOXES) for file in files):
+        chosen = [file for file in files if not _called_like(file, *OTHERS)]
     names = Names(tree.images, tree)
     contents = [_File(tree, file, names).described() for file in chosen]
     kept, notes = _without_repetition(contents)
@@ -58,7 +60,9 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
         for image in one.images:
             add_once(images, image, tree.shown)
     if len(files) > 1 and chosen is not files:
-        notes += _passed_over([file for file in tree.ending(".json") if _is_other(file)])
+        others = [PurePosixPath(file).name for file in tree.ending(".json") if _called_like(file, *OTHERS)]
+        told = f"{counted(len(others), 'file')} beside {BOXES}_*.json {was(len(others))} passed over"
+        notes += [f"{told}: {', '.join(others)}"] if others else []
     numbers = _joined([one.numbers for one in kept], tree)
     return Described(list(images.values()), numbers, (*(note for one in kept for note in one.notes), *notes))
 
@@ -72,12 +76,8 @@ LAYOUT = Layout(
 )
 
 
-def _is_boxes(file: str) -> bool:
-    return PurePosixPath(file).name.lower().startswith(BOXES)
-
-
-def _is_other(file: str) -> bool:
-    return PurePosixPath(file).name.lower().startswith(OTHERS)
+def _called_like(file: str, *words: str) -> bool:
+    return PurePosixPath(file).name.lower().startswith(words)
 
 
 def _without_repetition(contents: Sequence[Described]) -> tuple[list[Described], list[str]]:
@@ -90,13 +90,6 @@ def _without_repetition(contents: Sequence[Described]) -> tuple[list[Described],
         known.update({image.key: image for image in one.images})
     notes = [f"{one.images[0].source} repeats what other files say, and was passed over" for one in passed]
     return [one for one in contents if not any(one is other for other in passed)], notes
-
-
-def _passed_over(files: Sequence[str]) -> list[str]:
-    if not files:
-        return []
-    shown = ", ".join(PurePosixPath(file).name for file in files)
-    return [f"{counted(len(files), 'file')} beside {BOXES}_*.json {was(len(files))} passed over: {shown}"]
 
 
 class _File:

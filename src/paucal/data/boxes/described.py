@@ -123,6 +123,14 @@ def without_repetition(names: Mapping[int, str]) -> dict[int, str]:
     return found
 
 
+def number_or_none(text: str) -> float | None:
+    """Return the number that a text is; None for another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def box_of_points(points: Iterable[tuple[float, float]]) -> Corners:
     """Return the smallest box around some points, at least one."""
     across, down = zip(*points, strict=True)

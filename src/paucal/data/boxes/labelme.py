@@ -24,6 +24,7 @@ from paucal.types import UserError
 MOST_BYTES = 1 << 28  # of one image, whose pixels may be in it
 HEAD = 1 << 20  # bytes at the beginning and at the end that its entries are in
 JSON = ".json"
+ENTRIES = ("shapes", "imagePath")
 # Shapes with an area, and those that are turned boxes; others (points, lines) have no box.
 AREAS, TURNED = ("polygon", "rectangle", "circle", "mask"), ("rotation", "rotated_rectangle")
 _Entry = tuple[str, Corners, Any]  # name of the class, box, outline
@@ -32,7 +33,7 @@ _Entry = tuple[str, Corners, Any]  # name of the class, box, outline
 def find(tree: Tree, files: Sequence[str]) -> list[str]:
     """Return the JSON files of single images, and those beside them that are called like an image."""
     named = [file for file in files if file.lower().endswith(JSON)]
-    certain = {file for file in named if _is_labelme(tree.peek(file, HEAD))}
+    certain = {file for file in named if all(mentions(tree.peek(file, HEAD), name) for name in ENTRIES)}
     folders = {file.rpartition("/")[0] for file in certain}
     stems = {image.rpartition(".")[0] for image in tree.images} if certain else set()
     return [
@@ -72,10 +73,6 @@ LAYOUT = Layout(
     find=find,
     read=read,
 )
-
-
-def _is_labelme(content: bytes) -> bool:
-    return mentions(content, "shapes") and mentions(content, "imagePath")
 
 
 class _File:

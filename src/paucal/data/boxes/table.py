@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paucal.data.boxes.described import Annotated, Corners, Described, Layout, add_once, numbered
+from paucal.data.boxes.described import Annotated, Corners, Described, Layout, add_once, number_or_none, numbered
 from paucal.data.boxes.naming import MissingImage, Names
 from paucal.data.boxes.tree import Tree
 from paucal.data.class_names import plain_name
@@ -70,7 +70,9 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
         keys = _keys(tree, names, file, rows)
         in_shares = _are_shares(rows, tree.place_of(file))
         mine: dict[str, Annotated] = {}
-        sizes = _sizes(tree, list(dict.fromkeys(keys))) if in_shares else {}
+        different = list(dict.fromkeys(keys))
+        store = tree.store(different)
+        sizes = {key: store.size(place) for place, key in enumerate(different)} if in_shares else {}
         for row, key in zip(rows, keys, strict=True):
             if key not in mine:
                 mine[key] = Annotated(key, size=row.size, declared=row.part, source=file)
@@ -138,7 +140,7 @@ def _rows(tree: Tree, file: str) -> tuple[list[_Row], str]:
 def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
     where = f"line {line} of {place!r}"
     edges = [cells[edge] for edge in EDGES]
-    numbers = [_number(edge) for edge in edges]
+    numbers = [number_or_none(edge) for edge in edges]
     is_empty = all(number is None or math.isnan(number) for number in numbers) and not any(map(_is_word, edges))
     if not cells["image"] or (not is_empty and (None in numbers or not cells["name"])):
         raise UserError(
@@ -148,7 +150,7 @@ def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
     word = cells.get("part", "").lower()
     if word and word not in PARTS:
         raise UserError(f"{where} has the part {word[:80]!r}, expected train, val or test: correct it.")
-    sides = _number(cells.get("height", "")), _number(cells.get("width", ""))
+    sides = number_or_none(cells.get("height", "")), number_or_none(cells.get("width", ""))
     height, width = (int(side) if side and math.isfinite(side) else 0 for side in sides)
     left, top, right, bottom = (number or 0.0 for number in numbers)
     return _Row(
@@ -162,16 +164,9 @@ def _row(cells: Mapping[str, str], line: int, place: str, part: str) -> _Row:
     )
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _is_word(edge: str) -> bool:
     """Return whether a cell holds something other than a number or nothing."""
-    return _number(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
+    return number_or_none(edge) is None and edge.lower() not in ("", "none", "null", "na", "n/a", "<na>")
 
 
 def _keys(tree: Tree, names: Names, file: str, rows: Sequence[_Row]) -> list[str]:
@@ -211,11 +206,6 @@ def _are_shares(rows: Sequence[_Row], place: str) -> bool:
 
 def _shown(box: Corners | None) -> str:
     return " ".join(f"{edge:g}" for edge in box or ())
-
-
-def _sizes(tree: Tree, keys: list[str]) -> dict[str, tuple[int, int]]:
-    store = tree.store(keys)
-    return {key: store.size(place) for place, key in enumerate(keys)}
 
 
 def _in_pixels(box: Corners, size: tuple[int, int]) -> Corners:

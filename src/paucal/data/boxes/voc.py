@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from paucal.data.boxes.claims import claimed, require_images
-from paucal.data.boxes.described import Annotated, Corners, Described, Layout, numbered, some_of
+from paucal.data.boxes.described import Annotated, Corners, Described, Layout, number_or_none, numbered, some_of
 from paucal.data.boxes.tree import Tree
 from paucal.data.boxes.xml_text import XML, parse_xml, root_name
 from paucal.data.class_names import plain_name
@@ -70,20 +70,13 @@ def _corners(item: ElementTree.Element, place: str) -> Corners:
             f"{place!r} has a turned box (robndbox), and turned boxes are not read: write upright ones (bndbox)."
         )
     texts = [item.findtext(f"bndbox/{name}") for name in EDGES]
-    numbers = [_number(text) for text in texts]
+    numbers = [number_or_none(text or "") for text in texts]
     left, top, right, bottom = numbers
     if left is None or top is None or right is None or bottom is None:
         raise UserError(
             f"{place!r} has a box with the corners {texts}, expected numbers for xmin, ymin, xmax and ymax: correct it."
         )
     return left, top, right, bottom
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
 
 
 def _size(content: ElementTree.Element, place: str) -> tuple[int, int] | None:

@@ -55,7 +55,12 @@ def read(tree: Tree, files: Sequence[str]) -> Described:
             if line:
                 _add(one, line, f"line {number} of {tree.place_of(file)!r}", store.size(place), config)
         found.append(one)
-    return Described(found, _numbers(found, config), (*notes, *some_of(encodings), *_unnamed(config)))
+    notes += some_of(encodings)
+    if config.names is not None:
+        return Described(found, {name: number for number, name in config.names.items()}, tuple(notes))
+    notes.append("there is no data.yaml and no classes.txt, so the classes are called by their numbers")
+    names = sorted({name for one in found for name in one.names}, key=int)
+    return Described(found, {name: int(name) for name in names}, tuple(notes))
 
 
 LAYOUT = Layout(
@@ -73,7 +78,8 @@ def _labels(tree: Tree, files: Sequence[str]) -> list[str]:
     texts = [file for file in files if file.lower().endswith(TEXT)]
     stems = {folded(PurePosixPath(image).stem) for image in tree.images} if texts else set()
     labels = [file for file in texts if folded(PurePosixPath(file).stem) in stems]
-    return [file for file in labels if PurePosixPath(file).stem.lower() not in PARTS or _in_a_folder(file)]
+    lists = {file for file in labels if PurePosixPath(file).stem.lower() in PARTS}
+    return [file for file in labels if file not in lists or "labels" in file.lower().split("/")[:-1]]
 
 
 def _without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
@@ -87,10 +93,6 @@ def _without_image(tree: Tree, keys: Mapping[str, str]) -> list[str]:
 def _is_label(tree: Tree, file: str) -> bool:
     head = plain(tree.peek(file, HEAD)).strip()
     return bool(head) and _is_object(head.splitlines()[0])
-
-
-def _in_a_folder(file: str) -> bool:
-    return "labels" in file.lower().split("/")[:-1]
 
 
 def _is_object(line: bytes) -> bool:
@@ -149,15 +151,3 @@ def _numbers_of(line: str, where: str, config: Config) -> tuple[str, list[float]
             f"(0 to {max(config.names)}): add its name, or correct the line."
         )
     return config.names[label], values
-
-
-def _numbers(found: Sequence[Annotated], config: Config) -> Mapping[str, int]:
-    if config.names is not None:
-        return {name: number for number, name in config.names.items()}
-    return {name: int(name) for name in sorted({name for one in found for name in one.names}, key=int)}
-
-
-def _unnamed(config: Config) -> list[str]:
-    if config.names is not None:
-        return []
-    return ["there is no data.yaml and no classes.txt, so the classes are called by their numbers"]

@@ -1,6 +1,6 @@
 """Images that are there more than once: the same bytes, or nearly the same picture."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,13 +115,11 @@ def _correlations(candidates: NDArray[np.int64], store: Store) -> NDArray[np.flo
         pictures[place] = np.asarray(picture).reshape(-1)
 
     for_each(len(told), look, None, None)  # what is gone since the survey stays black, and is like nothing
-    found = [_pixel_correlation(pictures[some[:, 0]], pictures[some[:, 1]]) for some in _pieces(places.reshape(-1, 2))]
+    rows = places.reshape(-1, 2)
+    # In pieces whose pixels fit in memory as floats: a set of video frames has millions of pairs.
+    pieces = [rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE)]
+    found = [_pixel_correlation(pictures[some[:, 0]], pictures[some[:, 1]]) for some in pieces]
     return np.concatenate([np.zeros(0, dtype=np.float32), *found])
-
-
-def _pieces(pairs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Cut pairs into pieces whose pixels fit in memory as floats: a set of video frames has millions of pairs."""
-    return (pairs[begin : begin + _AT_ONCE] for begin in range(0, len(pairs), _AT_ONCE))
 
 
 def _pixel_correlation(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.float32]:

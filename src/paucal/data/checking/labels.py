@@ -19,7 +19,7 @@ _PARTS = ("train", "val", "test")
 def label_findings(checked: Checked) -> list[Finding]:
     """Return what can be said from labels, parts, names and the sizes of a sample."""
     images = checked.images
-    found = [Finding("source", "note", _sentence(note)) for note in images.notes]
+    found = [Finding("source", "note", note.rstrip(".;")) for note in images.notes]
     if images.classes:
         found += [*_odd_names(images), *_one_sided(checked), *_rare(checked), *_imbalance(checked)]
     return [*found, *_names(checked)]
@@ -185,10 +185,6 @@ def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, in
         for part in _PARTS
         if (parts == part).any()
     }
-
-
-def _sentence(text: str) -> str:
-    return text.rstrip(".;")
 
 
 def _named(names: list[str]) -> str:

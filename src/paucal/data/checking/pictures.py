@@ -87,13 +87,13 @@ def _near(checked: Checked, pairs: Sequence[Pair], exact: Sequence[Sequence[int]
         test = np.flatnonzero(checked.parts == "test")
         shown = {i for group in across if any(checked.parts[j] == "train" for j in group) for i in group}
         share = len(shown & set(test.tolist())) / max(len(test), 1)
+        lie = "would fall" if not checked.declared else "lies" if len(across) == 1 else "lie"
         twins = f" ({percent(share)} of the test images have a twin to train on)" if share else ""
         found.append(
             Finding(
                 "near-duplicates-across-parts",
                 "misleads" if share >= MANY_NEAR else "warning",
-                f"{counted(len(across), 'group')} of images that look alike{confirmed} "
-                f"{_lie(len(across), checked)} in several parts{twins}",
+                f"{counted(len(across), 'group')} of images that look alike{confirmed} {lie} in several parts{twins}",
                 f"look at them on the page; {_apart(checked)}",
                 _plain(across),
             )
@@ -172,12 +172,6 @@ def _modes(survey: Survey) -> list[Finding]:
 def _copies(groups: Sequence[Sequence[int]]) -> str:
     count = sum(len(group) - 1 for group in groups)
     return f"{counted(count, 'image')} {'is' if count == 1 else 'are'}"
-
-
-def _lie(count: int, checked: Checked) -> str:
-    if not checked.declared:
-        return "would fall"
-    return "lies" if count == 1 else "lie"
 
 
 def _apart(checked: Checked) -> str:

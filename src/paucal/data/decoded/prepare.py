@@ -158,12 +158,14 @@ class _Pass:
         writer.add(index, image, store.size(place) if reduced else (image.height, image.width))
 
     def _each(self, indices: NDArray[np.int64], work: Callable[[int], None]) -> None:
-        found = for_each(len(indices), lambda row: work(int(indices[row])), self.workers, self._advance)
+        found = for_each(
+            len(indices),
+            lambda row: work(int(indices[row])),
+            self.workers,
+            lambda done, total: self._report(self.done + done),
+        )
         self.bad.update({int(indices[row]): words for row, words in found.items()})
         self.done += len(indices)
-
-    def _advance(self, done: int, total: int) -> None:
-        self._report(self.done + done)
 
     def _report(self, done: int) -> None:
         if self.progress is not None:

@@ -198,7 +198,9 @@ def _named(
             f"{'in colour' if colour else 'grey'}: give a file that fits the masks."
         )
     kind: Coding = "colour" if colour else wanted or "index"
-    return MaskCoding(kind, values, _free_void(void, values, seen.values) if kind == "index" else void)
+    if kind == "index" and void is None and VOID in seen.values and VOID not in values:
+        void = VOID  # where nobody has said another
+    return MaskCoding(kind, values, void)
 
 
 def _ignored(ignore: Sequence[int] | None, colour: bool) -> int | None:
@@ -283,8 +285,3 @@ def _levels(kind: Coding, values: list[int], void: int | None, names: int | None
     if len(values) < 2:
         raise UserError("all labelled pixels of the masks have one value: there is nothing to tell apart; check them.")
     return MaskCoding(kind, tuple(values), void)
-
-
-def _free_void(void: int | None, classes: Sequence[int], values: Sequence[int]) -> int | None:
-    """Return the void of masks by index where nobody has said another."""
-    return VOID if void is None and VOID in values and VOID not in classes else void

@@ -34,7 +34,10 @@ def by_lists(entry: NamedSet, images: ImageSet, root: Path) -> ImageSet:
     lists = entry.lists
     if lists is None:
         return images
-    files = {part: _found(root, lists, name) for part, name in lists.files.items()}
+    files = {
+        part: next((file for folder in lists.folders if (file := root / folder / name).exists()), None)
+        for part, name in lists.files.items()
+    }
     missing = [lists.files[part] for part, file in files.items() if file is None]
     if len(missing) == len(files):
         note = f"{entry.title}: the parts are ours; for the {lists.title} {_put(lists, root)}"
@@ -66,10 +69,6 @@ def _parts(files: Mapping[str, Path], entry: NamedSet, lists: Lists, images: Ima
         if part not in parts.values():
             raise UserError(f"{file} names no images: unpack {lists.archive} again.")
     return parts
-
-
-def _found(root: Path, lists: Lists, name: str) -> Path | None:
-    return next((file for folder in lists.folders if (file := root / folder / name).exists()), None)
 
 
 def _put(lists: Lists, root: Path) -> str:

@@ -50,15 +50,12 @@ def open_named(name: str, root: str | Path | None = None, download: bool = False
     except UserError:  # which says it better already
         raise
     except Exception as problem:  # the files come from outside, so reading them may raise nearly anything
+        renewal = f"remove {' and '.join(entry.unpacked)} from {home}, then " if entry.unpacked else ""
         raise UserError(
             f"the data set '{name}' in {home if entry.one_of else home / entry.folder} is incomplete or damaged "
-            f"({_reason(problem)}); {_renewal(entry, home)}{how_to_get(name, folder)}."
+            f"({_reason(problem)}); {renewal}{how_to_get(name, folder)}."
         ) from problem
     return by_lists(entry, images, home)
-
-
-def _renewal(entry: NamedSet, home: Path) -> str:
-    return f"remove {' and '.join(entry.unpacked)} from {home}, then " if entry.unpacked else ""
 
 
 def _require(package: str, entry: NamedSet) -> None:

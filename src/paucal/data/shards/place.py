@@ -167,8 +167,10 @@ class RemotePlace:
         target = self.cache / shard.name
         if _is_there(target, shard.size):
             return target
+        from filelock import FileLock  # as fsspec above
+
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(target.with_name(f".{target.name}.lock")):
+        with FileLock(target.with_name(f".{target.name}.lock")):
             if not _is_there(target, shard.size):  # another process has fetched it meanwhile
                 _make_room(self.cache.parent, shard.size)
                 self._fetch(shard, target)
@@ -306,9 +308,8 @@ def _is_there(target: Path, size: int) -> bool:
 
 def _make_room(folder: Path, needed: int) -> None:
     """Remove shards that were used longest ago until there is room for another one."""
-    files = sorted(
-        ((file.stat().st_mtime, file) for file in folder.rglob("*") if _is_shard(file)), key=lambda one: one[0]
-    )
+    shards = (file for file in folder.rglob("[!.]*") if file.is_file() and file.suffix != ".npz")
+    files = sorted(((file.stat().st_mtime, file) for file in shards), key=lambda one: one[0])
     used = sum(file.stat().st_size for _, file in files)
     most = min(MOST_FETCHED, used + int(_SHARE_OF_FREE * shutil.disk_usage(folder).free))
     for _, file in files:
@@ -317,16 +318,6 @@ def _make_room(folder: Path, needed: int) -> None:
         with suppress(OSError):  # open elsewhere, on Windows, or gone already
             used -= file.stat().st_size
             file.unlink()
-
-
-def _is_shard(file: Path) -> bool:
-    return file.is_file() and not file.name.startswith(".") and file.suffix != ".npz"
-
-
-def _locked(path: Path) -> Any:
-    from filelock import FileLock  # as fsspec above
-
-    return FileLock(path)
 
 
 def retried(work: Callable[[], T]) -> T:

@@ -75,9 +75,12 @@ class FileFinder:
             above, _, name = path.rpartition("/")
             folder = self._folder(above)
             names = None if folder is None else self._names(folder)
-            found = [] if names is None else [name] if name in names.folders else _alike(name, names.folders)
-            if folder is not None and names is None:
-                found = [name] if os.path.isdir(self.root / folder / name) else []
+            found: list[str] = []
+            if names is not None:
+                alike = likeness(name)
+                found = [name] if name in names.folders else [one for one in names.folders if likeness(one) == alike]
+            elif folder is not None and os.path.isdir(self.root / folder / name):  # may be entered, and not listed
+                found = [name]
             self._folders[path] = f"{folder}/{found[0]}".lstrip("/") if len(found) == 1 else None
         return self._folders[path]
 
@@ -100,11 +103,6 @@ def unescaped(name: str) -> str:
         True
     """
     return _ESCAPED_BYTE.sub(lambda found: chr(0xDC00 + int(found[1], 16)), name) if "\\" in name else name
-
-
-def _alike(name: str, names: frozenset[str]) -> list[str]:
-    wanted = likeness(name)
-    return [other for other in names if likeness(other) == wanted]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -1,7 +1,7 @@
 """The split of a run as a CSV file with the columns key, label, class, split and digest."""
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
@@ -63,7 +63,8 @@ def read_split(path: Path, image_set: ImageSet) -> Split:
     if (parts := _in_order(path, image_set)) is not None:
         return Split(parts, f"the split stored in {path.name}")
     rows = read_rows(path)
-    form = _form_of(image_set.keys)
+    # Keys are compared in one Unicode form, as a copy of the images may have another, or as they are.
+    form = likeness if len(set(map(likeness, image_set.keys))) == len(image_set) else str
     keys = [form(key) for key in image_set.keys]
     table = {form(row["key"]): row for row in rows}
     if len(table) != len(rows):
@@ -104,11 +105,6 @@ def require_same_images(path: Path, image_set: ImageSet) -> None:
         if row["label"] != str(labels[index]) or not same:
             what = "another label" if same else "other content"
             raise UserError(f"{key!r} has {what} in {image_set.location} than in the run: give the images of the run")
-
-
-def _form_of(keys: Sequence[str]) -> Callable[[str], str]:
-    """Return what keys are compared by: one Unicode form, as a copy of the images may have another; or as they are."""
-    return likeness if len(set(map(likeness, keys))) == len(keys) else str
 
 
 def class_cells(image_set: ImageSet) -> list[str]:

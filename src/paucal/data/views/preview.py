@@ -30,7 +30,8 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
     views = normalisation.shown(batch.views[0][:MOST_IMAGES].detach().float().cpu())
     zoom = max(1, math.ceil(_SMALLEST_TILE / min(views.shape[-2:])))
     height, width = (side * zoom for side in views.shape[-2:])
-    captions = [_caption(label, classes) for label in _labels(batch, len(views))] if classes else []
+    labels = [None] * len(views) if batch.labels is None else list(batch.labels[: len(views)].detach().cpu())
+    captions = [_caption(label, classes) for label in labels] if classes else []
     row_height = height + _GAP + _CAPTION * max(map(len, captions), default=0)
     columns = min(_COLUMNS, len(views))
     rows = math.ceil(len(views) / columns)
@@ -44,10 +45,6 @@ def sheet(batch: Batch, normalisation: Normalisation, classes: tuple[str, ...]) 
             at = (corner[0], corner[1] + height + line * _CAPTION)
             draw.text(at, text[: max(1, width // _CHARACTER)], fill="black")
     return page
-
-
-def _labels(batch: Batch, count: int) -> list[Tensor | None]:
-    return [None] * count if batch.labels is None else list(batch.labels[:count].detach().cpu())
 
 
 def _caption(label: Tensor | None, classes: tuple[str, ...]) -> list[str]:
