@@ -44,12 +44,12 @@ def size_findings(sizes: np.ndarray, wanted: int, positions: np.ndarray) -> list
     small = np.flatnonzero(short * _ENLARGED < wanted)
     if not len(small):
         return []
-    share, groups = len(small) / len(short), tuple((int(positions[i]),) for i in small)
+    among, share, groups = f"of {len(short)}", len(small) / len(short), tuple((int(positions[i]),) for i in small)
     return [
         Finding(
             "small-images",
             "warning" if share < 0.5 else "note",
-            f"{counted(len(small), 'image')} of {len(short)} {_are(len(small))} less than half as large as "
+            f"{counted(len(small), f'image {among} is', f'images {among} are')} less than half as large as "
             f"--img-size {wanted}, which paucal train would choose (the smallest is {int(short.min())} pixels); "
             "they are enlarged, and show less than the grid could tell",
             "take larger copies where there are some",
@@ -66,13 +66,14 @@ def _odd_names(images: ImageSet) -> list[Finding]:
             Finding(
                 "alike-classes",
                 "warning",
-                f"{counted(len(quoted), 'group')} of classes {_have(len(quoted))} names that look the same "
+                f"{counted(len(quoted), 'group of classes has', 'groups of classes have')} names that look the same "
                 f"({_named(quoted)})",
                 "give them one name if one class is meant",
             )
         )
     if missing := [repr(name) for name in images.classes if name in NO_LABEL]:
-        text = f"{_named(missing)} {_are(len(missing))} learnt as a class, and may stand for images without a label"
+        are = "is" if len(missing) == 1 else "are"
+        text = f"{_named(missing)} {are} learnt as a class, and may stand for images without a label"
         found.append(Finding("missing-labels", "warning", text, "leave the label of such images empty"))
     if are_measurements(images.classes, 0.0):
         text = f"the classes look like measurements ({_named(list(images.classes))}), and classes are learnt here"
@@ -92,7 +93,7 @@ def _one_sided(checked: Checked) -> list[Finding]:
                 Finding(
                     "untrained-classes",
                     "misleads",
-                    f"{counted(len(unseen), 'class', 'classes')} {_are(len(unseen))} in other parts and not in train "
+                    f"{counted(len(unseen), 'class is', 'classes are')} in other parts and not in train "
                     f"({_named(unseen)}): no model can learn {'it' if len(unseen) == 1 else 'them'}",
                     "check the spelling of the class folders, or move images of these classes to train",
                 )
@@ -104,7 +105,7 @@ def _one_sided(checked: Checked) -> list[Finding]:
                 Finding(
                     "unjudged-classes",
                     "warning",
-                    f"{counted(len(lost), 'class', 'classes')} {_have(len(lost))} no images in {part} "
+                    f"{counted(len(lost), 'class has', 'classes have')} no images in {part} "
                     f"({_named(lost)}), so nothing is known of {'it' if len(lost) == 1 else 'them'} there",
                     f"add images of these classes to {part}, or leave the cut to paucal (one folder per class)",
                 )
@@ -122,7 +123,7 @@ def _rare(checked: Checked) -> list[Finding]:
         Finding(
             "rare-classes",
             "warning",
-            f"{counted(len(rare), 'class', 'classes')} {_have(len(rare))} fewer than {FEW} images to train on "
+            f"{counted(len(rare), 'class has', 'classes have')} fewer than {FEW} images to train on "
             f"({_named(rare)}): what is said of {'it' if len(rare) == 1 else 'them'} rests on luck",
             "add images, join classes, or look at the intervals before believing a score",
         )
@@ -161,7 +162,7 @@ def _names(checked: Checked) -> list[Finding]:
     for name, part in zip(groups.names, checked.parts.tolist(), strict=True):
         split.setdefault(name, set()).add(part)
     torn = sum(len(parts - {"unused"}) > 1 for parts in split.values())
-    parts = f"; {counted(torn, 'group')} {'lies' if torn == 1 else 'lie'} in several parts" if torn else ""
+    parts = f"; {counted(torn, 'group lies', 'groups lie')} in several parts" if torn else ""
     advice = "if that is so, divide the images anew so that no group is in two parts"
     if not checked.declared:
         advice = f"if that is so, keep groups together: --group-by '{groups.pattern}'"
@@ -189,11 +190,3 @@ def classes_table(images: ImageSet, parts: np.ndarray) -> dict[str, dict[str, in
 
 def _named(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"

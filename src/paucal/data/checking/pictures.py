@@ -170,8 +170,7 @@ def _modes(survey: Survey) -> list[Finding]:
 
 
 def _copies(groups: Sequence[Sequence[int]]) -> str:
-    count = sum(len(group) - 1 for group in groups)
-    return f"{counted(count, 'image')} {'is' if count == 1 else 'are'}"
+    return counted(sum(len(group) - 1 for group in groups), "image is", "images are")
 
 
 def _apart(checked: Checked) -> str:
