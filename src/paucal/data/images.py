@@ -42,6 +42,21 @@ class Nested(ABC):
     def locate(self, index: int) -> tuple[Store, int]:
         """Return the store that has an image, and its position there."""
 
+    def read(self, index: int) -> Image.Image:
+        """Return the image at a position of the whole."""
+        store, place = self.locate(index)
+        return store.read(place)
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return its (height, width)."""
+        store, place = self.locate(index)
+        return store.size(place)
+
+    def check(self, index: int) -> None:
+        """Raise if it cannot be read."""
+        store, place = self.locate(index)
+        store.check(place)
+
 
 class Copies:
     """A store of decoded copies of another store's images, which may be smaller.
@@ -254,18 +269,6 @@ class Selection(Nested):
     def locate(self, index: int) -> tuple[Store, int]:
         """Return the store and the position there of an image of the selection."""
         return self._store, int(self._indices[index])
-
-    def read(self, index: int) -> Image.Image:
-        """Return the image at a position of the selection."""
-        return self._store.read(int(self._indices[index]))
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return its (height, width)."""
-        return self._store.size(int(self._indices[index]))
-
-    def check(self, index: int) -> None:
-        """Raise if it cannot be read."""
-        self._store.check(int(self._indices[index]))
 
 
 def spread(total: int, count: int) -> NDArray[np.int64]:

@@ -1,9 +1,7 @@
 """One look at every image of a set: what it is, how bright it is, and what it is equal or similar to."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +11,12 @@ from paucal.data.channels.decoding import look_at
 from paucal.data.channels.planes import RGB
 from paucal.data.checking.perceptual_hash import hash_of, small_grey
 from paucal.data.decode import UnreadableImage
+from paucal.data.decoded.known import source_digest
 from paucal.data.images import Copies, ImageSet, Store, locate, locate_original
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.verify import ReportProgress, for_each
 
-DIGEST_BYTES = 16
 _SIDE = 64  # pixels that are enough for a hash and for brightness
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -125,27 +122,13 @@ def digest_of(store: Store, index: int) -> bytes:
     if isinstance(store, Copies) and (known := store.digest(index)) is not None:
         return known
     store, index = locate_original(store, index)
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     if not isinstance(store, EncodedStore):
         picture = store.read(index)
-        digest.update(f"{picture.size}".encode())
-        digest.update(picture.tobytes())
-        return digest.digest()
-    source = store.source(index)
-    if isinstance(source, bytes):
-        digest.update(source)
-        return digest.digest()
+        return source_digest(f"{picture.size}".encode() + picture.tobytes())
     try:
-        _update(digest, source)
+        return source_digest(store.source(index))
     except OSError as problem:
         raise UnreadableImage(f"image {store.name(index)} cannot be read: {problem.strerror}") from None
-    return digest.digest()
-
-
-def _update(digest: "hashlib.blake2b", path: Path) -> None:
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
 
 
 def _read(

@@ -33,7 +33,7 @@ def content_of(source: bytes | Path) -> bytes | Path:
     return source.read_bytes() if found.st_size <= _AT_ONCE else source
 
 
-def digest_of(source: bytes | Path) -> bytes:
+def source_digest(source: bytes | Path) -> bytes:
     """Return a 16-byte digest of an encoded image; raises an OSError where its file cannot be read."""
     if isinstance(source, bytes):
         return hashlib.blake2b(source, digest_size=DIGEST).digest()

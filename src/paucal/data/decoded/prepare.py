@@ -18,7 +18,7 @@ from paucal.data.channels.decoding import decode_image
 from paucal.data.decode import Reading, UnreadableImage
 from paucal.data.decoded.entry import Entry, EntryWriter, FullError, MappedStore, find_entry, read_table
 from paucal.data.decoded.folder import INDEX, KNOWN, PIXELS, free_bytes, make_room, usable_folder
-from paucal.data.decoded.known import KnownImages, content_of, digest_of
+from paucal.data.decoded.known import KnownImages, content_of, source_digest
 from paucal.data.decoded.read_as import ReadAs
 from paucal.data.decoded.value_range import with_ranges
 from paucal.data.images import ImageSet, locate
@@ -148,7 +148,7 @@ class _Pass:
         name = store.name(place)
         source = _content(store, place)
         if not self.known[index]:
-            digest = digest_of(source)
+            digest = source_digest(source)
             self.digests[index] = np.frombuffer(digest, dtype=np.uint8)
             if others.give(digest, index, writer):
                 return

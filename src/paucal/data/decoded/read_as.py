@@ -39,10 +39,6 @@ class ReadAs(Nested):
         with unreadable_if_it_fails(f"number {index + 1}"):
             return as_read(store.read(place), self.reading)
 
-    def size(self, index: int) -> tuple[int, int]:
-        """Return the (height, width) of the image itself."""
-        return self.original.size(index)
-
     def check(self, index: int) -> None:
         """Raise if the image cannot be read."""
         store, place = locate(self.original, index)

@@ -14,13 +14,12 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import Any
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet
 from paucal.data.part_names import PARTS
 from paucal.data.sources.folder import IMAGE_SUFFIXES, Place, ignored, open_place
-from paucal.data.sources.stores import EncodedStore
+from paucal.data.sources.stores import EncodedStore, Reopened
 from paucal.reading import require_regular
 from paucal.types import UserError
 
@@ -48,7 +47,7 @@ class _Entry:
     stored: str = ""
 
 
-class ArchiveStore(EncodedStore):
+class ArchiveStore(Reopened, EncodedStore):
     """Images in a zip or tar file, each read when it is asked for.
 
     Args:
@@ -56,19 +55,14 @@ class ArchiveStore(EncodedStore):
         entries: of the images.
     """
 
+    kept = ("_file", "_entries", "_zipped")
+
     def __init__(self, file: Path, entries: list[_Entry]) -> None:
         self._file, self._entries, self._zipped = file, entries, file.suffix.lower() == ".zip"
-        self._forget()
+        self._begin()
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_file", "_entries", "_zipped")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._file, self._entries, self._zipped = (state[name] for name in ("_file", "_entries", "_zipped"))
-        self._forget()
 
     def name(self, index: int) -> str:
         """Return the path within the archive."""
@@ -105,7 +99,7 @@ class ArchiveStore(EncodedStore):
             file.seek(entry.offset)
             return file.read(entry.size)
 
-    def _forget(self) -> None:
+    def _begin(self) -> None:
         self._archive: zipfile.ZipFile | None = None
         self._owner = 0
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paucal.data.decode import UnreadableImage
+from paucal.data.sources.stores import Reopened
 
 
 def read_array(file: Path, name: str) -> Any:
@@ -30,7 +31,7 @@ def read_array(file: Path, name: str) -> Any:
     return found
 
 
-class Hdf5Store:
+class Hdf5Store(Reopened):
     """The images of a (N, H, W, 3) uint8 data set.
 
     The file is opened where it is first read and again in every process that the store is sent to. h5py lets one
@@ -41,22 +42,17 @@ class Hdf5Store:
         OSError: the file cannot be read.
     """
 
+    kept = ("_file", "_name", "_shape")
+
     def __init__(self, file: Path, name: str) -> None:
         self._file, self._name = file, name
-        self._forget()
+        self._begin()
         self._shape = self._array().shape
         if len(self._shape) != 4 or self._shape[3] != 3 or self._array().dtype != np.uint8:
             raise ValueError(f"{file.name} holds {self._array().dtype} of shape {self._shape}, not 8-bit RGB images")
 
     def __len__(self) -> int:
         return self._shape[0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_file": self._file, "_name": self._name, "_shape": self._shape}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     def read(self, index: int) -> Image.Image:
         """Return the image; raises `UnreadableImage` where its piece of the file is damaged."""
@@ -75,7 +71,7 @@ class Hdf5Store:
         """Read the image."""
         self.read(index)
 
-    def _forget(self) -> None:
+    def _begin(self) -> None:
         self._opened: Any = None
         self._owner = 0
         self._lock = threading.Lock()

@@ -4,7 +4,6 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +15,14 @@ from paucal.data.shards.index import Shard
 from paucal.data.shards.place import Place
 from paucal.data.shards.stream import WINDOW_BYTES, is_streamed
 from paucal.data.sources.row_files import read_arrow, row_groups
-from paucal.data.sources.stores import EncodedStore, Stamp
+from paucal.data.sources.stores import EncodedStore, Reopened, Stamp
 
-_PICKLED = ("_place", "_files", "_column", "_rows", "_keys")  # all but what a new process reads for itself
 _KEPT_BYTES = 1 << 30
 _STREAMED_BYTES = 2 * WINDOW_BYTES  # of which all but the window is on its way out
 _MOST_OPEN = 16  # files: one that was fetched can only make room for another once it is closed
 
 
-class RowStore(EncodedStore):
+class RowStore(Reopened, EncodedStore):
     """Rows of files with a column of images; a subclass says how a file is read.
 
     Args:
@@ -35,6 +33,8 @@ class RowStore(EncodedStore):
         keys: N names for messages.
     """
 
+    kept = ("_place", "_files", "_column", "_rows", "_keys")
+
     def __init__(
         self, place: Place, files: Sequence[Shard], column: str, rows: NDArray[np.int64], keys: Sequence[str]
     ) -> None:
@@ -43,13 +43,6 @@ class RowStore(EncodedStore):
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in _PICKLED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin()
 
     def name(self, index: int) -> str:
         """Return the key of the row."""
@@ -80,7 +73,6 @@ class RowStore(EncodedStore):
         return value
 
     def _begin(self) -> None:
-        """Begin without anything read; a subclass adds what it keeps."""
         self._lock = threading.Lock()
 
     @abstractmethod

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from paucal.data.images import ImageSet, Nested, Store
 from paucal.data.shards.stream import joined_stream
@@ -93,21 +92,6 @@ class JoinedStore(Nested):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    def read(self, index: int) -> Image.Image:
-        """Return the image at a position of the whole."""
-        store, inside = self.locate(index)
-        return store.read(inside)
-
-    def size(self, index: int) -> tuple[int, int]:
-        """Return its (height, width)."""
-        store, inside = self.locate(index)
-        return store.size(inside)
-
-    def check(self, index: int) -> None:
-        """Raise if it cannot be read."""
-        store, inside = self.locate(index)
-        store.check(inside)
 
     def locate(self, index: int) -> tuple[Store, int]:
         """Return the store that has an image, and its position there."""

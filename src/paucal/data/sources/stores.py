@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,23 @@ class EncodedStore(ABC):
     def check(self, index: int) -> None:
         """Decode the image as cheaply as possible and raise if that fails."""
         check_image(self.source(index), self.name(index))
+
+
+class Reopened(ABC):
+    """A store that holds files open: a process that it is sent to gets its `kept` attributes, and opens them anew."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin without an open file."""
 
 
 class FileStore(EncodedStore):
