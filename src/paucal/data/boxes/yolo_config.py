@@ -17,7 +17,6 @@ from paucal.wording import counted
 
 YAML = (".yaml", ".yml")
 NAME_FILES, NAME_ENDINGS = ("classes.txt",), (".names", ".labels")
-MOST_NAMES_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
