@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "paucal"
 BASE = {"wording", "memory", "cores", "reading", "signals"}
 LOWER = {
     *BASE,
-    *("types", "distributed", "losses", "backbones", "data", "objectives", "labeling", "runs", "training"),
+    *("types", "distributed", "losses", "backbones", "data", "metrics", "objectives", "labeling", "runs", "training"),
     *("evaluation", "explain", "export", "transfer", "report"),
 }
 # Each may import those before it, and all lower.
@@ -29,6 +29,7 @@ ALLOWED = {
     "losses": {"types", "distributed"},
     "backbones": {"types", "wording", "memory"},
     "data": {"types", "wording", "memory", "cores", "reading", "signals"},
+    "metrics": {"types", "distributed", "data"},
     "objectives": {"types", "distributed", "losses", "backbones"},
     "labeling": {"types", "reading", "backbones", "data", "runs"},
     "runs": {"types", "reading", "cores"},
@@ -43,14 +44,15 @@ ALLOWED = {
         "evaluation",
         "objectives.base",
     },
-    "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
+    "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs"},
     "explain": {"types", "backbones", "data", "runs"},
     "export": {"types", "wording", "backbones", "data", "evaluation", "runs"},
     "transfer": {
-        *("types", "wording", "reading", "distributed", "backbones", "data", "runs", "training", "evaluation"),
+        *("types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs", "training"),
+        "evaluation",
         *("objectives.base", "objectives.finetuning"),
     },
-    "report": {"types", "wording", "runs", "evaluation", "explain"},
+    "report": {"types", "wording", "metrics", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},
 }
 THIRD_PARTY_OF_PURE_PARTS = {"types": {"torch"}, "distributed": {"torch"}, "losses": {"torch"}}

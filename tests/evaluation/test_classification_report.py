@@ -6,7 +6,6 @@ import pytest
 import torch
 from sklearn import metrics
 
-from paucal.evaluation.bootstrap import ImageTable, bootstrap, scores_of
 from paucal.evaluation.classification import classification_report, quick_scores
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.results import ClassificationReport
@@ -166,42 +165,6 @@ def test_classification_report__macro_f1_is_covered_with_few_images_per_class():
     truth = f1(simulate(100_000, 40), 2).value
     scores = [f1(simulate(240, 40, seed), 100, seed) for seed in range(1, 41)]
     assert np.mean([score.low <= truth <= score.high for score in scores]) >= 0.9
-
-
-def test_bootstrap__the_whole_set_once_gives_the_reported_scores():
-    predictions = simulate(300, 9)
-    report = classification_report(predictions, names(9))
-    losses = torch.nn.functional.cross_entropy(predictions.logits, predictions.labels, reduction="none")
-    confidence = predictions.probabilities.max(1).values.numpy()
-    table = ImageTable(predictions.labels.numpy(), predictions.predicted.numpy(), confidence, losses.numpy(), 9)
-    once = scores_of(table, np.arange(300)[None])
-    assert {k: v[0] for k, v in once.items()} == pytest.approx({k: report.scores[k].value for k in once}, abs=1e-6)
-
-
-def test_bootstrap__each_draw_equals_the_scores_of_its_images():
-    rng = np.random.default_rng(0)
-    table = ImageTable(
-        rng.integers(4, size=30), rng.integers(4, size=30), rng.random(30, np.float32), rng.random(30), 4
-    )
-    rows = rng.integers(30, size=(5, 12))
-    got = scores_of(table, rows)
-    for draw, images in enumerate(rows):
-        y, answers = table.labels[images], table.predicted[images]
-        assert got["macro_f1"][draw] == pytest.approx(metrics.f1_score(y, answers, average="macro"))
-        recall = metrics.recall_score(y, answers, average="macro", labels=np.unique(y))
-        assert got["balanced_accuracy"][draw] == pytest.approx(recall)
-
-
-def test_bootstrap__does_not_depend_on_the_size_of_chunks(monkeypatch):
-    rng = np.random.default_rng(0)
-    table = ImageTable(
-        rng.integers(3, size=50), rng.integers(3, size=50), rng.random(50, np.float32), rng.random(50), 3
-    )
-    whole = bootstrap(table, 40, 7)
-    monkeypatch.setattr("paucal.evaluation.bootstrap.CHUNK_IMAGES", 170)
-    chunked = bootstrap(table, 40, 7)
-    assert all(np.array_equal(whole[name], chunked[name]) for name in whole)
-    assert len(whole["loss"]) == 40
 
 
 def test_classification_report__ten_thousand_images_take_seconds():

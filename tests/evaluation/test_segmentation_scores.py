@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paucal.evaluation.segmentation import Tally, iou, segmentation_report, tally
+from paucal.evaluation.segmentation import Tally, segmentation_report, tally
+from paucal.metrics.pixels import PixelScores
 
 
 def shares(found: torch.Tensor, classes: int) -> torch.Tensor:
@@ -74,7 +75,7 @@ def test_classes_that_occur_nowhere__are_no_number_and_left_out_of_the_mean():
 
 def test_a_class_that_is_only_answered__counts_as_missed():
     confusion = np.asarray([[6, 2], [0, 0]])
-    assert iou(confusion).tolist() == [0.75, 0.0]
+    assert PixelScores([confusion]).iou(np.ones((1, 1))).tolist() == [[0.75, 0.0]]
     assert segmentation_report([Tally(0, confusion)], "ab").unseen == ("b",)
 
 

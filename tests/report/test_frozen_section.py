@@ -8,9 +8,9 @@ from PIL import Image
 
 from paucal.evaluation.protocols.comparison import compare
 from paucal.evaluation.protocols.judge import Line, Outcome
-from paucal.evaluation.protocols.metrics import Mean
-from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.table import FOLDER, store_table
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.measures import Mean
 from paucal.report.page import write_report
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runs import RunFolder
@@ -28,7 +28,7 @@ def store(run: RunFolder) -> None:
         measures = [Mean(np.arange(40) < hits), Mean(np.full(40, distance)), Mean(np.arange(40) < hits)]
         return [Outcome(line, measure, 40, EVIL) for line, measure in zip(lines, measures, strict=True)]
 
-    rows = compare("photos", {EVIL: outcomes(30, 2.5), "random weights": outcomes(20, 9.0)}, Resampling(draws=100))
+    rows = compare("photos", {EVIL: outcomes(30, 2.5), "random weights": outcomes(20, 9.0)}, Bootstrap(draws=100))
     facts = {"name": "photos", "train": 1200, "val": 0, "test": 40, "how": f"as declared {EVIL}"}
     seen = {EVIL: ["2 of the test images were seen without labels."]}
     store_table(run.evaluation(FOLDER), rows, {"level": 0.95, "data": [{**facts, "seen_unlabelled": seen}]})
@@ -67,7 +67,7 @@ def test_section__has_a_column_and_a_gain_for_each_of_several_models(tmp_path, w
     hits = {"mine": 30, **{f"other{number}": 20 + number for number in range(6)}, "random weights": 4}
     made = {name: [Outcome(line, Mean(np.arange(40) < count), 40)] for name, count in hits.items()}
     facts = {"name": "photos", "train": 120, "val": 0, "test": 40, "how": "as declared"}
-    rows = compare("photos", made, Resampling(draws=100))
+    rows = compare("photos", made, Bootstrap(draws=100))
     store_table(run.evaluation(FOLDER), rows, {"level": 0.95, "data": [facts]})
     page = write(run.path).read_text()
     names = list(hits)

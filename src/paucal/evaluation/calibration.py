@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_calibration_error
 
-from paucal.evaluation.bootstrap import CALIBRATION_BINS
 from paucal.evaluation.predictions import Predictions
+from paucal.metrics.measures import CalibrationError, value_of
 
 FEWEST = 20  # images under which nothing is fitted
 PRIOR = 0.5  # deviation of the logarithm of a temperature that nothing is known about
@@ -74,14 +73,13 @@ def calibration(plain: Predictions, temperature: float, images: int) -> Calibrat
         temperature: fitted to other images.
         images: how many these were.
     """
-    scaled = plain.at_temperature(temperature)
-    return Calibration(temperature, images, (_error(plain), _error(scaled)), (_loss(plain), _loss(scaled)))
+    answers = (plain, plain.at_temperature(temperature))
+    before, after = (value_of(calibration_error(one), len(one)) for one in answers)
+    losses = [float(F.cross_entropy(one.logits, one.labels)) for one in answers]
+    return Calibration(temperature, images, (before, after), (losses[0], losses[1]))
 
 
-def _error(predictions: Predictions) -> float:
-    probabilities, classes = predictions.probabilities, predictions.logits.shape[1]
-    return float(multiclass_calibration_error(probabilities, predictions.labels, classes, n_bins=CALIBRATION_BINS))
-
-
-def _loss(predictions: Predictions) -> float:
-    return float(F.cross_entropy(predictions.logits, predictions.labels))
+def calibration_error(predictions: Predictions) -> CalibrationError:
+    """Return the measure of the expected calibration error of some answers."""
+    confidence = predictions.probabilities.max(1).values.numpy()
+    return CalibrationError(confidence, (predictions.predicted == predictions.labels).numpy())

@@ -5,18 +5,20 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from sklearn.metrics import confusion_matrix
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_calibration_error
 
-from paucal.evaluation.bootstrap import CALIBRATION_BINS, ImageTable, bootstrap
-from paucal.evaluation.intervals import Score, percentile, two_sided, wilson
+from paucal.evaluation.calibration import calibration_error
 from paucal.evaluation.predictions import Predictions, majority_classes
-from paucal.evaluation.protocols.metrics import RocAuc
-from paucal.evaluation.protocols.resampling import Resampling, interval
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Score, percentile, two_sided, wilson
+from paucal.metrics.measures import MacroF1, Mean, MeanPerClass, Measure, value_of
+from paucal.metrics.ranking import RocAuc
 from paucal.types import UserError
 from paucal.wording import counted
+
+SHIFTED = {"macro_f1", "calibration_error"}  # scores that resampling deflates or inflates
 
 
 def classification_report(
@@ -58,12 +60,12 @@ def classification_report(
     if n_bootstrap < 2 or not 0 < level < 1:
         raise ValueError(f"expected n_bootstrap >= 2 and level in (0, 1), got {n_bootstrap} and {level}")
     _check(predictions, classes)
-    table = _image_table(predictions)
-    confusion = confusion_matrix(table.labels, table.predicted, labels=range(len(classes)))
+    columns = predictions.labels.numpy(), predictions.predicted.numpy()
+    confusion = confusion_matrix(*columns, labels=range(len(classes)))
     return ClassificationReport(
-        len(table),
+        len(predictions),
         level,
-        _scores(predictions, table, (seed, n_bootstrap, level)),
+        _scores(predictions, Bootstrap(seed, n_bootstrap, level)),
         _majority(predictions.labels, classes, train_labels),
         _per_class(confusion, classes, level),
         confusion.tolist(),
@@ -106,45 +108,24 @@ def _check(predictions: Predictions, classes: Sequence[str]) -> None:
         )
 
 
-def _image_table(predictions: Predictions) -> ImageTable:
-    confidence, _ = predictions.probabilities.max(1)
-    losses = F.cross_entropy(predictions.logits, predictions.labels, reduction="none")
-    return ImageTable(
-        predictions.labels.numpy(),
-        predictions.predicted.numpy(),
-        confidence.numpy(),
-        losses.double().numpy(),
-        predictions.logits.shape[1],
-    )
-
-
-def _scores(predictions: Predictions, table: ImageTable, sampling: tuple[int, int, float]) -> dict[str, Score]:
-    seed, n_bootstrap, level = sampling
-    draws = bootstrap(table, n_bootstrap, seed)
-    labels, predicted = table.labels, table.predicted
-    recall = recall_score(labels, predicted, labels=np.unique(labels), average="macro")
-    f1 = f1_score(labels, predicted, average="macro")
-    error = multiclass_calibration_error(
-        predictions.probabilities, predictions.labels, table.n_classes, n_bins=CALIBRATION_BINS
-    )
-    scores = {"top1": wilson(int((labels == predicted).sum()), len(table), level)}
-    if table.n_classes > 5:
-        scores["top5"] = wilson(_top5_hits(predictions), len(table), level)
-    scores["balanced_accuracy"] = percentile(float(recall), draws["balanced_accuracy"], level)
-    if table.n_classes == 2 and len(np.unique(labels)) == 2:
-        margin = predictions.logits[:, 1].double() - predictions.logits[:, 0].double()
-        scores["roc_auc"] = interval(
-            RocAuc(margin, predictions.labels), len(table), Resampling(seed, n_bootstrap, level)
-        )
-    scores["macro_f1"] = two_sided(float(f1), draws["macro_f1"], level)
-    scores["calibration_error"] = two_sided(float(error), draws["calibration_error"], level)
-    scores["loss"] = percentile(float(table.losses.mean()), draws["loss"], level)
+def _scores(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:
+    labels, right = predictions.labels, predictions.predicted == predictions.labels
+    n_images, n_classes, level = len(predictions), predictions.logits.shape[1], bootstrap.level
+    losses = F.cross_entropy(predictions.logits, labels, reduction="none")
+    measures: dict[str, Measure] = {"balanced_accuracy": MeanPerClass(right.numpy(), labels.numpy(), n_classes)}
+    if n_classes == 2 and len(labels.unique()) == 2:
+        measures["roc_auc"] = RocAuc(predictions.logits[:, 1].double() - predictions.logits[:, 0].double(), labels)
+    measures["macro_f1"] = MacroF1(labels.numpy(), predictions.predicted.numpy(), n_classes)
+    measures["calibration_error"] = calibration_error(predictions)
+    measures["loss"] = Mean(losses.double().numpy())
+    scores = {"top1": wilson(int(right.sum()), n_images, level)}
+    if n_classes > 5:
+        top = predictions.logits.topk(5, dim=1).indices
+        scores["top5"] = wilson(int((top == labels[:, None]).any(1).sum()), n_images, level)
+    for name, draws in zip(measures, bootstrap.scores([*measures.values()], n_images), strict=True):
+        make = two_sided if name in SHIFTED else percentile
+        scores[name] = make(value_of(measures[name], n_images), draws, level)
     return scores
-
-
-def _top5_hits(predictions: Predictions) -> int:
-    top = predictions.logits.topk(5, dim=1).indices
-    return int((top == predictions.labels[:, None]).any(1).sum())
 
 
 def _majority(labels: Tensor, classes: Sequence[str], train_labels: Tensor | None) -> Majority:
@@ -156,20 +137,15 @@ def _majority(labels: Tensor, classes: Sequence[str], train_labels: Tensor | Non
 
 
 def _per_class(confusion: np.ndarray, classes: Sequence[str], level: float) -> list[ClassRow]:
-    hits, images, predicted = (
-        confusion.diagonal().tolist(),
-        confusion.sum(1).tolist(),
-        confusion.sum(0).tolist(),
-    )
-    return [_class_row(*row, level) for row in zip(classes, hits, images, predicted, strict=True)]
-
-
-def _class_row(name: str, hits: int, images: int, predicted: int, level: float) -> ClassRow:
-    return ClassRow(
-        name,
-        images,
-        predicted,
-        hits / predicted if predicted else None,
-        wilson(hits, images, level) if images else None,
-        2 * hits / (images + predicted) if images + predicted else None,
-    )
+    columns = confusion.diagonal().tolist(), confusion.sum(1).tolist(), confusion.sum(0).tolist()
+    return [
+        ClassRow(
+            name,
+            images,
+            predicted,
+            hits / predicted if predicted else None,
+            wilson(hits, images, level) if images else None,
+            2 * hits / (images + predicted) if images + predicted else None,
+        )
+        for name, hits, images, predicted in zip(classes, *columns, strict=True)
+    ]

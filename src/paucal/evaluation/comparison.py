@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paucal.evaluation.intervals import Score, percentile
-from paucal.evaluation.protocols.resampling import Resampling
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Score, percentile
+from paucal.metrics.measures import Weights
 
 LEVEL = 0.95
 POWER = 0.8  # chance with which a difference shall be seen
@@ -60,8 +61,7 @@ class Difference:
     @property
     def clear(self) -> bool:
         """Whether the interval for other seeds and other images excludes no difference; never for a single seed."""
-        low, high = self.both.low, self.both.high
-        return self.by_seed.deviation is not None and low is not None and high is not None and (low > 0 or high < 0)
+        return self.by_seed.deviation is not None and self.both.excludes_zero
 
 
 def repeated(values: Sequence[float], level: float = LEVEL) -> Repeated:
@@ -112,9 +112,15 @@ def difference(
         raise ValueError(f"expected the same images and seeds, got {first.shape} and {second.shape}")
     gaps = first - second
     seen = ~np.isnan(gaps)
-    gaps = np.where(seen, gaps, 0.0)
+    gaps, tested = np.where(seen, gaps, 0.0), seen.astype(np.float64)
     by_seed = repeated((gaps.sum(1) / seen.sum(1)).tolist(), level)
-    shares = _resampled(gaps, seen.astype(np.float64), Resampling(seed, draws, level))
+
+    def mean_gap(weights: Weights) -> NDArray[np.float64]:
+        """Return (D,) mean differences on resampled sets of images, the same for all seeds."""
+        counts = weights @ tested.T
+        return np.divide(weights @ gaps.T, counts, out=np.zeros_like(counts), where=counts > 0).mean(1)
+
+    shares = Bootstrap(seed, draws).scores([mean_gap], gaps.shape[1])[0]
     over_images = percentile(by_seed.score.value, shares, level)
     images = int(seen.any(0).sum())
     image_error = float(shares.std(ddof=1))
@@ -127,16 +133,6 @@ def difference(
         seeds_to_see(by_seed.score.value, by_seed.deviation, level),
         _images_to_see(by_seed.score.value, image_error, images, level),
     )
-
-
-def _resampled(gaps: NDArray[np.float64], seen: NDArray[np.float64], resampling: Resampling) -> NDArray[np.float64]:
-    """Return (draws,) mean differences on resampled sets of images, the same for all seeds."""
-    chunks = []
-    for counts in resampling.counts(gaps.shape[1]):
-        tested = counts @ seen.T
-        means = np.divide(counts @ gaps.T, tested, out=np.zeros_like(tested), where=tested > 0)
-        chunks.append(means.mean(1))
-    return np.concatenate(chunks)
 
 
 def _both(by_seed: Score, over_images: Score) -> Score:

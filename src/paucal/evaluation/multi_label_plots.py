@@ -4,7 +4,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from torchmetrics.functional.classification import binary_precision_recall_curve
 
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import BLUE, GREY, MAX_ROWS, ORANGE, shorten
 from paucal.evaluation.predictions import Predictions
@@ -26,7 +25,7 @@ def class_precision_figure(report: MultiLabelReport) -> Figure:
     axes = figure.subplots()
     places = np.arange(len(judged))
     values = np.array([ap.value for _, ap in judged])
-    ends = np.array([_ends(ap) for _, ap in judged]).reshape(-1, 2).T
+    ends = np.array([ap.ends for _, ap in judged]).reshape(-1, 2).T
     axes.errorbar(values, places, xerr=np.abs(ends - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
     axes.plot([row.share for row, _ in judged], places, "|", color="black", ms=9, label="by chance")
     mean = report.scores["map"].value
@@ -67,10 +66,3 @@ def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) 
     figure.supxlabel("recall: share of the class's images found", fontsize=9)
     figure.supylabel("precision: share of answers that are right", fontsize=9)
     return figure
-
-
-def _ends(score: Score) -> tuple[float, float]:
-    return (
-        score.value if score.low is None else score.low,
-        score.value if score.high is None else score.high,
-    )

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.results import stored_count, stored_number, stored_optional, stored_score
+from paucal.metrics.intervals import Score
 from paucal.types import UserError
 
 KIND = "multi-label"

@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from paucal.evaluation.bootstrap import CALIBRATION_BINS, calibration_bin
-from paucal.evaluation.intervals import Score, wilson
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.results import ClassificationReport, ClassRow
+from paucal.metrics.intervals import wilson
+from paucal.metrics.measures import CALIBRATION_BINS, calibration_bin
 from paucal.wording import percent
 
 # From the colour-blind safe palette of Okabe and Ito.
@@ -71,7 +71,7 @@ def reliability_figure(predictions: Predictions) -> Figure:
     shares = [wilson(int(hits[k]), int(images[k])) for k in filled]
     accuracy = np.array([share.value for share in shares])
     upper.bar(left[filled], accuracy, width, align="edge", color=BLUE, edgecolor="white", label="model")
-    reach = np.abs(np.array([_interval(share) for share in shares]).T - accuracy)
+    reach = np.abs(np.array([share.ends for share in shares]).T - accuracy)
     upper.errorbar(left[filled] + width / 2, accuracy, yerr=reach, fmt="none", ecolor="black", lw=1, capsize=2)
     upper.plot([0, 1], [0, 1], "--", color=ORANGE, label="confidence = accuracy")
     upper.set(ylabel="share answered correctly", xlim=(0, 1), ylim=(0, 1.02))
@@ -94,7 +94,7 @@ def per_class_figure(report: ClassificationReport) -> Figure:
     axes = figure.subplots()
     places = np.arange(len(rows))
     values = np.array([_recall(row) for row in rows])
-    reach = np.array([_interval(row.recall) for row in rows if row.recall]).reshape(-1, 2).T
+    reach = np.array([row.recall.ends for row in rows if row.recall]).reshape(-1, 2).T
     axes.errorbar(values, places, xerr=np.abs(reach - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
     top1 = report.scores["top1"].value
     axes.axvline(top1, ls="--", color=ORANGE, lw=1.2, label=f"all images: {percent(top1)}")
@@ -110,13 +110,6 @@ def per_class_figure(report: ClassificationReport) -> Figure:
 
 def _recall(row: ClassRow) -> float:
     return 0.0 if row.recall is None else row.recall.value
-
-
-def _interval(score: Score) -> tuple[float, float]:
-    return (
-        score.value if score.low is None else score.low,
-        score.value if score.high is None else score.high,
-    )
 
 
 def _name_ticks(axes: Axes, classes: Sequence[str], side: float) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paucal.evaluation.intervals import Score, wilson
 from paucal.evaluation.predictions import Predictions
+from paucal.metrics.intervals import Score, wilson
 from paucal.reading import parse_json, read_bytes
 from paucal.types import UserError
 from paucal.wording import counted

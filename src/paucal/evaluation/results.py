@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paucal.evaluation.intervals import Score
+from paucal.metrics.intervals import Score
 from paucal.types import UserError
 
 

@@ -1,8 +1,4 @@
-"""Scores of predicted masks: all of them from counts of pixels over the whole set.
-
-The mean of images' scores, or of batches' (as torchmetrics' `MeanIoU` takes it), is another number: a class that lacks
-in an image counts there as nothing or as everything.
-"""
+"""The scores of predicted masks on a set of images, with intervals: all of them from counts of pixels."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,10 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from paucal.evaluation.intervals import Score, percentile
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Score, percentile
+from paucal.metrics.measures import value_of
+from paucal.metrics.pixels import PixelScores
 
 DRAWS = 2000
-FEWEST = 2  # images that an interval needs
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Tally:
     @property
     def mean_iou(self) -> float:
         """Of this image alone, over the classes that occur in it or in the answer; not a number without any."""
-        return _mean(iou(self.confusion))
+        return value_of(PixelScores([self.confusion]).mean_iou, 1)
 
 
 @dataclass(frozen=True)
@@ -113,12 +111,6 @@ def tally(index: int, probabilities: Tensor, mask: Tensor, ignored: int = 255) -
     return Tally(index, confusion.cpu().numpy().astype(np.int64), float(loss))
 
 
-def iou(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the (..., K) intersection over union of (..., K, K) counts; not a number where a class occurs nowhere."""
-    hits = np.diagonal(confusion, axis1=-2, axis2=-1)
-    return _ratio(hits, confusion.sum(-1) + confusion.sum(-2) - hits)
-
-
 def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: int = 0) -> SegmentationReport:
     """Put the counts of images together; intervals are of the bootstrap over images, at 95 %.
 
@@ -128,48 +120,21 @@ def segmentation_report(tallies: Iterable[Tally], classes: Sequence[str], seed: 
     rows = sorted(tallies, key=lambda one: one.index)
     if not rows:
         raise ValueError("there is no image to report on")
-    confusion = np.sum([one.confusion for one in rows], axis=0)
-    found, pixels = iou(confusion), int(confusion.sum())
-    draws = _draws(rows, seed)
-    hits = float(np.trace(confusion) / pixels) if pixels else float("nan")
-    recall = _ratio(np.diagonal(confusion), confusion.sum(1))
+    confusion, count = np.sum([one.confusion for one in rows], axis=0), len(rows)
+    pixels, scores = int(confusion.sum()), PixelScores([one.confusion for one in rows])
+    bootstrap = Bootstrap(seed, DRAWS, multinomial=True)
+    by_class, means, shares = bootstrap.scores([scores.iou, scores.mean_iou, scores.accuracy], count)
+    values = scores.iou(np.ones((1, count)))[0].tolist()
     return SegmentationReport(
         classes=tuple(classes),
         confusion=confusion,
-        mean_iou=_interval(_mean(found), draws["mean_iou"]),
-        accuracy=_interval(hits, draws["accuracy"]),
-        per_class=tuple(_interval(float(value), draws["iou"][:, place]) for place, value in enumerate(found)),
-        mean_accuracy=_mean(recall),
+        mean_iou=percentile(value_of(scores.mean_iou, count), means),
+        accuracy=percentile(value_of(scores.accuracy, count), shares),
+        per_class=tuple(percentile(value, draws) for value, draws in zip(values, by_class.T, strict=True)),
+        mean_accuracy=value_of(scores.mean_accuracy, count),
         loss=sum(one.loss for one in rows) / pixels if pixels else float("nan"),
-        images=len(rows),
+        images=count,
     )
-
-
-def _draws(rows: Sequence[Tally], seed: int) -> dict[str, NDArray[np.float64]]:
-    """Return the scores of sets that are drawn from the images with replacement."""
-    hits = np.stack([np.diagonal(one.confusion) for one in rows])
-    labels = np.stack([one.confusion.sum(1) for one in rows])
-    answers = np.stack([one.confusion.sum(0) for one in rows])
-    drawn = np.random.default_rng(seed).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=DRAWS)
-    hits, labels, answers = drawn @ hits, drawn @ labels, drawn @ answers
-    found = _ratio(hits, labels + answers - hits)
-    accuracy = _ratio(hits.sum(1), labels.sum(1))
-    return {"iou": found, "mean_iou": np.asarray([_mean(row) for row in found]), "accuracy": accuracy}
-
-
-def _interval(value: float, draws: NDArray[np.float64]) -> Score:
-    sound = draws[np.isfinite(draws)]
-    return Score(value) if len(sound) < FEWEST or not np.isfinite(value) else percentile(value, sound)
-
-
-def _ratio(above: NDArray, below: NDArray) -> NDArray[np.float64]:
-    return np.divide(above, below, out=np.full(np.shape(below), np.nan), where=np.asarray(below) > 0)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    """Return the mean of those that are numbers; not a number where none is."""
-    sound = values[np.isfinite(values)]
-    return float(sound.mean()) if len(sound) else float("nan")
 
 
 def _plain(score: Score) -> dict[str, float | None]:

@@ -12,7 +12,6 @@ from paucal.data.images import ImageSet
 from paucal.data.named.table import NAMED
 from paucal.data.sources.stores import ArrayStore
 from paucal.evaluation.deployed import Preprocessing
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.protocols import judge as module
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.classifier import LinearClassifier
@@ -21,15 +20,16 @@ from paucal.evaluation.protocols.datasets import TABLE9
 from paucal.evaluation.protocols.judge import PROTOCOLS, JudgeOptions, Line, Outcome, judge
 from paucal.evaluation.protocols.judged_data import judged_data, limit, with_parts
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
-from paucal.evaluation.protocols.metrics import Mean, value_of
-from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Score
+from paucal.metrics.measures import Mean, value_of
 from paucal.types import UserError
 
 SPEC = BackboneSpec("vit_mini", 0, image_size=(16, 16), arguments={"depth": 1, "embed_dim": 32})
 PREPROCESSING = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
 OPTIONS = JudgeOptions(probe=ProbeSettings(epochs=3))
-DRAWS = Resampling(draws=100)
+DRAWS = Bootstrap(draws=100)
 
 
 def subject(name="toy", seed=0):

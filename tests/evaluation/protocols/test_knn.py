@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from paucal.evaluation.protocols import knn
 from paucal.evaluation.protocols.knn import knn_scores, nearest
-from paucal.evaluation.protocols.metrics import hits
+from paucal.metrics.measures import hits
 from vectors import fill
 
 RECORDED = json.loads((Path(__file__).parents[2] / "vectors" / "knn.json").read_text())

@@ -10,9 +10,9 @@ from rich.console import Console
 from paucal.evaluation.protocols.comparison import Row, compare
 from paucal.evaluation.protocols.figure import protocols_figure, shown_rows
 from paucal.evaluation.protocols.judge import Line, Outcome
-from paucal.evaluation.protocols.metrics import Mean
-from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.table import protocol_table, remarks, store_table
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.measures import Mean
 from paucal.types import UserError
 
 SHOWN = Line("logistic", "", "accuracy")
@@ -31,7 +31,7 @@ def rows_of(name="toy"):
         ]
 
     models = {"mine": outcomes(better, 4, "lambda 0.1"), "random weights": outcomes(worse, 20, "lambda 10")}
-    return compare(name, models, Resampling(draws=200))
+    return compare(name, models, Bootstrap(draws=200))
 
 
 def test_table__prints_headlines_with_intervals_and_gains():
@@ -74,7 +74,7 @@ def against(first, second):
         ]
         for name, scores in (("a", first), ("b", second))
     }
-    return remarks(compare("toy", made, Resampling(draws=200)))[0]
+    return remarks(compare("toy", made, Bootstrap(draws=200)))[0]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_remarks__claim_clear_wins_only_of_the_wins_there_are(first, second, sai
 def test_remarks__say_once_what_models_and_scores_have_in_common():
     lines = [Line("correspondence", change, "accuracy") for change in ("mirror", "crop")]
     outcomes = [Outcome(line, Mean(np.arange(40) % 2), 40, "3x3 cells") for line in lines]
-    told = remarks(compare("toy", {"mine": outcomes, "random weights": outcomes}, Resampling(draws=20)))
+    told = remarks(compare("toy", {"mine": outcomes, "random weights": outcomes}, Bootstrap(draws=20)))
     assert told[1:] == ["toy, correspondence, mirror accuracy, crop accuracy: 3x3 cells"]
 
 
@@ -161,7 +161,7 @@ def test_figure__has_a_dot_with_its_interval_for_every_printed_share():
 def test_figure__tells_any_number_of_models_apart_and_lets_the_random_one_step_back():
     names = ["mine", *(f"other{number}" for number in range(14)), "random weights"]
     made = {name: [Outcome(SHOWN, Mean(np.arange(40) < 2 * place), 40)] for place, name in enumerate(names)}
-    axes = protocols_figure(compare("toy", made, Resampling(draws=20)), 0.95).axes[0]
+    axes = protocols_figure(compare("toy", made, Bootstrap(draws=20)), 0.95).axes[0]
     dots = [container.lines[0] for container in axes.containers]
     looks = {(dot.get_color(), dot.get_marker()) for dot in dots}
     assert len(looks) == len(dots) == 16
@@ -173,7 +173,7 @@ def test_figure__tells_any_number_of_models_apart_and_lets_the_random_one_step_b
 def test_store__has_the_gain_over_each_of_several_models(tmp_path):
     hits = {"mine": 30, "a": 20, "b": 36}
     made = {name: [Outcome(SHOWN, Mean(np.arange(40) < count), 40)] for name, count in hits.items()}
-    rows = compare("toy", made, Resampling(draws=50))
+    rows = compare("toy", made, Bootstrap(draws=50))
     store_table(tmp_path, rows, {})
     stored = json.loads((tmp_path / "results.json").read_text())
     assert {name: tally["win"] for name, tally in stored["tallies"].items()} == {"a": 1, "b": 0}

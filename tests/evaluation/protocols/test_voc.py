@@ -7,7 +7,7 @@ from PIL import Image
 from evaluation.protocols.test_judge import OPTIONS, subject
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judge import judge
-from paucal.evaluation.protocols.metrics import value_of
+from paucal.metrics.measures import value_of
 from paucal.types import UserError
 from paucal.verbs.judging.frozen_data import open_data
 from paucal.verbs.judging.settings import FrozenSettings, OpeningSettings

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.measures import value_of
 from paucal.transfer.detection.annotations import Boxes
 from paucal.transfer.detection.judging import Found, coco_scores
-from paucal.transfer.detection.matching import average_precision, match, match_image, with_interval
+from paucal.transfer.detection.matching import MeanPrecision, match, match_overlaps, overlaps_of
 from paucal.transfer.detection.pictures import mistakes_of
 
 SIZE = (300, 300)
@@ -49,23 +51,23 @@ def random_sets(images: int = 40, seed: int = 0, crowds: float = 0.1) -> tuple[l
 def test_average_precision__is_that_of_torchmetrics(seed: int, crowds: float):
     answers, objects = random_sets(seed=seed, crowds=crowds)
     theirs, ours = coco_scores(answers, objects, 4), match(answers, objects, 4)
-    once = np.ones(len(answers))
+    count = len(answers)
     assert 0.02 < theirs["ap"] < 0.9
-    assert average_precision(ours, once) == pytest.approx(theirs["ap"], abs=1e-5)
-    assert average_precision(ours, once, slice(0, 1)) == pytest.approx(theirs["ap50"], abs=1e-5)
+    assert value_of(MeanPrecision(ours), count) == pytest.approx(theirs["ap"], abs=1e-5)
+    assert value_of(MeanPrecision(ours, slice(0, 1)), count) == pytest.approx(theirs["ap50"], abs=1e-5)
     for label in range(3):
-        curve = ours[label].precisions(once)
+        curve = ours[label].precisions(np.ones(count))
         assert curve is not None
         assert curve.mean() == pytest.approx(theirs["per_class"][label], abs=1e-5)
     assert theirs["per_class"][3] is None
-    assert ours[3].precisions(once) is None
+    assert ours[3].precisions(np.ones(count)) is None
 
 
 def test_perfect_answers__have_1_and_none_have_0():
     objects = [truth((0, 10, 10, 50, 50), (1, 60, 60, 90, 90)), truth()]
     perfect = [found((0, 0.9, 10, 10, 50, 50), (1, 0.8, 60, 60, 90, 90)), found()]
     assert coco_scores(perfect, objects, 2)["ap"] == pytest.approx(1)
-    assert average_precision(match(perfect, objects, 2), np.ones(2)) == pytest.approx(1)
+    assert value_of(MeanPrecision(match(perfect, objects, 2)), 2) == pytest.approx(1)
     nothing = coco_scores([found(), found()], objects, 2)
     assert (nothing["ap"], nothing["recall"], nothing["per_class"]) == (0, 0, [0, 0])
 
@@ -73,15 +75,15 @@ def test_perfect_answers__have_1_and_none_have_0():
 def test_a_surer_wrong_answer__halves_the_precision():
     objects = [truth((0, 10, 10, 50, 50))]
     answers = [found((0, 0.9, 200, 200, 240, 240), (0, 0.5, 10, 10, 50, 50))]
-    assert average_precision(match(answers, objects, 1), np.ones(1)) == pytest.approx(0.5)
+    assert value_of(MeanPrecision(match(answers, objects, 1)), 1) == pytest.approx(0.5)
 
 
 def test_an_object__is_found_once_and_by_the_surest():
     boxes = np.asarray([[0, 0, 10, 10], [0, 0, 10, 10]], np.float32)
-    hits, ignored = match_image(boxes, boxes[:1], np.zeros(1, bool))
+    hits, ignored = match_overlaps(overlaps_of(boxes, boxes[:1], np.zeros(1, bool)), np.zeros(1, bool))
     assert hits.tolist() == [[True, False]] * 10
     assert not ignored.any()
-    hits, ignored = match_image(boxes, boxes[:1], np.ones(1, bool))
+    hits, ignored = match_overlaps(overlaps_of(boxes, boxes[:1], np.ones(1, bool)), np.ones(1, bool))
     assert not hits.any()
     assert ignored.all()
 
@@ -92,20 +94,20 @@ def test_images_drawn_twice__count_twice():
     weights = np.bincount(drawn, minlength=12).astype(float)
     again = coco_scores([answers[place] for place in drawn], [objects[place] for place in drawn], 3)["ap"]
     # Equal scores of copies of one image fall together in one draw, and come one by one in the other.
-    assert average_precision(match(answers, objects, 3), weights) == pytest.approx(again, abs=0.01)
+    assert MeanPrecision(match(answers, objects, 3))(weights[None])[0] == pytest.approx(again, abs=0.01)
 
 
 def test_interval__holds_the_value_narrows_with_images_and_repeats():
     few, many = random_sets(20, seed=3), random_sets(160, seed=3)
     widths = []
     for answers, objects in (few, many):
-        matches = match(answers, objects, 3)
-        value = average_precision(matches, np.ones(len(answers)))
-        score = with_interval(value, matches, len(answers))
+        measure, bootstrap = MeanPrecision(match(answers, objects, 3)), Bootstrap(draws=300)
+        value = value_of(measure, len(answers))
+        score = bootstrap.interval(measure, len(answers))
         assert score.low is not None
         assert score.high is not None
         assert score.low <= value <= score.high
-        assert score == with_interval(value, matches, len(answers))
+        assert score == bootstrap.interval(measure, len(answers))
         widths.append(score.high - score.low)
     assert widths[1] < 0.6 * widths[0]
 

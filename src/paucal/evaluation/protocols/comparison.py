@@ -1,13 +1,13 @@
 """The lines of the table: every model's score, and the first model against each of the others."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.protocols.judge import PROTOCOLS, TOP_5, Line, Outcome
-from paucal.evaluation.protocols.resampling import Resampling, interval, paired_difference
+from paucal.evaluation.results import stored_score
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Score
 from paucal.types import UserError
 
 Verdict = Literal["win", "tie", "loss"]
@@ -46,8 +46,7 @@ class Row:
 
     def clear(self, other: str) -> bool:
         """Return whether the interval of the paired difference leaves out 0."""
-        gain = self.gains[other]
-        return gain.low is not None and gain.high is not None and (gain.low > 0 or gain.high < 0)
+        return self.gains[other].excludes_zero
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -75,9 +74,9 @@ class Row:
                 str(content["data"]),
                 _line(content),
                 int(content["images"]),
-                {str(name): _score(score) for name, score in content["scores"].items()},
+                {str(name): stored_score(score) for name, score in content["scores"].items()},
                 {str(name): str(note) for name, note in content["notes"].items()},
-                {str(name): _score(gain) for name, gain in content["gains"].items()},
+                {str(name): stored_score(gain) for name, gain in content["gains"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
             raise UserError(f"expected a line of a table of frozen features ({problem!r}): judge again.") from problem
@@ -90,20 +89,13 @@ def _line(content: Mapping[str, Any]) -> Line:
     return Line(content["protocol"], setting, score, content["unit"], bool(content["headline"]))
 
 
-def _score(content: Mapping[str, Any]) -> Score:
-    value, low, high = (None if content[name] is None else float(content[name]) for name in ("value", "low", "high"))
-    if value is None or not all(math.isfinite(number) for number in (value, low, high) if number is not None):
-        raise ValueError(f"expected finite numbers, got {value}, {low}, {high}")
-    return Score(value, low, high)
-
-
-def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], resampling: Resampling) -> list[Row]:
+def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], bootstrap: Bootstrap) -> list[Row]:
     """Return the lines of a data set.
 
     Args:
         data: its name.
         outcomes: per model, the one that others are compared with first.
-        resampling: how intervals are made; all models share the resampled sets.
+        bootstrap: how intervals are made; all models share the resampled sets.
 
     Raises:
         UserError: a model was judged on other images than the first.
@@ -122,10 +114,10 @@ def compare(data: str, outcomes: Mapping[str, Sequence[Outcome]], resampling: Re
                 data,
                 line,
                 count,
-                {name: interval(one.measure, count, resampling) for name, one in here.items()},
+                {name: bootstrap.interval(one.measure, count) for name, one in here.items()},
                 {name: one.note for name, one in here.items()},
                 {
-                    name: paired_difference(outcome.measure, here[name].measure, count, resampling)
+                    name: bootstrap.difference(outcome.measure, here[name].measure, count)
                     for name in others
                     if name in here
                 },

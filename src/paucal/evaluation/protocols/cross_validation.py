@@ -23,7 +23,8 @@ from paucal.evaluation.protocols.linear_probe import (
     train_probes,
 )
 from paucal.evaluation.protocols.logistic import DEFAULT, Selected, Solver, fit_logistic
-from paucal.evaluation.protocols.metrics import MetricName, best_of, measure_of, value_of
+from paucal.metrics.measures import best_of, value_of
+from paucal.metrics.named import MetricName, measure_of
 from paucal.types import UserError
 
 FOLDS = 5

@@ -12,7 +12,7 @@ from paucal.data.randomness import derive_seed
 from paucal.evaluation.protocols.classifier import pieces, require_finite, require_same_width
 from paucal.evaluation.protocols.double import in_double
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_logistic
-from paucal.evaluation.protocols.metrics import hits
+from paucal.metrics.measures import hits
 
 PER_CLASS = (1, 2, 5, 10, 50)
 REPEATS = 5

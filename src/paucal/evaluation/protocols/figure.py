@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from paucal.evaluation.curves import COLOURS
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.plots import GREY, shorten
 from paucal.evaluation.protocols.comparison import Row
 from paucal.evaluation.protocols.subjects import FLOOR
@@ -40,7 +39,7 @@ def protocols_figure(rows: Sequence[Row], level: float) -> Figure:
         drawn = [(place, row.scores[name]) for place, row in enumerate(rows) if name in row.scores]
         places = np.array([place for place, _ in drawn]) + offset
         values = np.array([100 * score.value for _, score in drawn])
-        reach = np.array([_reach(score) for _, score in drawn]).reshape(-1, 2).T
+        reach = np.abs(100 * np.array([score.ends for _, score in drawn]).reshape(-1, 2).T - values)
         label = shorten(name, 34)
         axes.errorbar(values, places, xerr=reach, fmt=marker, color=colour, ms=4.5, lw=1.3, capsize=2, label=label)
     axes.set_yticks(range(len(rows)), [_title(row, sets > 1) for row in rows], fontsize=9)
@@ -58,12 +57,6 @@ def _looks(names: Sequence[str]) -> list[tuple[str, str]]:
         (GREY if name == FLOOR else COLOURS[place % len(COLOURS)], MARKERS[place // len(COLOURS)])
         for place, name in enumerate(names)
     ]
-
-
-def _reach(score: Score) -> tuple[float, float]:
-    if score.low is None or score.high is None:
-        return 0.0, 0.0
-    return 100 * (score.value - score.low), 100 * (score.high - score.value)
 
 
 def _title(row: Row, named: bool) -> str:

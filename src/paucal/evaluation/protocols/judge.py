@@ -28,19 +28,11 @@ from paucal.evaluation.protocols.linear_probe import (
     for_images,
 )
 from paucal.evaluation.protocols.logistic import DEFAULT, Solver, fit_selected
-from paucal.evaluation.protocols.metrics import (
-    TITLES,
-    Average,
-    Mean,
-    MeanPerClass,
-    Measure,
-    RocAuc,
-    hits,
-    measure_of,
-    value_of,
-)
 from paucal.evaluation.protocols.subjects import Subject
 from paucal.evaluation.protocols.views import Change, second_view
+from paucal.metrics.measures import Average, Mean, MeanPerClass, Measure, hits, value_of
+from paucal.metrics.named import TITLES, measure_of
+from paucal.metrics.ranking import RocAuc
 from paucal.types import UserError
 from paucal.wording import percent
 

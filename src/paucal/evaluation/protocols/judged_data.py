@@ -12,7 +12,7 @@ from paucal.data.randomness import derive_seed
 from paucal.data.splits.split import Split, make_split, take_few
 from paucal.evaluation.protocols.classifier import require_classes
 from paucal.evaluation.protocols.datasets import metric_of
-from paucal.evaluation.protocols.metrics import MetricName
+from paucal.metrics.named import MetricName
 from paucal.types import UserError
 from paucal.wording import counted
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paucal.evaluation.protocols.classifier import LinearClassifier, require_finite, require_same_width
-from paucal.evaluation.protocols.metrics import MetricName, best_of, measure_of, value_of
+from paucal.metrics.measures import best_of, value_of
+from paucal.metrics.named import MetricName, measure_of
 from paucal.types import UserError
 
 # The published runs used 0.001 (default, Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50) per 256 images.

@@ -25,7 +25,8 @@ from paucal.evaluation.protocols.classifier import (
 from paucal.evaluation.protocols.double import in_double
 from paucal.evaluation.protocols.lambda_search import Searched, search_strength
 from paucal.evaluation.protocols.logistic_torch import fit_independent, fit_softmax
-from paucal.evaluation.protocols.metrics import MetricName, measure_of, value_of
+from paucal.metrics.measures import value_of
+from paucal.metrics.named import MetricName, measure_of
 from paucal.types import UserError
 
 MAX_ITERATIONS = 1000

@@ -10,9 +10,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.protocols.comparison import Row, averages, tally
 from paucal.evaluation.protocols.judge import PROTOCOLS
+from paucal.metrics.intervals import Score
 from paucal.runs import write_text
 from paucal.wording import percent
 

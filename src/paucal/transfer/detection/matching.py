@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paucal.evaluation.intervals import Score, percentile
+from paucal.metrics.measures import Weights
+from paucal.metrics.ranking import precision_at
 from paucal.transfer.detection.annotations import Boxes
 from paucal.transfer.detection.judging import OVERLAPS, RECALLS, Found
 from paucal.transfer.detection.masks.run_lengths import RunLengths, mask_overlaps
 
-DRAWS = 300
 MOST = 100  # detections of an image and class that count
 
 
@@ -48,11 +48,7 @@ class ClassMatches:
         of_detection = weights[self.images]
         hits = np.cumsum(self.hits * of_detection, axis=1)
         counted = np.cumsum(~self.ignored * of_detection, axis=1)
-        precision = hits / np.maximum(counted, 1e-12)
-        best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        padded = np.pad(best, ((0, 0), (0, 1)))
-        places = [np.searchsorted(row / total, RECALLS) for row in hits]
-        return np.stack([row[place] for row, place in zip(padded, places, strict=True)])
+        return precision_at(RECALLS, hits / np.maximum(counted, 1e-12), hits / total)
 
 
 def match(found: Sequence[Found], truth: Sequence[Boxes], n_classes: int, masks: bool = False) -> list[ClassMatches]:
@@ -70,38 +66,24 @@ def match(found: Sequence[Found], truth: Sequence[Boxes], n_classes: int, masks:
     return [_match_class(found, truth, label, masks) for label in range(n_classes)]
 
 
-def average_precision(
-    matches: Sequence[ClassMatches], weights: NDArray[np.float64], overlaps: slice = slice(None)
-) -> float:
-    """Return the mean over classes that have an object, and over the overlaps.
+class MeanPrecision:
+    """COCO's average precision: the mean over classes that have an object, and over overlaps.
 
     Args:
         matches: per class.
-        weights: (I,) how often each image counts.
         overlaps: which of the ten; `slice(0, 1)` for AP50.
     """
-    curves = [curve for one in matches if (curve := one.precisions(weights)) is not None]
-    return float(np.mean([curve[overlaps].mean() for curve in curves])) if curves else 0.0
 
+    def __init__(self, matches: Sequence[ClassMatches], overlaps: slice = slice(None)) -> None:
+        self._matches, self._overlaps = matches, overlaps
 
-def with_interval(
-    value: float, matches: Sequence[ClassMatches], n_images: int, seed: int = 0, overlaps: slice = slice(None)
-) -> Score:
-    """Return a score with the 95 % interval of 300 draws of the images with replacement.
+    def __call__(self, weights: Weights) -> NDArray[np.float64]:
+        """Return (D,) scores for (D, I) weights; 0 for a draw without objects."""
+        return np.asarray([self._of_draw(row) for row in weights])
 
-    Args:
-        value: on the images as they are.
-        matches: per class.
-        n_images: how many images were judged.
-        seed: of the draws.
-        overlaps: as in `average_precision`.
-    """
-    generator = np.random.default_rng(seed)
-    draws = []
-    for _ in range(DRAWS):
-        drawn = np.bincount(generator.integers(n_images, size=n_images), minlength=n_images).astype(np.float64)
-        draws.append(average_precision(matches, drawn, overlaps))
-    return percentile(value, np.asarray(draws))
+    def _of_draw(self, weights: NDArray[np.float64]) -> float:
+        curves = [curve for one in self._matches if (curve := one.precisions(weights)) is not None]
+        return float(np.mean([curve[self._overlaps].mean() for curve in curves])) if curves else 0.0
 
 
 def _match_class(found: Sequence[Found], truth: Sequence[Boxes], label: int, masks: bool) -> ClassMatches:
@@ -132,23 +114,10 @@ def _match_class(found: Sequence[Found], truth: Sequence[Boxes], label: int, mas
     )
 
 
-def match_image(
-    boxes: NDArray[np.float32], objects: NDArray[np.float32], crowd: NDArray[np.bool_]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return (T, D) whether each detection of a class in one image is a hit, and whether it is ignored.
-
-    Args:
-        boxes: (D, 4) corners, the surest first.
-        objects: (G, 4) corners.
-        crowd: (G,) which of them are crowds.
-    """
-    return match_overlaps(overlaps_of(boxes, objects, crowd), crowd)
-
-
 def match_overlaps(
     shared: NDArray[np.float64], crowd: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return what `match_image` does, from overlaps.
+    """Return (T, D) whether each detection of a class in one image is a hit, and whether it is ignored.
 
     Args:
         shared: (D, G) overlap of each detection, the surest first, with each object.

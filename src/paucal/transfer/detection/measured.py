@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from paucal.evaluation.intervals import Score
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.intervals import Score, percentile
 from paucal.transfer.detection.annotations import Boxes
 from paucal.transfer.detection.judging import MASKS, Found, coco_scores
-from paucal.transfer.detection.matching import ClassMatches, match, with_interval
+from paucal.transfer.detection.matching import ClassMatches, MeanPrecision, match
 
+DRAWS = 300  # resampled sets of images
 ByClass = Mapping[str, float | None]
 
 
@@ -69,11 +71,13 @@ def measured(found: Sequence[Found], truth: Sequence[Boxes], classes: Sequence[s
     values = coco_scores(found, truth, len(classes))
     kinds = {"": False, MASKS: True} if f"{MASKS}ap" in values else {"": False}
     matches = {kind: match(found, truth, len(classes), masks) for kind, masks in kinds.items()}
-    scores = {
-        f"{kind}{name}": with_interval(values[f"{kind}{name}"], one, len(truth), overlaps=overlaps)
+    measures = {
+        f"{kind}{name}": MeanPrecision(one, overlaps)
         for kind, one in matches.items()
         for name, overlaps in (("ap", slice(None)), ("ap50", slice(0, 1)))
     }
+    draws = zip(measures, Bootstrap(draws=DRAWS).scores([*measures.values()], len(truth)), strict=True)
+    scores = {name: percentile(values[name], column) for name, column in draws}
     by_class = [dict(zip(classes, values.pop(f"{kind}per_class"), strict=True)) for kind in kinds]
     return Measured(len(truth), scores, values, by_class[0], matches, *by_class[1:])
 

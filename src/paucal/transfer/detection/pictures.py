@@ -16,7 +16,7 @@ from paucal.transfer.detection.annotations import Boxes
 from paucal.transfer.detection.batch import BoxBatch
 from paucal.transfer.detection.judging import RECALLS, Found
 from paucal.transfer.detection.masks.run_lengths import unpacked
-from paucal.transfer.detection.matching import ClassMatches, match_image
+from paucal.transfer.detection.matching import ClassMatches, match_overlaps, overlaps_of
 
 SHOWN = 0.5  # score from which on a detection is drawn and counted as an answer
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")  # Okabe and Ito
@@ -112,7 +112,8 @@ def mistakes_of(found: Found, truth: Boxes, least: float = SHOWN) -> tuple[int, 
     missed = false = 0
     for label in np.union1d(answers.labels, truth.labels):
         mine, theirs = answers.labels == label, truth.labels == label
-        hits, ignored = match_image(answers.boxes[mine], truth.corners[theirs], truth.crowd[theirs])
+        crowd = truth.crowd[theirs]
+        hits, ignored = match_overlaps(overlaps_of(answers.boxes[mine], truth.corners[theirs], crowd), crowd)
         missed += int((theirs & ~truth.crowd).sum() - hits[0].sum())
         false += int((~hits[0] & ~ignored[0]).sum())
     return missed, false

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paucal.data.decode import WHOLE
 from paucal.data.loader import make_ordered_loader
 from paucal.evaluation.figures import save_figure
-from paucal.evaluation.intervals import Score
+from paucal.metrics.intervals import Score
 from paucal.runs import RunFolder, open_model, write_text
 from paucal.transfer.detection.annotations import BoxedImages
 from paucal.transfer.detection.batch import BoxedDataset, collate_boxes

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paucal.evaluation.intervals import Score
+from paucal.metrics.intervals import Score
 from paucal.verbs.judging.classification import ClassifiedSet
 from paucal.verbs.judging.frozen import FrozenTable
 

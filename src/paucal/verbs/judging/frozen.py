@@ -20,10 +20,10 @@ from paucal.evaluation.protocols.judge import SEVERAL_CLASSES, JudgeOptions, Pro
 from paucal.evaluation.protocols.judged_data import JudgedData
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.logistic import Solver
-from paucal.evaluation.protocols.resampling import Resampling
 from paucal.evaluation.protocols.subjects import FLOOR, Subject, floor_of
 from paucal.evaluation.protocols.table import FOLDER, protocol_table, remarks, store_table
 from paucal.evaluation.seen_images import Identities, readable_lessons, require_unseen, seen_unlabelled
+from paucal.metrics.bootstrap import Bootstrap
 from paucal.runs import RunFolder
 from paucal.runs.ancestry import run_behind
 from paucal.settings.options import setting_fields
@@ -91,7 +91,7 @@ def judge_frozen(
         seen = _seen(one, [model, *(settings.compare or [])], voice)
         asked = _suiting(protocols, one) if SUITE in data else protocols
         outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
-        rows += compare(one.name, outcomes, Resampling(settings.seed, settings.bootstrap))
+        rows += compare(one.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": one.n_classes, "metric": one.metric, "how": one.how, "seen_unlabelled": seen}
         sets.append({"name": one.name, **one.counts(), **facts})
         drawn = drawn or (one if "correspondence" in asked else None)
@@ -190,7 +190,7 @@ def _introduce(subjects: Sequence[Subject], voice: Voice) -> None:
 
 
 def _show(rows: Sequence[Row], voice: Voice) -> None:
-    voice.show(protocol_table(rows, Resampling().level))
+    voice.show(protocol_table(rows, Bootstrap().level))
     for text in remarks(rows):
         voice.say(text)
 
@@ -286,5 +286,5 @@ def _about(
         "data": sets,
         "protocols": list(protocols),
         "settings": {name: getattr(settings, name) for name in setting_fields(FrozenSettings)},
-        "level": Resampling().level,
+        "level": Bootstrap().level,
     }

@@ -10,8 +10,8 @@ from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judged_data import JudgedData, judged_data, limit, with_parts
-from paucal.evaluation.protocols.metrics import MetricName
 from paucal.evaluation.seen_images import Identities, readable_lessons
+from paucal.metrics.named import MetricName
 from paucal.runs import RunFolder
 from paucal.verbs.judging.choosing import is_same_place, own_parts
 from paucal.verbs.judging.settings import OpeningSettings

@@ -22,7 +22,7 @@ from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.protocols.judged_data import balanced, judged_data
 from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
-from paucal.evaluation.protocols.metrics import hits
+from paucal.metrics.measures import hits
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.verbs.run.images import decoded

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table
 
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.segmentation import SegmentationReport, Tally
+from paucal.metrics.intervals import Score
 from paucal.wording import percent
 
 SHOWN_CLASSES = 30

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from faster_coco_eval import COCO, COCOeval_faster
 
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.measures import value_of
 from paucal.transfer.detection.annotations import Boxes
 from paucal.transfer.detection.document import coco_document
 from paucal.transfer.detection.judging import Found, coco_scores
 from paucal.transfer.detection.masks.run_lengths import RunLengths, packed, unpacked
-from paucal.transfer.detection.matching import average_precision, match, with_interval
+from paucal.transfer.detection.matching import MeanPrecision, match
 from paucal.transfer.detection.pictures import COLOURS, draw_found
 from paucal.types import UserError
 
@@ -111,14 +113,14 @@ def test_matches__of_masks_give_the_same_average_precision_and_its_interval(seed
     answers, objects = sets(seed=seed, crowds=crowds)
     theirs, ours = coco_scores(answers, objects, 4), match(answers, objects, 4, masks=True)
     once = np.ones(len(answers))
-    assert average_precision(ours, once) == pytest.approx(theirs["mask_ap"], abs=1e-5)
-    assert average_precision(ours, once, slice(0, 1)) == pytest.approx(theirs["mask_ap50"], abs=1e-5)
+    assert value_of(MeanPrecision(ours), len(answers)) == pytest.approx(theirs["mask_ap"], abs=1e-5)
+    assert value_of(MeanPrecision(ours, slice(0, 1)), len(answers)) == pytest.approx(theirs["mask_ap50"], abs=1e-5)
     for label in range(3):
         curve = ours[label].precisions(once)
         assert curve is not None
         assert curve.mean() == pytest.approx(theirs["mask_per_class"][label], abs=1e-5)
     assert theirs["mask_per_class"][3] is None
-    score = with_interval(theirs["mask_ap"], ours, len(answers))
+    score = Bootstrap(draws=300).interval(MeanPrecision(ours), len(answers))
     assert score.low is not None
     assert score.high is not None
     assert 0 < score.low < theirs["mask_ap"] < score.high < 1

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator
 
 from paucal.evaluation.comparison import Difference
 from paucal.evaluation.curves import COLOURS
-from paucal.evaluation.intervals import Score
 from paucal.evaluation.plots import GREY, shorten
+from paucal.metrics.intervals import Score
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome
 
 WIDTH = 5.8  # inches: small enough that a phone, which shrinks it, leaves the words legible

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.evaluation.comparison import Difference
-from paucal.evaluation.intervals import Score
+from paucal.metrics.intervals import Score
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings
 from paucal.verbs.run.forecast import duration

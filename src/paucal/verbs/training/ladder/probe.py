@@ -12,7 +12,8 @@ from paucal.evaluation.protocols.classifier import LinearClassifier
 from paucal.evaluation.protocols.cross_validation import draw_folds
 from paucal.evaluation.protocols.logistic import Solver, fit_logistic
 from paucal.evaluation.protocols.logistic_torch import fit_independent
-from paucal.evaluation.protocols.metrics import measure_of, value_of
+from paucal.metrics.measures import value_of
+from paucal.metrics.named import measure_of
 
 STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # of the L2 penalty on standardised features; few, since the peak is flat
 USUAL = 100.0  # where nothing can be compared

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import recall_score, roc_auc_score, top_k_accuracy_score
+from sklearn.metrics import f1_score, recall_score, roc_auc_score, top_k_accuracy_score
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from paucal.evaluation.protocols.metrics import Mean, best_of, hits, measure_of, value_of
-from paucal.evaluation.protocols.resampling import Resampling, interval, paired_difference
+from paucal.metrics.bootstrap import Bootstrap
+from paucal.metrics.measures import CalibrationError, MacroF1, Mean, MeanPerClass, best_of, hits, value_of
+from paucal.metrics.named import measure_of
 
 
 def random_case(n=200, classes=5, seed=0):
@@ -112,13 +113,13 @@ def test_interval__covers_the_truth_about_as_often_as_it_says():
     generator = np.random.default_rng(3)
     inside = 0
     for _ in range(200):
-        score = interval(Mean(generator.random(150) < 0.7), 150, Resampling(draws=200))
+        score = Bootstrap(draws=200).interval(Mean(generator.random(150) < 0.7), 150)
         inside += score.low <= 0.7 <= score.high
     assert 0.89 <= inside / 200 <= 0.99
 
 
 def test_interval__of_perfection_is_still_one():
-    score = interval(Mean(np.ones(20)), 20, Resampling(draws=50))
+    score = Bootstrap(draws=50).interval(Mean(np.ones(20)), 20)
     assert score.value == score.high == 1.0
     assert 0.8 < score.low < 0.9
 
@@ -127,19 +128,64 @@ def test_paired_difference__is_narrower_than_that_of_different_images():
     generator = np.random.default_rng(5)
     hard = generator.random(400)
     first, second = Mean(hard < 0.62), Mean(hard < 0.6)  # they differ on a few images only
-    paired = paired_difference(first, second, 400, Resampling())
+    paired = Bootstrap().difference(first, second, 400)
     assert paired.value == pytest.approx(first.values.mean() - second.values.mean())
     assert paired.high - paired.low < 0.04
-    alone = interval(first, 400, Resampling())
+    alone = Bootstrap().interval(first, 400)
     assert alone.high - alone.low > 0.08
-    same = paired_difference(first, first, 400, Resampling())
+    same = Bootstrap().difference(first, first, 400)
     assert (same.value, same.low) == (0.0, None)
 
 
-def test_resampling__does_not_depend_on_the_chunks(monkeypatch):
-    whole = np.concatenate(list(Resampling(seed=4, draws=12).counts(30)))
-    monkeypatch.setattr("paucal.evaluation.protocols.resampling.CHUNK", 100)
-    chunks = list(Resampling(seed=4, draws=12).counts(30))
-    assert len(chunks) == 4
-    np.testing.assert_array_equal(np.concatenate(chunks), whole)
-    assert (whole.sum(1) == 30).all()
+def measured_answers(n_images, n_classes, seed=0):
+    rng = np.random.default_rng(seed)
+    labels, answers = rng.integers(n_classes, size=(2, n_images))
+    confidence, losses = rng.random(n_images, np.float32), rng.random(n_images)
+    measures = {
+        "balanced_accuracy": MeanPerClass(labels == answers, labels, n_classes),
+        "macro_f1": MacroF1(labels, answers, n_classes),
+        "calibration_error": CalibrationError(confidence, labels == answers),
+        "loss": Mean(losses),
+    }
+    return labels, answers, confidence, losses, measures
+
+
+def test_measures__each_draw_equals_the_scores_of_its_images():
+    labels, answers, confidence, losses, measures = measured_answers(30, 4)
+    rows = np.random.default_rng(1).integers(30, size=(5, 12))
+    weights = np.stack([np.bincount(row, minlength=30) for row in rows]).astype(float)
+    got = {name: measure(weights) for name, measure in measures.items()}
+    for draw, images in enumerate(rows):
+        y, given = labels[images], answers[images]
+        assert got["macro_f1"][draw] == pytest.approx(f1_score(y, given, average="macro"))
+        recall = recall_score(y, given, average="macro", labels=np.unique(y))
+        assert got["balanced_accuracy"][draw] == pytest.approx(recall)
+        bins = np.floor(confidence[images] * 15).astype(int)
+        gaps = [((given == y) * 1.0 - confidence[images])[bins == k].sum() for k in range(15)]
+        assert got["calibration_error"][draw] == pytest.approx(np.abs(gaps).sum() / 12, abs=1e-6)
+        assert got["loss"][draw] == pytest.approx(losses[images].mean())
+
+
+@pytest.mark.parametrize("multinomial", [False, True])
+def test_bootstrap__does_not_depend_on_the_chunks(monkeypatch, multinomial):
+    bootstrap, measures = Bootstrap(seed=4, draws=40, multinomial=multinomial), measured_answers(50, 3)[-1]
+    weights, scores = np.concatenate(list(bootstrap.weights(50))), bootstrap.scores([*measures.values()], 50)
+    monkeypatch.setattr("paucal.metrics.bootstrap.CHUNK", 170)
+    chunks = list(bootstrap.weights(50))
+    assert len(chunks) == 14
+    np.testing.assert_array_equal(np.concatenate(chunks), weights)
+    assert (weights.sum(1) == 50).all()
+    for chunked, whole in zip(bootstrap.scores([*measures.values()], 50), scores, strict=True):
+        assert len(whole) == 40
+        np.testing.assert_array_equal(chunked, whole)
+
+
+@pytest.mark.parametrize("multinomial", [False, True])
+def test_bootstrap__draws_what_stored_intervals_were_made_of(multinomial):
+    generator = np.random.default_rng(4)
+    if multinomial:
+        expected = generator.multinomial(9, np.full(9, 1 / 9), size=6)
+    else:
+        expected = [np.bincount(generator.integers(9, size=9), minlength=9) for _ in range(6)]
+    drawn = np.concatenate(list(Bootstrap(seed=4, draws=6, multinomial=multinomial).weights(9)))
+    np.testing.assert_array_equal(drawn, expected)

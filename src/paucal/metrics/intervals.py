@@ -6,6 +6,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+ROUNDING = 1e-12  # relative spread of draws that are all the same score, summed in another order
+
 
 @dataclass(frozen=True)
 class Score:
@@ -17,6 +19,16 @@ class Score:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval; the value twice where there is none."""
+        return self.value if self.low is None else self.low, self.value if self.high is None else self.high
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether there is an interval that leaves out 0."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
 def wilson(hits: int, total: int, level: float = 0.95) -> Score:
@@ -44,9 +56,11 @@ def wilson(hits: int, total: int, level: float = 0.95) -> Score:
 def percentile(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     """Return `value` with the percentile interval of its bootstrap draws (Efron 1979).
 
-    The interval is widened to contain `value` where the bias of the draws would exclude it.
+    The interval is widened to contain `value` where the bias of the draws would exclude it. Draws without a score (not
+    a number), such as those that lack a class, do not count.
     """
-    if np.ptp(draws) == 0:
+    draws = draws[np.isfinite(draws)]
+    if not len(draws) or np.ptp(draws) <= ROUNDING * np.abs(draws).max() or not np.isfinite(value):
         return Score(value)
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
     return Score(value, min(float(low), value), max(float(high), value))
@@ -62,5 +76,6 @@ def two_sided(value: float, draws: np.ndarray, level: float = 0.95) -> Score:
     direct = percentile(value, draws, level)
     if direct.low is None or direct.high is None:
         return direct
-    low, high = (2 * value - float(q) for q in np.quantile(draws, [0.5 + level / 2, 0.5 - level / 2]))
+    quantiles = np.quantile(draws[np.isfinite(draws)], [0.5 + level / 2, 0.5 - level / 2])
+    low, high = (2 * value - float(quantile) for quantile in quantiles)
     return Score(value, max(0.0, min(direct.low, low)), min(1.0, max(direct.high, high)))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from paucal.evaluation.intervals import Score, percentile, two_sided, wilson
+from paucal.metrics.intervals import Score, percentile, two_sided, wilson
 
 
 @pytest.mark.parametrize(("hits", "total", "level"), [(0, 10, 0.95), (10, 10, 0.95), (7, 23, 0.9), (1, 1, 0.99)])
@@ -53,3 +53,11 @@ def test_two_sided__reaches_as_far_to_both_sides_and_stays_a_share():
 def test_intervals__draws_without_spread_give_no_interval():
     assert percentile(1.0, np.ones(50)) == Score(1.0, None, None)
     assert two_sided(1.0, np.ones(50)) == Score(1.0, None, None)
+    assert percentile(0.3, np.array([0.3, 0.1 + 0.2])) == Score(0.3, None, None)
+
+
+def test_intervals__draws_without_a_score_do_not_count():
+    draws, lacking = np.arange(1001) / 1000, np.full(300, np.nan)
+    for make in (percentile, two_sided):
+        assert make(0.5, np.concatenate([draws, lacking])) == make(0.5, draws)
+        assert make(0.5, lacking) == Score(0.5, None, None)
