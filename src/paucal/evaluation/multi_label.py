@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from paucal.evaluation.multi_label_results import MultiLabelReport, MultiLabelRow
 from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.results import MultiLabelReport, MultiLabelRow
 from paucal.evaluation.thresholds import marked
 from paucal.metrics.bootstrap import Bootstrap
 from paucal.metrics.intervals import Score, percentile, two_sided

@@ -4,9 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from torchmetrics.functional.classification import binary_precision_recall_curve
 
-from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import BLUE, GREY, MAX_ROWS, ORANGE, shorten
 from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.results import MultiLabelReport
 from paucal.wording import percent
 
 MOST_CURVES, COLUMNS = 12, 4

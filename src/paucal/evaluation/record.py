@@ -13,10 +13,9 @@ from paucal.evaluation.figures import save_figure
 from paucal.evaluation.mistakes import disagreements_figure, mistakes_figure, surest_disagreements, worst_mistakes
 from paucal.evaluation.multi_label import multi_label_report
 from paucal.evaluation.multi_label_plots import class_precision_figure, precision_recall_figure
-from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.plots import confusion_figure, per_class_figure, reliability_figure
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.results import ClassificationReport, MultiLabelReport
 from paucal.evaluation.tables import (
     write_per_class,
     write_per_class_of_several,

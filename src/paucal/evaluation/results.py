@@ -1,4 +1,4 @@
-"""The results of a classification, as plain values that survive a JSON file."""
+"""The results of a classification, of one label for each image or several, as plain values that survive a JSON file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,8 @@ from typing import Any
 
 from paucal.metrics.intervals import Score
 from paucal.types import UserError
+
+KIND = "multi-label"  # marks stored reports on images with several labels
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,12 @@ class ClassificationReport:
                 stored_count(data["images"]),
                 stored_number(data["level"]),
                 {str(name): stored_score(score) for name, score in data["scores"].items()},
-                _majority(data["majority"]),
+                Majority(
+                    str(data["majority"]["name"]),
+                    stored_number(data["majority"]["top1"]),
+                    bool(data["majority"]["from_train"]),
+                    stored_count(data["majority"].get("tied", 1)),  # which older reports lack
+                ),
                 [_class_row(row) for row in data["per_class"]],
                 [[stored_count(count) for count in row] for row in data["confusion"]],
             )
@@ -112,6 +119,107 @@ class ClassificationReport:
         if any(len(row) != len(report.per_class) for row in [report.confusion, *report.confusion]):
             raise UserError("the stored evaluation is damaged (confusion is not K x K): run `paucal eval` again.")
         return report
+
+
+@dataclass(frozen=True)
+class MultiLabelRow:
+    """The scores of one class; None where the images leave a score undefined.
+
+    Attributes:
+        name: of the class.
+        images: how many test images are of it.
+        share: these, of the images of which it is known; what an order by chance reaches as average precision.
+        ap: average precision with its interval; None if no image is of the class.
+        threshold: probability from which on the class is an answer.
+        predicted: how many test images were given this class at the threshold.
+        precision: share of those that are right; None if there are none.
+        recall: share of the class's images found at the threshold; None if it has no image.
+        f1: harmonic mean of the two; None if the class occurs in neither.
+    """
+
+    name: str
+    images: int
+    share: float
+    ap: Score | None
+    threshold: float
+    predicted: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class MultiLabelReport:
+    """Everything about a classifier of several labels on one set of images, as plain values.
+
+    Attributes:
+        images: N.
+        level: of all intervals.
+        scores: "map" (mean average precision), "macro_f1" (at the thresholds) and "loss" (nats for a class and an
+            image), in this order.
+        per_class: one row per class.
+    """
+
+    images: int
+    level: float
+    scores: Mapping[str, Score]
+    per_class: Sequence[MultiLabelRow]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of the model's answers."""
+        return [row.name for row in self.per_class]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The scores without their intervals."""
+        return {name: score.value for name, score in self.scores.items()}
+
+    @property
+    def judged(self) -> list[MultiLabelRow]:
+        """The classes that have a test image, over which the mean is taken."""
+        return [row for row in self.per_class if row.ap is not None]
+
+    @property
+    def chance(self) -> float:
+        """The mean average precision that an order by chance reaches: the mean share of images of a class."""
+        return sum(row.share for row in self.judged) / max(1, len(self.judged))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested dicts and lists that JSON can hold without loss."""
+        return {"kind": KIND, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "MultiLabelReport":
+        """Rebuild a report from `to_dict`'s value.
+
+        Raises:
+            UserError: the value is something else.
+        """
+        try:
+            report = cls(
+                stored_count(data["images"]),
+                stored_number(data["level"]),
+                {str(name): stored_score(score) for name, score in data["scores"].items()},
+                [_multi_label_row(row) for row in data["per_class"]],
+            )
+            _ = report.scores["map"], report.scores["loss"]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise UserError(f"the stored evaluation is damaged ({problem!r}): run `paucal eval` again.") from problem
+        return report
+
+
+Report = ClassificationReport | MultiLabelReport
+
+
+def read_report(data: Mapping[str, Any]) -> Report:
+    """Rebuild a report from what `to_dict` gave.
+
+    Raises:
+        UserError: the value is something else.
+    """
+    several = isinstance(data, Mapping) and data.get("kind") == KIND
+    return MultiLabelReport.from_dict(data) if several else ClassificationReport.from_dict(data)
 
 
 def stored_number(value: Any) -> float:
@@ -140,11 +248,6 @@ def stored_score(data: Mapping[str, Any]) -> Score:
     return Score(stored_number(data["value"]), stored_optional(data["low"]), stored_optional(data["high"]))
 
 
-def _majority(data: Mapping[str, Any]) -> Majority:
-    tied = data.get("tied", 1)  # which older reports lack
-    return Majority(str(data["name"]), stored_number(data["top1"]), bool(data["from_train"]), stored_count(tied))
-
-
 def _class_row(data: Mapping[str, Any]) -> ClassRow:
     return ClassRow(
         str(data["name"]),
@@ -152,5 +255,19 @@ def _class_row(data: Mapping[str, Any]) -> ClassRow:
         stored_count(data["predicted"]),
         stored_optional(data["precision"]),
         None if data["recall"] is None else stored_score(data["recall"]),
+        stored_optional(data["f1"]),
+    )
+
+
+def _multi_label_row(data: Mapping[str, Any]) -> MultiLabelRow:
+    return MultiLabelRow(
+        str(data["name"]),
+        stored_count(data["images"]),
+        stored_number(data["share"]),
+        None if data["ap"] is None else stored_score(data["ap"]),
+        stored_number(data["threshold"]),
+        stored_count(data["predicted"]),
+        stored_optional(data["precision"]),
+        stored_optional(data["recall"]),
         stored_optional(data["f1"]),
     )

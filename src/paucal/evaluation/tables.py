@@ -10,11 +10,9 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.predictions import UNLABELLED, Predictions
 from paucal.evaluation.protocols.datasets import metric_of
-from paucal.evaluation.reports import Report
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.evaluation.thresholds import marked
 from paucal.metrics.intervals import Score
 from paucal.metrics.named import TITLES as METRIC_TITLES

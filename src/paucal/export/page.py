@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paucal.evaluation.deployed import Card
-from paucal.evaluation.multi_label_results import MultiLabelReport
-from paucal.evaluation.reports import Report
+from paucal.evaluation.results import MultiLabelReport, Report
 from paucal.wording import percent, showable
 
 SHOWN = 20  # classes in the table

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from paucal.evaluation.curves import SPEED, best_epoch, validation_score, with_speed
-from paucal.evaluation.multi_label_results import MultiLabelReport
-from paucal.evaluation.results import ClassificationReport
+from paucal.evaluation.results import ClassificationReport, MultiLabelReport
 from paucal.metrics.intervals import Score
 from paucal.report.inputs import RunFiles, Summary
 from paucal.report.several_labels import headline_of_several, warnings_of_several

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from paucal.evaluation.reports import Report, read_report
+from paucal.evaluation.results import Report, read_report
 from paucal.report.frozen import FrozenFeatures, read_frozen
 from paucal.runs import RunFolder
 from paucal.types import UserError

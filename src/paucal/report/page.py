@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from paucal.evaluation.multi_label_results import MultiLabelReport
+from paucal.evaluation.results import MultiLabelReport
 from paucal.evaluation.tables import UNKNOWN, score_lines
 from paucal.report.explanations import again, confidence_sentence, headline, trained, warnings
 from paucal.report.inputs import Part, RunFiles, read_run

@@ -1,6 +1,6 @@
 """What a result on images with several labels means, in sentences for someone who has never read a metric."""
 
-from paucal.evaluation.multi_label_results import MultiLabelReport, MultiLabelRow
+from paucal.evaluation.results import MultiLabelReport, MultiLabelRow
 from paucal.wording import counted, percent
 
 FEW_IMAGES = 10

@@ -14,7 +14,7 @@ from torch import Tensor
 from paucal.backbones.weights.trained import licence_of
 from paucal.data.given import given_path
 from paucal.evaluation.deployed import Deployed, load_deployed
-from paucal.evaluation.reports import read_report
+from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison, answers, compare, fed, timed
 from paucal.export.graph import Graph, graph_of
 from paucal.export.onnx_model import OnnxNetwork, to_onnx

@@ -17,7 +17,7 @@ from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
 from paucal.evaluation.record import record_classification, record_multi_label
-from paucal.evaluation.reports import Report
+from paucal.evaluation.results import Report
 from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.evaluation.tables import due_line, report_table
 from paucal.evaluation.yardstick import yardstick

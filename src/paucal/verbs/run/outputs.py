@@ -10,7 +10,7 @@ from paucal.data.named.locations import is_named
 from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import BUILT_IN
 from paucal.data.sources.several import roots_of
-from paucal.evaluation.reports import read_report
+from paucal.evaluation.results import read_report
 from paucal.reading import named_path
 from paucal.runs import RunFolder, create_run
 from paucal.runs.folder import is_taken

@@ -14,10 +14,9 @@ from paucal.evaluation.curves import curves_figure, with_speed
 from paucal.evaluation.deployed import load_deployed
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.multi_label import multi_label_report
-from paucal.evaluation.multi_label_results import MultiLabelReport
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.record import record_classification, record_multi_label
-from paucal.evaluation.reports import Report
+from paucal.evaluation.results import MultiLabelReport, Report
 from paucal.evaluation.tables import due_line, report_table, score_lines
 from paucal.memory import peak_memory
 from paucal.methods.training import method_of, unused_by

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from paucal.evaluation.reports import read_report
+from paucal.evaluation.results import read_report
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runs import RunFolder
