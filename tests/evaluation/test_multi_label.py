@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from paucal.evaluation.mistakes import surest_disagreements
 from paucal.evaluation.multi_label import multi_label_report, quick_multi_label_scores
-from paucal.evaluation.multi_label_plots import class_precision_figure, precision_recall_figure
+from paucal.evaluation.plots import class_precision_figure, precision_recall_figure
 from paucal.evaluation.predictions import Predictions
 from paucal.evaluation.results import MultiLabelReport, read_report
 from paucal.evaluation.tables import score_lines, write_per_class_of_several, write_predictions_of_several

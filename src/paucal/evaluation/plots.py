@@ -1,14 +1,16 @@
 """Pictures of an evaluation, as matplotlib figures that the caller saves; nothing global is used."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torchmetrics.functional.classification import binary_precision_recall_curve
 
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.results import ClassificationReport, ClassRow
-from paucal.metrics.intervals import wilson
+from paucal.evaluation.results import ClassificationReport, ClassRow, MultiLabelReport, MultiLabelRow
+from paucal.metrics.intervals import Score, wilson
 from paucal.metrics.measures import CALIBRATION_BINS, calibration_bin
 from paucal.wording import percent
 
@@ -16,6 +18,8 @@ from paucal.wording import percent
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#8a8a8a"
 MAX_COUNTS = 20
 MAX_ROWS = 100
+MOST_CURVES, COLUMNS = 12, 4
+Row = TypeVar("Row", ClassRow, MultiLabelRow)
 
 
 def shorten(name: str, length: int = 20) -> str:
@@ -46,7 +50,12 @@ def confusion_figure(confusion: Sequence[Sequence[int]] | np.ndarray, classes: S
     shares = np.ma.masked_array(counts / np.maximum(totals, 1), np.broadcast_to(totals == 0, counts.shape))
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axes, label="share of the true class's images", shrink=0.8)
-    _name_ticks(axes, classes, side)
+    # Every class that fits has its name, in letters as large as a cell is high (72 points to the inch).
+    places = range(0, size, -(-size // MAX_ROWS))
+    names = [shorten(classes[place]) for place in places]
+    points = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
+    axes.set_xticks(places, names, rotation=90, fontsize=points)
+    axes.set_yticks(places, names, fontsize=points)
     axes.set(xlabel="answer of the model", ylabel="true class")
     if size <= MAX_COUNTS:
         for row, column in zip(*np.nonzero(counts), strict=True):
@@ -87,36 +96,70 @@ def per_class_figure(report: ClassificationReport) -> Figure:
     Of more than 100 classes the 100 with the lowest recall are drawn; classes without test images are left
     out.
     """
-    rows = sorted((row for row in report.per_class if row.recall), key=lambda row: (_recall(row), row.name))
-    hidden = len(rows) - MAX_ROWS
-    rows = rows[:MAX_ROWS]
-    figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(rows), 4)), layout="constrained")
-    axes = figure.subplots()
-    places = np.arange(len(rows))
-    values = np.array([_recall(row) for row in rows])
-    reach = np.array([row.recall.ends for row in rows if row.recall]).reshape(-1, 2).T
-    axes.errorbar(values, places, xerr=np.abs(reach - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
+    figure, axes, _ = _ranked_classes([(row.recall, row) for row in report.per_class if row.recall])
     top1 = report.scores["top1"].value
     axes.axvline(top1, ls="--", color=ORANGE, lw=1.2, label=f"all images: {percent(top1)}")
-    axes.set_yticks(places, [f"{shorten(row.name)} ({row.images})" for row in rows], fontsize=8)
-    axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.4, -0.6), ylabel="class (test images)")
+    axes.set(ylabel="class (test images)")
     axes.set_xlabel(f"recall: share of the class's images found, {percent(report.level, 'g')} interval")
-    axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside upper right", fontsize=8, frameon=False)
-    if hidden > 0:
-        axes.set_title(f"the {MAX_ROWS} lowest of {MAX_ROWS + hidden} classes", fontsize=9, loc="left")
     return figure
 
 
-def _recall(row: ClassRow) -> float:
-    return 0.0 if row.recall is None else row.recall.value
+def class_precision_figure(report: MultiLabelReport) -> Figure:
+    """Draw the average precision of each class with its interval, lowest first, beside what chance reaches.
+
+    Of more than 100 classes the 100 lowest are drawn; classes without test images are left out.
+    """
+    figure, axes, rows = _ranked_classes([(row.ap, row) for row in report.per_class if row.ap])
+    axes.plot([row.share for row in rows], range(len(rows)), "|", color="black", ms=9, label="by chance")
+    mean = report.scores["map"].value
+    axes.axvline(mean, ls="--", color=ORANGE, lw=1.2, label=f"mean: {percent(mean)}")
+    axes.set(ylabel="class (its test images)")
+    axes.set_xlabel(f"average precision, {percent(report.level, 'g')} interval")
+    figure.legend(loc="outside upper right", fontsize=8, frameon=False, ncols=2)
+    return figure
 
 
-def _name_ticks(axes: Axes, classes: Sequence[str], side: float) -> None:
-    """Name every class that fits, in letters as large as a cell is high (72 points to the inch)."""
-    step = -(-len(classes) // MAX_ROWS)
-    places = range(0, len(classes), step)
-    names = [shorten(classes[place]) for place in places]
-    points = float(np.clip(0.7 * side * 72 / len(names) * 0.9, 4, 9))
-    axes.set_xticks(places, names, rotation=90, fontsize=points)
-    axes.set_yticks(places, names, fontsize=points)
+def precision_recall_figure(predictions: Predictions, report: MultiLabelReport) -> Figure:
+    """Draw precision against recall of each class, and where its threshold lies; of many classes the twelve largest."""
+    ranked = sorted(range(len(report.per_class)), key=lambda place: -report.per_class[place].images)
+    shown = sorted(place for place in ranked[:MOST_CURVES] if report.per_class[place].ap)
+    columns = max(1, min(COLUMNS, len(shown)))
+    rows = max(1, -(-len(shown) // columns))
+    figure = Figure(figsize=(2.3 * columns + 0.4, 2.3 * rows + 0.5), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, place in zip(grid.flat, shown, strict=False):
+        row, labels = report.per_class[place], predictions.labels[:, place]
+        known = labels >= 0
+        precision, recall, _ = binary_precision_recall_curve(
+            predictions.logits[known, place].double().sigmoid(), labels[known]
+        )
+        axes.step(recall.numpy(), precision.numpy(), where="post", color=BLUE, lw=1.4)
+        axes.axhline(row.share, color=GREY, ls="--", lw=1)
+        if row.precision is not None and row.recall is not None:
+            axes.plot([row.recall], [row.precision], "o", color=ORANGE, ms=5)
+        axes.set_title(f"{shorten(row.name)}: {percent(row.ap.value if row.ap else 0.0)}", fontsize=8, loc="left")
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
+        axes.tick_params(labelsize=7)
+    for axes in grid.flat[len(shown) :]:
+        axes.remove()
+    figure.supxlabel("recall: share of the class's images found", fontsize=9)
+    figure.supylabel("precision: share of answers that are right", fontsize=9)
+    return figure
+
+
+def _ranked_classes(judged: Sequence[tuple[Score, Row]]) -> tuple[Figure, Axes, list[Row]]:
+    """Draw a score of each class with its interval, lowest first; return the rows that are drawn too."""
+    ranked = sorted(judged, key=lambda pair: (pair[0].value, pair[1].name))
+    hidden, ranked = len(ranked) - MAX_ROWS, ranked[:MAX_ROWS]
+    figure = Figure(figsize=(6.4, 1.4 + 0.2 * max(len(ranked), 4)), layout="constrained")
+    axes, places = figure.subplots(), np.arange(len(ranked))
+    values = np.array([score.value for score, _ in ranked])
+    ends = np.array([score.ends for score, _ in ranked]).reshape(-1, 2).T
+    axes.errorbar(values, places, xerr=np.abs(ends - values), fmt="o", color=BLUE, ecolor=GREY, ms=4, lw=1.2)
+    axes.set_yticks(places, [f"{shorten(row.name)} ({row.images})" for _, row in ranked], fontsize=8)
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(ranked) - 0.4, -0.6))
+    axes.grid(axis="x", alpha=0.3)
+    if hidden > 0:
+        axes.set_title(f"the {MAX_ROWS} lowest of {MAX_ROWS + hidden} classes", fontsize=9, loc="left")
+    return figure, axes, [row for _, row in ranked]

@@ -12,10 +12,15 @@ from paucal.evaluation.deployed import Card
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.mistakes import disagreements_figure, mistakes_figure, surest_disagreements, worst_mistakes
 from paucal.evaluation.multi_label import multi_label_report
-from paucal.evaluation.multi_label_plots import class_precision_figure, precision_recall_figure
-from paucal.evaluation.plots import confusion_figure, per_class_figure, reliability_figure
+from paucal.evaluation.plots import (
+    class_precision_figure,
+    confusion_figure,
+    per_class_figure,
+    precision_recall_figure,
+    reliability_figure,
+)
 from paucal.evaluation.predictions import Predictions
-from paucal.evaluation.results import ClassificationReport, MultiLabelReport
+from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Report
 from paucal.evaluation.tables import (
     write_per_class,
     write_per_class_of_several,
@@ -50,21 +55,15 @@ def record_classification(
         UserError: the predictions cannot be scored.
     """
     report = classification_report(predictions, classes, train_labels)
-    folder.mkdir(parents=True, exist_ok=True)
-    plots.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
+    keys = _write_report(folder, plots, report, predictions, images)
     write_per_class(folder / "per_class.csv", report)
-    keys = [images.keys[int(i)] for i in predictions.ids]
     write_predictions(folder / "predictions.csv", predictions, keys, classes)
     save_figure(plots / "confusion.png", confusion_figure(report.confusion, classes))
     save_figure(plots / "per_class.png", per_class_figure(report))
     save_figure(plots / "reliability.png", reliability_figure(predictions))
-    mistakes = worst_mistakes(predictions, MISTAKES_SHOWN)
-    if mistakes:
+    if mistakes := worst_mistakes(predictions, MISTAKES_SHOWN):
         pictures = [images.store.read(mistake.id) for mistake in mistakes]
         save_figure(plots / "mistakes.png", mistakes_figure(pictures, mistakes, classes))
-    else:
-        (plots / "mistakes.png").unlink(missing_ok=True)
     return report
 
 
@@ -85,18 +84,21 @@ def record_multi_label(
     """
     classes, thresholds = card.classes, card.thresholds or (USUAL,) * len(card.classes)
     report = multi_label_report(predictions, classes, thresholds)
-    folder.mkdir(parents=True, exist_ok=True)
-    plots.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
+    keys = _write_report(folder, plots, report, predictions, images)
     write_per_class_of_several(folder / "per_class.csv", report)
-    keys = [images.keys[int(i)] for i in predictions.ids]
     write_predictions_of_several(folder / "predictions.csv", predictions, keys, classes, thresholds)
     save_figure(plots / "per_class.png", class_precision_figure(report))
     save_figure(plots / "precision_recall.png", precision_recall_figure(predictions, report))
-    found = surest_disagreements(predictions, MISTAKES_SHOWN)
-    if found:
+    if found := surest_disagreements(predictions, MISTAKES_SHOWN):
         pictures = [images.store.read(one.id) for one in found]
         save_figure(plots / "mistakes.png", disagreements_figure(pictures, found, classes))
-    else:
-        (plots / "mistakes.png").unlink(missing_ok=True)
     return report
+
+
+def _write_report(folder: Path, plots: Path, report: Report, predictions: Predictions, images: ImageSet) -> list[str]:
+    """Make the folders, write the numbers, remove an earlier picture of mistakes; return the keys of the images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plots.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "metrics.json", json.dumps(report.to_dict(), indent=2) + "\n")
+    (plots / "mistakes.png").unlink(missing_ok=True)
+    return [images.keys[int(i)] for i in predictions.ids]

@@ -11,8 +11,7 @@ from PIL import Image
 
 from paucal.evaluation.curves import COLUMNS, curves_figure, drawn_columns, with_speed
 from paucal.evaluation.figures import png_of
-from paucal.evaluation.multi_label_plots import class_precision_figure
-from paucal.evaluation.plots import confusion_figure, per_class_figure
+from paucal.evaluation.plots import class_precision_figure, confusion_figure, per_class_figure
 from paucal.evaluation.results import MultiLabelReport
 from paucal.report.explanations import kept_epoch, training_images
 from paucal.report.frozen import frozen_pictures
