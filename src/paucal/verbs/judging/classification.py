@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from paucal.verbs.explaining.mistakes import draw_mistakes
 from paucal.verbs.judging.choosing import choose_judged, is_same_place, say_notes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
-from paucal.verbs.run.images import Advance, load_images, open_again
+from paucal.verbs.run.images import load_images, open_again
 from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Voice
 from paucal.wording import counted, percent, was
@@ -105,7 +104,7 @@ def _predict(model: Deployed, judged: Judged, settings: EvalSettings, voice: Voi
     on_gpu = model.device.type == "cuda"
     loader = make_eval_loader(images, indices, fed.transform(), together, settings.workers, pin_memory=on_gpu)
     with voice.progress("evaluating") as advance:
-        found = predict_all(model.module, loader, model.device, progress=partial(_advance, advance, len(indices)))
+        found = predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))
     return found.at_temperature(model.card.temperature)
 
 
@@ -120,10 +119,6 @@ def _judge_by_real_labels(
         f"({found.skipped} without any {was(found.skipped)} left out)"
     )
     return found
-
-
-def _advance(advance: Advance, total: int, done: int) -> None:
-    advance(done, total)
 
 
 def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model: Deployed, voice: Voice) -> Judged:

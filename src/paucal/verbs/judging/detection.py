@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,9 @@ from paucal.runs import RunFolder, open_model, write_text
 from paucal.transfer.detection.annotations import BoxedImages
 from paucal.transfer.detection.batch import BoxedDataset, collate_boxes
 from paucal.transfer.detection.card import DetectorCard, load_detector
+from paucal.transfer.detection.detector import Detector
 from paucal.transfer.detection.document import coco_document
-from paucal.transfer.detection.judging import MASKS, Found, detect_all, require_metrics
+from paucal.transfer.detection.judging import MASKS, detect_all, require_metrics
 from paucal.transfer.detection.measured import measured, told
 from paucal.transfer.detection.opening import open_boxed
 from paucal.transfer.detection.pictures import precision_recall_figure
@@ -28,7 +28,7 @@ from paucal.types import UserError
 from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
-from paucal.verbs.run.images import Advance, decoded, reading_for
+from paucal.verbs.run.images import decoded, reading_for
 from paucal.verbs.run.voice import Voice
 from paucal.wording import counted
 
@@ -68,18 +68,13 @@ def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voic
     """
     require_metrics()
     run = open_model(model)
-    device = torch.device(settings.device)
-    detector, card = load_detector(run, device)
+    detector, card = load_detector(run, torch.device(settings.device))
     found = []
     for target in data or [None]:
         boxed, indices = _images(run, target, settings, card, voice)
-        judged = [int(index) for index in indices]
-        with voice.progress("evaluating") as advance:
-            progress = partial(_advance, advance, len(judged))
-            answers = detect_all(detector, _loader(boxed, indices, card, settings), device, progress)
-        folder = report_folder(run, target, data, settings)
-        found.append(_record(folder, card, boxed, judged, [answers[index] for index in judged]))
-        _tell(found[-1], voice)
+        found.append(
+            _judge(detector, card, boxed, indices, report_folder(run, target, data, settings), settings, voice)
+        )
     return found
 
 
@@ -101,10 +96,6 @@ def _images(
     return boxed, judged.positions
 
 
-def _advance(advance: Advance, total: int, done: int) -> None:
-    advance(done, total)
-
-
 def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
     """Return the images with boxes numbered as a detector numbers its classes, by their names.
 
@@ -122,36 +113,37 @@ def with_classes(boxed: BoxedImages, classes: Sequence[str]) -> BoxedImages:
     return replace(boxed, boxes=renumbered)
 
 
-def _loader(boxed: BoxedImages, indices: NDArray[np.int64], card: DetectorCard, settings: EvalSettings):
-    fed = card.preprocessing
-    dataset = BoxedDataset(boxed, evaluation_view(card.resize_to, fed.mean, fed.std), seed=0)
-    return make_ordered_loader(
-        dataset, indices, min(TOGETHER, settings.batch_size or TOGETHER), collate_boxes, settings.workers
-    )
-
-
-def _record(
-    folder: Path, card: DetectorCard, boxed: BoxedImages, indices: list[int], found: list[Found]
+def _judge(
+    detector: Detector,
+    card: DetectorCard,
+    boxed: BoxedImages,
+    indices: NDArray[np.int64],
+    folder: Path,
+    settings: EvalSettings,
+    voice: Voice,
 ) -> DetectedSet:
-    truth = [boxed.of(index) for index in indices]
+    view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
+    together = min(TOGETHER, settings.batch_size or TOGETHER)
+    loader = make_ordered_loader(BoxedDataset(boxed, view, seed=0), indices, together, collate_boxes, settings.workers)
+    places, device = [int(index) for index in indices], torch.device(settings.device)
+    with voice.progress("evaluating") as advance:
+        answers = detect_all(detector, loader, device, lambda done: advance(done, len(places)))
+    found, truth = [answers[place] for place in places], [boxed.of(place) for place in places]
     judged = measured(found, truth, card.classes)
     folder.mkdir(parents=True, exist_ok=True)
     content = {"data": boxed.images.name, **judged.content()}
     write_text(folder / "metrics.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", judged.table())
-    keys = [boxed.images.keys[index] for index in indices]
-    document = coco_document(keys, [one.size for one in truth], found, card.classes, card.category_ids)
-    write_text(folder / "detections.json", document)
+    keys, sizes = [boxed.images.keys[place] for place in places], [one.size for one in truth]
+    write_text(folder / "detections.json", coco_document(keys, sizes, found, card.classes, card.category_ids))
     for kind, matches in judged.matches.items():
-        figure = precision_recall_figure(matches, card.classes, np.ones(len(indices)))
+        figure = precision_recall_figure(matches, card.classes, np.ones(len(places)))
         save_figure(folder / f"{kind}precision_recall.png", figure)
-    parts = judged.scores, judged.metrics, judged.per_class
-    return DetectedSet(boxed.images.name, len(indices), *parts, folder, judged.mask_per_class)
-
-
-def _tell(one: DetectedSet, voice: Voice) -> None:
-    known = sorted((value, name) for name, value in one.per_class.items() if value is not None)
+    known = sorted((value, name) for name, value in judged.per_class.items() if value is not None)
     worst = ", ".join(f"{name} {value:.3f}" for value, name in known[:WORST])
-    words = ", ".join(f"{title} {told(one.scores[name])}" for name, title in TITLES.items() if name in one.scores)
-    voice.say(f"{one.data}: {words} on {counted(one.images, 'image')}; tables and pictures lie in {one.folder}")
+    words = ", ".join(f"{title} {told(judged.scores[name])}" for name, title in TITLES.items() if name in judged.scores)
+    images = counted(len(places), "image")
+    voice.say(f"{boxed.images.name}: {words} on {images}; tables and pictures lie in {folder}")
     voice.say(f"AP by class, the weakest first: {worst}")
+    parts = judged.scores, judged.metrics, judged.per_class
+    return DetectedSet(boxed.images.name, len(places), *parts, folder, judged.mask_per_class)

@@ -1,6 +1,6 @@
 """Frozen backbones judged on data sets, and one table of it: what `paucal eval --protocol knn ...` does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -24,6 +24,8 @@ from paucal.evaluation.protocols.subjects import FLOOR, Subject, floor_of
 from paucal.evaluation.protocols.table import FOLDER, protocol_table, remarks, store_table
 from paucal.evaluation.seen_images import Identities, readable_lessons, require_unseen, seen_unlabelled
 from paucal.metrics.bootstrap import Bootstrap
+from paucal.report.page import NAME, write_report
+from paucal.report.pretraining import write_pretraining_report
 from paucal.runs import RunFolder
 from paucal.runs.ancestry import run_behind
 from paucal.settings.options import setting_fields
@@ -31,7 +33,6 @@ from paucal.types import UserError
 from paucal.verbs.judging.choosing import learned_from
 from paucal.verbs.judging.frozen_data import open_data
 from paucal.verbs.judging.models import find_run, open_subject
-from paucal.verbs.judging.pages import renew_report
 from paucal.verbs.judging.pictures import draw_matches, draw_scores, no_matches
 from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
 from paucal.verbs.run.images import reading_for
@@ -39,6 +40,7 @@ from paucal.verbs.run.room import check_batch
 from paucal.verbs.run.voice import Voice
 
 SUITE = "table9"
+REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # of which verbs are written again
 MOST_COMPARED = MOST_MODELS - 2  # beside the one that is judged and the random one
 
 
@@ -77,11 +79,7 @@ def judge_frozen(
     run = find_run(model)
     if run is None and not data:
         raise UserError(f"give DATA to judge {model!r} on, before the flags: only a run has images of its own.")
-    subjects = _subjects(model, settings)
-    for subject in subjects:
-        check_batch(_together(settings, subject), subject.preprocessing.image_size)
-        _require_features(subject, settings, protocols)
-    _introduce(subjects, voice)
+    subjects = _subjects(model, settings, protocols, voice)
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
@@ -89,7 +87,9 @@ def judge_frozen(
     for one in _opened(data, run, settings, voice, _reading(subjects)):
         one = _without_seen(one, model, voice)
         seen = _seen(one, [model, *(settings.compare or [])], voice)
-        asked = _suiting(protocols, one) if SUITE in data else protocols
+        # A suite has sets whose images have several classes each, which not all protocols suit.
+        suited: Sequence[Protocol] = [name for name in protocols if one.labels.ndim == 1 or name in SEVERAL_CLASSES]
+        asked = suited if SUITE in data else protocols
         outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
         rows += compare(one.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": one.n_classes, "metric": one.metric, "how": one.how, "seen_unlabelled": seen}
@@ -97,7 +97,9 @@ def judge_frozen(
         drawn = drawn or (one if "correspondence" in asked else None)
     if not rows:
         raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
-    _show(rows, voice)
+    voice.show(protocol_table(rows, Bootstrap().level))
+    for text in remarks(rows):
+        voice.say(text)
     about = _about(subjects, sets, settings, protocols)
     store_table(folder, rows, about)
     draw_scores(folder, rows, about["level"])
@@ -107,7 +109,7 @@ def judge_frozen(
         draw_matches(folder, subjects[0], drawn, options, voice.say)
     voice.say(f"the table and its pictures lie in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
-        renew_report(run, voice.say)
+        _renew_report(run, voice.say)
     return FrozenTable(rows, about, folder)
 
 
@@ -127,7 +129,8 @@ def _opened(
     data: Sequence[str], run: RunFolder | None, settings: EvalSettings, voice: Voice, reading: Reading
 ) -> Iterator[JudgedData]:
     """Open one data set after the other; those of a suite that are not there are left out with a note."""
-    for target in _targets(data) or [None]:
+    others = [target for target in data if target != SUITE]
+    for target in ([*TABLE9, *others] if SUITE in data else others) or [None]:
         try:
             one = open_data(target, run, settings, settings, voice, reading)
         except UserError as problem:
@@ -178,23 +181,6 @@ def _seen(data: JudgedData, models: Sequence[str], voice: Voice) -> dict[str, li
     return said
 
 
-def _suiting(protocols: Sequence[Protocol], data: JudgedData) -> Sequence[Protocol]:
-    """Return what a set of a suite can be judged by, where its images may have several classes each."""
-    return protocols if data.labels.ndim == 1 else [name for name in protocols if name in SEVERAL_CLASSES]
-
-
-def _introduce(subjects: Sequence[Subject], voice: Voice) -> None:
-    for subject in subjects:
-        size = f"{subject.parameters / 1e6:.2f} M parameters"
-        voice.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
-
-
-def _show(rows: Sequence[Row], voice: Voice) -> None:
-    voice.show(protocol_table(rows, Bootstrap().level))
-    for text in remarks(rows):
-        voice.say(text)
-
-
 def _require_sense(settings: FrozenSettings) -> None:
     if settings.cache is not None and settings.no_cache:
         raise UserError("--cache names a folder and --no-cache wants none; give one of them.")
@@ -203,13 +189,8 @@ def _require_sense(settings: FrozenSettings) -> None:
         raise UserError(f"--compare names {others} models, and a table has room for {MOST_COMPARED}: give fewer.")
 
 
-def _require_features(subject: Subject, settings: FrozenSettings, protocols: Sequence[Protocol]) -> None:
-    """Refuse features that a model cannot give, before any model has looked at an image."""
-    if settings.features != "auto" and set(protocols) - {"correspondence"}:
-        FeatureReader(subject.backbone, [parse_kind(settings.features)]).close()
-
-
-def _subjects(model: str, settings: EvalSettings) -> list[Subject]:
+def _subjects(model: str, settings: EvalSettings, protocols: Sequence[Protocol], voice: Voice) -> list[Subject]:
+    """Open the models and say what they are; refuse features that one cannot give before any looks at an image."""
     names = [model, *(settings.compare or [])]
     runs = [find_run(name) is not None for name in names]
 
@@ -228,7 +209,15 @@ def _subjects(model: str, settings: EvalSettings) -> list[Subject]:
 
     first, *others = [opened(name) for name in names]
     floor = [] if settings.no_floor or first.random else [floor_of(first, settings.seed)]
-    return [*_told_apart([first, *others]), *floor]
+    subjects = [*_told_apart([first, *others]), *floor]
+    for subject in subjects:
+        check_batch(_together(settings, subject), subject.preprocessing.image_size)
+        if settings.features != "auto" and set(protocols) - {"correspondence"}:
+            FeatureReader(subject.backbone, [parse_kind(settings.features)]).close()
+    for subject in subjects:
+        size = f"{subject.parameters / 1e6:.2f} M parameters"
+        voice.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
+    return subjects
 
 
 def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
@@ -263,11 +252,6 @@ def _options(settings: EvalSettings, first: Subject) -> JudgeOptions:
     )
 
 
-def _targets(data: Sequence[str]) -> list[str]:
-    others = [target for target in data if target != SUITE]
-    return others if SUITE not in data else [*TABLE9, *others]
-
-
 def _about(
     subjects: Sequence[Subject], sets: list[dict[str, Any]], settings: EvalSettings, protocols: Sequence[Protocol]
 ) -> dict[str, Any]:
@@ -288,3 +272,17 @@ def _about(
         "settings": {name: getattr(settings, name) for name in setting_fields(FrozenSettings)},
         "level": Bootstrap().level,
     }
+
+
+def _renew_report(run: RunFolder, say: Callable[[str], None]) -> None:
+    """Write the report of a run of `paucal train` or `paucal pretrain` again, where there is one.
+
+    A report that cannot be written fails nothing: what was judged is stored.
+    """
+    write = REPORTS.get(run.verb)
+    if write is None or not (run.path / NAME).is_file():
+        return
+    try:
+        say(f"the report of the run shows it: {write(run.path)}")
+    except (UserError, OSError) as problem:
+        say(f"note: the report of the run is as it was ({problem})")
