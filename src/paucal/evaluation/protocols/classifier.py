@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paucal.metrics.measures import value_of
+from paucal.metrics.named import MetricName, measure_of
 from paucal.types import UserError
 from paucal.wording import counted
 
@@ -32,6 +34,15 @@ class LinearClassifier:
         # The device first: MPS has no float64 to convert to before the way to the CPU.
         own = (part.to(self.weight.device).to(self.weight.dtype) for part in pieces(features))
         return torch.cat([part @ self.weight.T + self.bias for part in own])
+
+
+def validation_score(classifier: LinearClassifier, features: Tensor, labels: Tensor, metric: MetricName) -> float:
+    """Return the score of a classifier on (N, D) features; not a number where it has diverged."""
+    scores = classifier.scores(features).cpu()
+    trained = ~classifier.bias.isneginf().cpu()
+    if not bool(torch.isfinite(scores[:, trained]).all()):
+        return float("nan")
+    return value_of(measure_of(metric, scores, labels.cpu()), len(labels))
 
 
 def require_classes(labels: Tensor, what: str = "the training images") -> None:

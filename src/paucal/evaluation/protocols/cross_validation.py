@@ -4,7 +4,7 @@ Five folds, each class spread evenly over them (Kohavi 1995, "A study of cross-v
 estimation and model selection"); the mean score over the folds chooses, and the last fit is on all training images.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from paucal.data.randomness import derive_seed
-from paucal.evaluation.protocols.classifier import LinearClassifier, require_finite
+from paucal.evaluation.protocols.classifier import LinearClassifier, require_finite, validation_score
 from paucal.evaluation.protocols.lambda_search import search_strength
 from paucal.evaluation.protocols.linear_probe import (
     Batches,
     Probed,
     ProbeSettings,
-    epoch_seed,
+    cached_batches,
     for_images,
     train_probes,
 )
 from paucal.evaluation.protocols.logistic import DEFAULT, Selected, Solver, fit_logistic
-from paucal.metrics.measures import best_of, value_of
-from paucal.metrics.named import MetricName, measure_of
+from paucal.metrics.measures import best_of
+from paucal.metrics.named import MetricName
 from paucal.types import UserError
 
 FOLDS = 5
@@ -75,7 +75,7 @@ def fit_by_folds(
     def score(strength: float) -> float:
         def score_of(rows: Tensor, others: Tensor) -> float:
             found = fit_logistic(_rows(features, rows), _rows(labels, rows), n_classes, strength, solver)
-            return _score(found, _rows(features, others), _rows(labels, others), metric)
+            return validation_score(found, _rows(features, others), _rows(labels, others), metric)
 
         return float(np.mean([score_of(*fold) for fold in folds]))
 
@@ -115,10 +115,10 @@ def fit_probe_by_folds(
 
     for number, (rows, others) in enumerate(folds):
         schedule = for_images(settings, len(rows))
-        part = _batches(features, labels, rows, schedule)
+        part = cached_batches(features, labels, schedule, rows)
         pairs = zip(*train_probes(part, features.shape[1], n_classes, schedule, advance(number)), strict=True)
         held_out = _rows(features, others), _rows(labels, others)
-        scores.append([_score(LinearClassifier(*pair), *held_out, metric) for pair in pairs])
+        scores.append([validation_score(LinearClassifier(*pair), *held_out, metric) for pair in pairs])
     means = np.mean(scores, axis=0).tolist()
     rate = settings.rates[best_of(means)]
     alone = replace(settings, rates=(rate,))
@@ -126,21 +126,5 @@ def fit_probe_by_folds(
     return Probed(LinearClassifier(weight[0], bias[0]), rate, dict(zip(settings.rates, means, strict=True)))
 
 
-def _batches(features: Tensor, labels: Tensor, rows: Tensor, settings: ProbeSettings) -> Batches:
-    def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
-        for some in torch.randperm(len(rows), generator=generator).split(settings.batch):
-            yield _rows(features, rows[some]).float(), _rows(labels, rows[some]).to(features.device)
-
-    return epoch_of
-
-
 def _rows(values: Tensor, rows: Tensor) -> Tensor:
     return values[rows.to(values.device)]
-
-
-def _score(classifier: LinearClassifier, features: Tensor, labels: Tensor, metric: MetricName) -> float:
-    scores = classifier.scores(features.to(classifier.weight.device)).cpu()
-    if bool((scores.isnan() | scores.isposinf()).any()):  # a class that a fold lacks has -inf
-        return float("nan")  # this rate was too high
-    return value_of(measure_of(metric, scores, labels.cpu()), len(labels))

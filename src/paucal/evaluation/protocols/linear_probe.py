@@ -14,9 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paucal.evaluation.protocols.classifier import LinearClassifier, require_finite, require_same_width
-from paucal.metrics.measures import best_of, value_of
-from paucal.metrics.named import MetricName, measure_of
+from paucal.evaluation.protocols.classifier import (
+    LinearClassifier,
+    require_finite,
+    require_same_width,
+    validation_score,
+)
+from paucal.metrics.measures import best_of
+from paucal.metrics.named import MetricName
 from paucal.types import UserError
 
 # The published runs used 0.001 (default, Swin-B), 0.003 (Swin-S) and 0.01 (ResNet-50) per 256 images.
@@ -85,15 +90,16 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return (seed * 1_000_003 + epoch) % 2**63  # torch takes no more bits
 
 
-def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings) -> Batches:
-    """Return shuffled batches of features that were extracted once."""
+def cached_batches(features: Tensor, labels: Tensor, settings: ProbeSettings, rows: Tensor | None = None) -> Batches:
+    """Return shuffled batches of features that were extracted once, of given rows or of all."""
     labels = labels.to(features.device)
+    rows = torch.arange(len(features)) if rows is None else rows
 
     def epoch_of(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(epoch_seed(settings.seed, epoch))
-        for rows in torch.randperm(len(features), generator=generator).split(settings.batch):
-            rows = rows.to(features.device)
-            yield features[rows].float(), labels[rows]
+        for some in torch.randperm(len(rows), generator=generator).split(settings.batch):
+            chosen = rows[some].to(features.device)
+            yield features[chosen].float(), labels[chosen]
 
     return epoch_of
 
@@ -161,7 +167,7 @@ def fit_probe(
     require_finite(val[0], "validation images")
     trained = _trained(train, val[0].shape[1], n_classes, settings, progress, 0)
     require_same_width(trained[0].weight, val[0])
-    values = [_score(probe, val, metric) for probe in trained]
+    values = [validation_score(probe, *val, metric) for probe in trained]
     best = settings.rates[best_of(values)]
     (last,) = _trained(both, val[0].shape[1], n_classes, replace(settings, rates=(best,)), progress, settings.epochs)
     return Probed(last, best, dict(zip(settings.rates, values, strict=True)))
@@ -205,10 +211,3 @@ class _State:
         for value, moved, gradient in zip((self.weight, self.bias), self._moved, gradients, strict=True):
             moved.mul_(self.momentum).add_(gradient)
             value.sub_(rates.view(-1, *[1] * (value.ndim - 1)) * moved)
-
-
-def _score(probe: LinearClassifier, val: tuple[Tensor, Tensor], metric: MetricName) -> float:
-    scores = probe.scores(val[0].to(probe.weight.device)).cpu()
-    if not bool(torch.isfinite(scores).all()):
-        return float("nan")  # this rate was too high
-    return value_of(measure_of(metric, scores, val[1].cpu()), len(val[0]))

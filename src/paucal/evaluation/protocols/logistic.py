@@ -21,12 +21,12 @@ from paucal.evaluation.protocols.classifier import (
     require_classes,
     require_finite,
     require_same_width,
+    validation_score,
 )
 from paucal.evaluation.protocols.double import in_double
 from paucal.evaluation.protocols.lambda_search import Searched, search_strength
 from paucal.evaluation.protocols.logistic_torch import fit_independent, fit_softmax
-from paucal.metrics.measures import value_of
-from paucal.metrics.named import MetricName, measure_of
+from paucal.metrics.named import MetricName
 from paucal.types import UserError
 
 MAX_ITERATIONS = 1000
@@ -126,8 +126,7 @@ def fit_selected(
     require_finite(val[0], "validation images")
 
     def score(strength: float) -> float:
-        scores = fit_logistic(*train, n_classes, strength, solver).scores(val[0])
-        return value_of(measure_of(metric, scores.cpu(), val[1].cpu()), len(val[0]))
+        return validation_score(fit_logistic(*train, n_classes, strength, solver), *val, metric)
 
     found = search(score)
     if both is None:
