@@ -1,7 +1,5 @@
 """Results of an evaluation as files and as text."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -16,7 +14,7 @@ from paucal.evaluation.results import ClassificationReport, MultiLabelReport, Re
 from paucal.evaluation.thresholds import marked
 from paucal.metrics.intervals import Score
 from paucal.metrics.named import TITLES as METRIC_TITLES
-from paucal.runs import write_text
+from paucal.runs import csv_text, write_text
 from paucal.wording import counted, percent
 
 TITLES = {
@@ -88,7 +86,7 @@ def write_per_class(path: Path, report: ClassificationReport) -> None:
     for row in report.per_class:
         recall = (row.recall.value, row.recall.low, row.recall.high) if row.recall else (None,) * 3
         rows.append([row.name, row.images, row.predicted, row.precision, *recall, row.f1])
-    _write_csv(path, header, rows)
+    write_text(path, csv_text(header, *rows))
 
 
 def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
@@ -100,7 +98,7 @@ def write_per_class_of_several(path: Path, report: MultiLabelReport) -> None:
         found = (row.ap.value, row.ap.low, row.ap.high) if row.ap else (None,) * 3
         known = (row.images, row.share, *found, row.threshold)
         rows.append([row.name, *known, row.predicted, row.precision, row.recall, row.f1])
-    _write_csv(path, header, rows)
+    write_text(path, csv_text(header, *rows))
 
 
 def write_predictions_of_several(
@@ -121,7 +119,7 @@ def write_predictions_of_several(
         [key, *(";".join(compress(classes, one)) for one in (labels, answers)), *_digits(values)]
         for key, labels, answers, values in zip(keys, *(column.tolist() for column in columns), strict=True)
     ]
-    _write_csv(path, ["key", "labels", "predicted", *(f"p_{name}" for name in classes)], rows)
+    write_text(path, csv_text(["key", "labels", "predicted", *(f"p_{name}" for name in classes)], *rows))
 
 
 def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str], classes: Sequence[str]) -> None:
@@ -149,19 +147,11 @@ def write_predictions(path: Path, predictions: Predictions, keys: Sequence[str],
         for key, label, answer, shares in zip(keys, *(column.tolist() for column in columns), strict=True)
     ]
     header = ["key", "label", "predicted", "confidence", *(f"p_{name}" for name in classes)]
-    _write_csv(path, header, rows)
+    write_text(path, csv_text(header, *rows))
 
 
 def _digits(shares: Iterable[float]) -> list[str]:
     return [f"{share:.6g}" for share in shares]
-
-
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
 
 
 def _line(name: str, score: Score, titles: Mapping[str, tuple[str, str]] = TITLES) -> Line:

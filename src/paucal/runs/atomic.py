@@ -1,9 +1,11 @@
 """Writing files so that a reader never finds half of one, whatever interrupts the writer."""
 
+import csv
+import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,6 +105,18 @@ def write_text(path: Path, text: str) -> None:
     File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, which JSON reads back.
     """
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+
+
+def csv_text(*rows: Iterable[object]) -> str:
+    """Return rows as lines of CSV, the first of them the header.
+
+    Example:
+        >>> csv_text(("class", "images"), ("cat, dog", 3)).splitlines()
+        ['class,images', '"cat, dog",3']
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def _sync_folder(folder: Path) -> None:

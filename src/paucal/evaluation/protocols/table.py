@@ -1,7 +1,5 @@
 """The one table: printed, and stored as CSV and JSON."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from rich.table import Table
 from paucal.evaluation.protocols.comparison import Row, averages, tally
 from paucal.evaluation.protocols.judge import PROTOCOLS
 from paucal.metrics.intervals import Score
-from paucal.runs import write_text
+from paucal.runs import csv_text, write_text
 from paucal.wording import percent
 
 COLUMNS = (
@@ -132,14 +130,12 @@ def store_table(folder: Path, rows: Sequence[Row], about: Mapping[str, Any]) -> 
 
 
 def _as_csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    cells = []
     for row in rows:
         line = row.line
         for name, score in row.scores.items():
             gain = row.gains.get(name)
             about = (row.data, line.protocol, line.setting, line.score, line.unit, row.images, name)
             compared = ("",) * 4 if gain is None else (gain.value, gain.low, gain.high, row.verdict(name))
-            writer.writerow((*about, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
-    return text.getvalue()
+            cells.append((*about, score.value, score.low, score.high, row.notes.get(name, ""), *compared))
+    return csv_text(COLUMNS, *cells)

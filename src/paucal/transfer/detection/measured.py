@@ -1,7 +1,5 @@
 """All that is said of a detector on some images: scores with intervals, by class, and as a table."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 
 from paucal.metrics.bootstrap import Bootstrap
 from paucal.metrics.intervals import Score, percentile
+from paucal.runs import csv_text
 from paucal.transfer.detection.annotations import Boxes
 from paucal.transfer.detection.judging import MASKS, Found, coco_scores
 from paucal.transfer.detection.matching import ClassMatches, MeanPrecision, match
@@ -47,14 +46,14 @@ class Measured:
 
     def table(self) -> str:
         """Return objects, AP and AP50 of each class as CSV, those of masks beside them."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["class", "objects", *(f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50"))])
         averages = {"": self.per_class, MASKS: self.mask_per_class}
+        rows: list[list[object]] = [
+            ["class", "objects", *(f"{kind}{name}" for kind in self.matches for name in ("ap", "ap50"))]
+        ]
         for label, name in enumerate(self.per_class):
             cells = [cell for kind, of in self.matches.items() for cell in _cells(averages[kind][name], of[label])]
-            writer.writerow([name, int(self.matches[""][label].objects.sum()), *cells])
-        return text.getvalue()
+            rows.append([name, int(self.matches[""][label].objects.sum()), *cells])
+        return csv_text(*rows)
 
 
 def measured(found: Sequence[Found], truth: Sequence[Boxes], classes: Sequence[str]) -> Measured:

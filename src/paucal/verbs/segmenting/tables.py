@@ -1,7 +1,5 @@
 """The scores of a segmentation run as tables, for the terminal and as CSV."""
 
-import csv
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +7,7 @@ from rich.table import Table
 
 from paucal.evaluation.segmentation import SegmentationReport, Tally
 from paucal.metrics.intervals import Score
+from paucal.runs import csv_text
 from paucal.wording import percent
 
 SHOWN_CLASSES = 30
@@ -40,25 +39,20 @@ def ranked_classes(report: SegmentationReport) -> list[int]:
 
 def per_class_table(report: SegmentationReport) -> str:
     """Return the scores of the classes as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", "iou", "low", "high", "pixels", "answers", "hits"])
+    rows, table = [], report.confusion
     for place, score in enumerate(report.per_class):
-        row = report.confusion
-        counts = (int(row[place].sum()), int(row[:, place].sum()), int(row[place, place]))
-        writer.writerow([report.classes[place], *map(_cell, (score.value, score.low, score.high)), *counts])
-    return text.getvalue()
+        counts = (int(table[place].sum()), int(table[:, place].sum()), int(table[place, place]))
+        rows.append([report.classes[place], *map(_cell, (score.value, score.low, score.high)), *counts])
+    return csv_text(["class", "iou", "low", "high", "pixels", "answers", "hits"], *rows)
 
 
 def per_image_table(tallies: Sequence[Tally], keys: Sequence[str]) -> str:
     """Return the scores of the images as CSV, the worst first."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "mean_iou", "pixel_accuracy", "pixels"])
+    rows = []
     for one in sorted(tallies, key=lambda one: (not np.isfinite(one.mean_iou), one.mean_iou)):
         right = float(np.trace(one.confusion)) / one.pixels if one.pixels else float("nan")
-        writer.writerow([keys[one.index], _cell(one.mean_iou), _cell(right), one.pixels])
-    return text.getvalue()
+        rows.append([keys[one.index], _cell(one.mean_iou), _cell(right), one.pixels])
+    return csv_text(["image", "mean_iou", "pixel_accuracy", "pixels"], *rows)
 
 
 def score_text(score: Score) -> str:
