@@ -1,6 +1,6 @@
 """What a model answers for every image of a set, gathered from all processes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -85,7 +85,7 @@ def predict_all(
     device = torch.device(device)
     rows: list[tuple[Tensor, Tensor, Tensor]] = []
     done = 0
-    with _evaluation_mode(model), torch.inference_mode():
+    with evaluation_mode(model), torch.inference_mode():
         for batch in loader:
             batch = batch.to(device, non_blocking=True)
             with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
@@ -111,7 +111,7 @@ def majority_classes(labels: Tensor) -> list[int]:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module):
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; afterwards give each module its own flag back: some are frozen."""
     flags = {module: module.training for module in model.modules()}
     model.eval()

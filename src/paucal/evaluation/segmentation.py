@@ -72,6 +72,12 @@ class SegmentationReport:
         """The classes that no labelled pixel is of."""
         return tuple(name for name, count in zip(self.classes, self.confusion.sum(1), strict=True) if count == 0)
 
+    @property
+    def values(self) -> dict[str, float]:
+        """The scores without their intervals."""
+        scores = {"mean_iou": self.mean_iou.value, "pixel_accuracy": self.accuracy.value}
+        return {**scores, "mean_accuracy": self.mean_accuracy, "loss": self.loss}
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a JSON file; what is not a number becomes None."""
         rows = [

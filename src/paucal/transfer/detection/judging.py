@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paucal.evaluation.predictions import evaluation_mode
 from paucal.transfer.detection.annotations import Boxes
 from paucal.transfer.detection.batch import BoxBatch
 from paucal.transfer.detection.masks.head import pasted_masks
@@ -77,7 +78,7 @@ def detect_all(
     device: torch.device,
     progress: Callable[[int], None] | None = None,
 ) -> dict[int, Found]:
-    """Return what a detector finds, by the position of each image; its mode is left as it was.
+    """Return what a detector finds, by the position of each image; its modes are left as they were.
 
     Args:
         detector: takes images and their sizes.
@@ -86,9 +87,7 @@ def detect_all(
         progress: called with the number of images done.
     """
     found: dict[int, Found] = {}
-    training = detector.training
-    detector.eval()
-    try:
+    with evaluation_mode(detector):
         for batch in batches:
             answers = detector(batch.images.to(device), batch.image_sizes())
             for place, answer in enumerate(answers):
@@ -96,8 +95,6 @@ def detect_all(
                 found[int(batch.ids[place])] = found_in(answer, (sides[0], sides[1]), (size[0], size[1]))
             if progress is not None:
                 progress(len(found))
-    finally:
-        detector.train(training)
     return found
 
 

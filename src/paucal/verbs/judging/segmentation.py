@@ -47,9 +47,7 @@ class SegmentedSet:
     @property
     def metrics(self) -> dict[str, float]:
         """The scores as plain numbers."""
-        found = self.report
-        scores = {"mean_iou": found.mean_iou.value, "pixel_accuracy": found.accuracy.value}
-        return {**scores, "mean_accuracy": found.mean_accuracy, "loss": found.loss}
+        return self.report.values
 
 
 def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[SegmentedSet]:

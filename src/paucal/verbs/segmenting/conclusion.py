@@ -51,13 +51,7 @@ class SegmentResult(FinishedRun):
     @property
     def metrics(self) -> dict[str, float]:
         """The scores on the test images as plain numbers: "mean_iou", "pixel_accuracy" and others."""
-        found = self.report
-        return {
-            "mean_iou": found.mean_iou.value,
-            "pixel_accuracy": found.accuracy.value,
-            "mean_accuracy": found.mean_accuracy,
-            "loss": found.loss,
-        }
+        return self.report.values
 
     @property
     def test_scores(self) -> dict[str, float]:

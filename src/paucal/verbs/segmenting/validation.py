@@ -1,7 +1,6 @@
 """A network judged on images with masks: every pixel of every image, counted."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ from paucal.data.masks.coding import IGNORED
 from paucal.data.views.normalisation import Normalisation
 from paucal.distributed import rank, world_size
 from paucal.evaluation.deployed import Preprocessing
+from paucal.evaluation.predictions import evaluation_mode
 from paucal.evaluation.segmentation import Tally, segmentation_report, tally
 from paucal.transfer.segmentation.windows import WindowOptions, pixel_probabilities
 from paucal.verbs.segmenting.images import Segmented
@@ -42,7 +42,7 @@ def count_pixels(
         see: called with the number and the (K, H, W) probabilities of each image of this process.
     """
     statistics, found = Normalisation(preprocess.mean, preprocess.std), []
-    with evaluating(network):
+    with evaluation_mode(network):
         for done, index in enumerate(list(indices)[rank() :: world_size()], start=1):
             image = statistics.apply(prepared.images.store.read(int(index))).to(device)
             shares = pixel_probabilities(network, image, options)
@@ -67,18 +67,6 @@ def scores(
         return {SCORE: report.mean_iou.value, "val_pixel_accuracy": report.accuracy.value, LOSS: report.loss}
 
     return validate
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode, and each part of it back into its own."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def _of_all(tallies: list[Tally]) -> list[Tally]:
