@@ -168,7 +168,7 @@ def _exploded(rows: Sequence[Row], scale: Scale, patience: int) -> Verdict | Non
     if lasts(rows, lambda row: _loss(row, scale) > bound, patience):
         text = (
             f"the {scale.head} loss is {_loss(rows[-1], scale):.2f}, and giving all prototypes alike would cost only "
-            f"{_chance(scale)}"
+            f"ln {scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
         )
         return _verdict("divergence", text, rows[-1])
     lengths = [length for row in rows if math.isfinite(length := scale.of(row, "feature_norm"))]
@@ -260,10 +260,6 @@ def _loss(row: Row, scale: Scale) -> float:
 def lasts(rows: Sequence[Row], shows: Callable[[Row], bool], patience: int) -> bool:
     """Tell whether the newest epochs show a sign, so many in a row."""
     return len(rows) >= patience and all(shows(row) for row in rows[-patience:])
-
-
-def _chance(scale: Scale) -> str:
-    return f"ln {scale.out_dim} = {math.log(scale.out_dim):.3f} nats"
 
 
 def _verdict(kind: Kind, text: str, row: Row) -> Verdict:

@@ -16,7 +16,7 @@ from paucal.evaluation.protocols.correspondence import TOP, correspond
 from paucal.evaluation.protocols.cross_validation import FOLDS, fit_by_folds, fit_probe_by_folds
 from paucal.evaluation.protocols.extraction import Advance, Extraction, augmented_batches, extract
 from paucal.evaluation.protocols.feature_reader import POOLED, FeatureKind, probe_kind
-from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, Few, few_label_curve
+from paucal.evaluation.protocols.few_labels import PER_CLASS, REPEATS, few_label_curve
 from paucal.evaluation.protocols.judged_data import PARTS, POOL, JudgedData
 from paucal.evaluation.protocols.knn import HEADLINE, NEIGHBOURS, clamped, knn_scores
 from paucal.evaluation.protocols.linear_probe import (
@@ -257,18 +257,15 @@ def _few(parts: dict[str, Rows], data: JudgedData, options: JudgeOptions, advanc
         line = Line("few-labels", setting, "accuracy", headline=plain)
         outcomes.append(Outcome(line, Mean(few.hits.mean(0)), n_images, _spread(few.accuracies)))
         if not plain:
-            due = _due(few, data, parts["test"][1])
+            truth = parts["test"][1]
+            if data.metric == "roc_auc":
+                due: list[Measure] = [RocAuc(torch.from_numpy(margins), truth) for margins in few.margins]
+            else:
+                due = [MeanPerClass(row, truth.numpy(), data.n_classes) for row in few.hits]
             values = np.array([value_of(measure, n_images) for measure in due])
             line = Line("few-labels", setting, TITLES[data.metric])
             outcomes.append(Outcome(line, Average(due), n_images, _spread(values)))
     return outcomes
-
-
-def _due(few: Few, data: JudgedData, truth: Tensor) -> list[Measure]:
-    """Return the data set's own metric of every draw."""
-    if data.metric == "roc_auc":
-        return [RocAuc(torch.from_numpy(margins), truth) for margins in few.margins]
-    return [MeanPerClass(row, truth.numpy(), data.n_classes) for row in few.hits]
 
 
 def _spread(scores: NDArray[np.float64]) -> str:
