@@ -9,14 +9,13 @@ from sklearn.metrics import confusion_matrix
 from torch import Tensor
 
 from paucal.evaluation.calibration import calibration_error
-from paucal.evaluation.predictions import Predictions, majority_classes
+from paucal.evaluation.predictions import Predictions, majority_classes, require_classes, require_finite
 from paucal.evaluation.results import ClassificationReport, ClassRow, Majority
 from paucal.metrics.bootstrap import Bootstrap
 from paucal.metrics.intervals import Score, percentile, two_sided, wilson
 from paucal.metrics.measures import MacroF1, Mean, MeanPerClass, Measure, value_of
 from paucal.metrics.ranking import RocAuc
 from paucal.types import UserError
-from paucal.wording import counted
 
 SHIFTED = {"macro_f1", "calibration_error"}  # scores that resampling deflates or inflates
 
@@ -89,23 +88,14 @@ def quick_scores(predictions: Predictions) -> dict[str, float]:
 
 
 def _check(predictions: Predictions, classes: Sequence[str]) -> None:
-    labels, logits = predictions.labels, predictions.logits
+    labels = predictions.labels
     if len(predictions) == 0:
         raise UserError("there are no images to evaluate: give a folder or a part of the split that has some.")
-    if len(classes) != logits.shape[1]:
-        raise UserError(
-            f"the model answers with {counted(logits.shape[1], 'class', 'classes')} and the data has {len(classes)}: "
-            "evaluate on the classes that the model was trained on."
-        )
+    require_classes(predictions, classes)
     if labels.min() < 0 or labels.max() >= len(classes):
         wrong = int(((labels < 0) | (labels >= len(classes))).sum())
         raise UserError(f"{wrong} of {len(labels)} images have no label among the {len(classes)} classes: label them.")
-    broken = int((~torch.isfinite(logits).all(1)).sum())
-    if broken:
-        raise UserError(
-            f"the model's answers for {broken} of {len(labels)} images are not finite numbers: its weights "
-            "are damaged or training diverged; train again with a lower --lr or in full precision."
-        )
+    require_finite(predictions)
 
 
 def _scores(predictions: Predictions, bootstrap: Bootstrap) -> dict[str, Score]:

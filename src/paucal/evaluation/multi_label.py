@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from paucal.evaluation.predictions import Predictions
+from paucal.evaluation.predictions import Predictions, require_classes, require_finite
 from paucal.evaluation.results import MultiLabelReport, MultiLabelRow
 from paucal.evaluation.thresholds import marked
 from paucal.metrics.bootstrap import Bootstrap
@@ -15,7 +14,6 @@ from paucal.metrics.intervals import Score, percentile, two_sided
 from paucal.metrics.measures import MacroF1OfSeveral, Mean, mean_over_classes, value_of
 from paucal.metrics.ranking import AveragePrecision
 from paucal.types import UserError
-from paucal.wording import counted
 
 MOST_DRAWS, FEWEST_DRAWS = 1000, 200
 MOST_WORK = 400_000_000  # images times classes times draws: some ten seconds
@@ -41,7 +39,10 @@ def multi_label_report(
     Raises:
         UserError: no image is known to be of any class, or logits that are not finite.
     """
-    _check(predictions, classes)
+    require_classes(predictions, classes)
+    if not (predictions.labels == 1).any():
+        raise UserError("none of the images to evaluate is of any class: give images that have labels.")
+    require_finite(predictions)
     labels, n_images = predictions.labels, len(predictions)
     draws = int(min(MOST_DRAWS, max(FEWEST_DRAWS, MOST_WORK // max(1, labels.numel()))))
     measure = AveragePrecision(predictions.logits, labels, interpolated=False)
@@ -100,20 +101,3 @@ def _rows(
             )
         )
     return rows
-
-
-def _check(predictions: Predictions, classes: Sequence[str]) -> None:
-    logits, labels = predictions.logits, predictions.labels
-    if tuple(labels.shape) != (len(predictions), len(classes)) or logits.shape != labels.shape:
-        raise UserError(
-            f"the model answers with {counted(logits.shape[1], 'class', 'classes')} and the data has {len(classes)}: "
-            "evaluate on the classes that the model was trained on."
-        )
-    if not (labels == 1).any():
-        raise UserError("none of the images to evaluate is of any class: give images that have labels.")
-    broken = int((~torch.isfinite(logits).all(1)).sum())
-    if broken:
-        raise UserError(
-            f"the model's answers for {broken} of {len(labels)} images are not finite numbers: its weights "
-            "are damaged or training diverged; train again with a lower --lr or in full precision."
-        )

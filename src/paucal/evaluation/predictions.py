@@ -1,6 +1,6 @@
 """What a model answers for every image of a set, gathered from all processes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paucal.types import Batch, UserError
+from paucal.wording import counted
 
 UNLABELLED = -1
 
@@ -108,6 +109,34 @@ def majority_classes(labels: Tensor) -> list[int]:
         raise ValueError("there is no majority class among no labels")
     counts = torch.bincount(labels)
     return torch.nonzero(counts == counts.max())[:, 0].tolist()
+
+
+def require_classes(predictions: Predictions, classes: Sequence[str]) -> None:
+    """Refuse answers, or several labels per image, for another number of classes.
+
+    Raises:
+        UserError: the numbers differ.
+    """
+    answered = predictions.logits.shape[1]
+    if answered != len(classes) or (predictions.several and predictions.labels.shape != predictions.logits.shape):
+        raise UserError(
+            f"the model answers with {counted(answered, 'class', 'classes')} and the data has {len(classes)}: "
+            "evaluate on the classes that the model was trained on."
+        )
+
+
+def require_finite(predictions: Predictions) -> None:
+    """Refuse answers that are NaN or infinite.
+
+    Raises:
+        UserError: some are.
+    """
+    broken = int((~torch.isfinite(predictions.logits).all(1)).sum())
+    if broken:
+        raise UserError(
+            f"the model's answers for {broken} of {len(predictions)} images are not finite numbers: its weights "
+            "are damaged or training diverged; train again with a lower --lr or in full precision."
+        )
 
 
 @contextmanager
