@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from paucal.cores import prepare_threads
 
 if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keeps the two alike
-    from paucal.evaluation.deployed import Deployed as Deployed
     from paucal.export.reading import load_model as load
     from paucal.losses import drloc_loss as drloc_loss
     from paucal.losses import esvit_loss as esvit_loss
     from paucal.losses import lejepa_loss as lejepa_loss
     from paucal.losses import token_label_loss as token_label_loss
+    from paucal.models.trained import TrainedModel as Deployed
     from paucal.objectives import DrLoc as DrLoc
     from paucal.objectives import LocalizationHead as LocalizationHead
     from paucal.objectives import Objective as Objective
@@ -58,7 +58,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
 __version__ = version("paucal")
 
 _WHERE = {
-    "Deployed": "paucal.evaluation.deployed",
+    "Deployed": "paucal.models.trained:TrainedModel",
     "DrLoc": "paucal.objectives",
     "LocalizationHead": "paucal.objectives",
     "Objective": "paucal.objectives",
@@ -101,6 +101,7 @@ _PACKAGES = (
         "labeling",
         "losses",
         "methods",
+        "models",
         "objectives",
         "recipes",
         "report",

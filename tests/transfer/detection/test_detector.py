@@ -165,7 +165,7 @@ def test_cascade__counts_later_heads_less():
 
 
 def test_card__brings_the_same_detector_back():
-    from paucal.evaluation.deployed import Preprocessing
+    from paucal.models.preprocessing import Preprocessing
 
     fed = Preprocessing((128, 128), 1.0, "bilinear", (0.5,) * 3, (0.5,) * 3, resize="letterbox")
     options = DetectorOptions(**TINY, finest=8, cascade=True)
@@ -191,7 +191,7 @@ def test_card__brings_the_same_detector_back():
     ],
 )
 def test_card__of_a_stranger_is_refused_in_one_sentence(changes: dict, words: str):
-    from paucal.evaluation.deployed import Preprocessing
+    from paucal.models.preprocessing import Preprocessing
 
     fed = Preprocessing((128, 128), 1.0, "bilinear", (0.5,) * 3, (0.5,) * 3)
     card = DetectorCard(SPECS["convolutional"], ("a", "b", "c"), fed, category_ids=(1, 2, 3))

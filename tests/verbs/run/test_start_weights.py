@@ -18,9 +18,9 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from contracts.test_objectives import StopAfter
 from paucal.backbones import BackboneSpec
 from paucal.cli.main import main
-from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
 from paucal.rules.circumstances import Facts, StartFacts
 from paucal.types import UserError
@@ -106,7 +106,7 @@ def test_init__keeps_the_classifier_of_known_classes(base):
     run = base / "kept"
     flags = ["--init", str(base / "run" / "model.safetensors"), "--lr", "1e-12", "--average", "0", *QUICK]
     assert main(["train", str(base / "fewer"), *flags, "--output", str(run)]) == 0
-    assert load_deployed(run).classes == ("ant", "cat")
+    assert load_trained(run).classes == ("ant", "cat")
     torch.testing.assert_close(weights(run)["head.weight"], weights(base / "run")["head.weight"][[0, 2]])
     assert read(run, "init.json")["classifier"] == "kept, 2 of 3 classes found by name"
 

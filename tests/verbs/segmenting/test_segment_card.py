@@ -9,7 +9,8 @@ from PIL import Image
 
 from paucal.backbones import BackboneSpec
 from paucal.data.masks.coding import IGNORED, MaskCoding
-from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 from paucal.verbs.segmenting.card import Head, SegmentationCard
 from paucal.verbs.segmenting.pictures import comparison, differences, legend, overlay, palette, stacked
@@ -80,8 +81,8 @@ def test_cards_without_an_entry__are_refused():
 
 def test_a_classifiers_card__is_none_of_these_and_the_other_way_round():
     with pytest.raises(UserError, match="does not classify, it is for segmentation"):
-        Card.from_dict(card().to_dict())
-    plain = Card(BackboneSpec("test_resnet", 2, image_size=(64, 96)), ("a", "b"), card().preprocessing)
+        ModelCard.from_dict(card().to_dict())
+    plain = ModelCard(BackboneSpec("test_resnet", 2, image_size=(64, 96)), ("a", "b"), card().preprocessing)
     with pytest.raises(UserError, match="task 'classification'"):
         SegmentationCard.from_dict(plain.to_dict())
 

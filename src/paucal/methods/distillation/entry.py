@@ -13,17 +13,19 @@ from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import input_of_timm
-from paucal.evaluation.deployed import Card, Preprocessing, load_deployed
 from paucal.methods.contract import Circumstances, ExtraLoss
 from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.guides import refuse_leaks, show_as_trained
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import load_trained
 from paucal.objectives.base import Term
 from paucal.objectives.distillation import WEIGHT, Distillation
 from paucal.runs import open_model
 from paucal.types import UserError, height_and_width
 
 
-def _card(name: str) -> Card:
+def _card(name: str) -> ModelCard:
     """Describe a teacher: a run, or a timm model with its published weights.
 
     Raises:
@@ -32,13 +34,13 @@ def _card(name: str) -> Card:
     if not Path(name).expanduser().exists():
         return _published(name)
     folder = open_model(name)
-    card = Card.from_dict(folder.read_json(folder.card.name))
+    card = ModelCard.from_dict(folder.read_json(folder.card.name))
     if card.several or not card.classes:
         raise UserError(f"--teacher {name} does not name one class for an image: give a classifier that does.")
     return card
 
 
-def _published(name: str) -> Card:
+def _published(name: str) -> ModelCard:
     if not timm.is_model(name):
         raise UserError(f"--teacher is {name!r}, neither a run folder nor a timm model: give one, such as runs/1.")
     config = timm.get_pretrained_cfg(name)
@@ -48,12 +50,12 @@ def _published(name: str) -> Card:
     spec = BackboneSpec(name, config.num_classes, image_size=height_and_width(config.input_size[1:]), pretrained=True)
     fed = input_of_timm(name)
     preprocessing = Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std)
-    return Card(spec, tuple(ImageNetInfo(subset).label_names()), preprocessing)
+    return ModelCard(spec, tuple(ImageNetInfo(subset).label_names()), preprocessing)
 
 
-def _network(name: str, card: Card) -> nn.Module:
+def _network(name: str, card: ModelCard) -> nn.Module:
     if not card.backbone.pretrained:
-        return load_deployed(name).module
+        return load_trained(name).module
     with torch.random.fork_rng(devices=[]):
         return card.backbone.build().model
 

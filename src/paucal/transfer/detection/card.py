@@ -6,7 +6,8 @@ from typing import Any, TypeGuard
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.evaluation.deployed import MAX_SIDE, Card
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import MAX_SIDE
 from paucal.runs import RunFolder, read_weights
 from paucal.transfer.detection.detector import Detector
 from paucal.transfer.detection.options import DetectorOptions
@@ -17,7 +18,7 @@ TASK = "detection"
 
 
 @dataclass(frozen=True)
-class DetectorCard(Card):
+class DetectorCard(ModelCard):
     """How to build a detector, and what it gives.
 
     Attributes:
@@ -49,7 +50,7 @@ class DetectorCard(Card):
             raise UserError("model.json must name the classes of its detector with their numbers: restore it.")
         if not _all_of(sides, int) or len(sides) != 2 or not all(8 <= side <= MAX_SIDE for side in sides):
             raise UserError(f"model.json resizes images to {sides!r}, expected two sides up to {MAX_SIDE}: restore it.")
-        plain = Card.from_dict({**{k: v for k, v in value.items() if k != "task"}, "classes": []})
+        plain = ModelCard.from_dict({**{k: v for k, v in value.items() if k != "task"}, "classes": []})
         return cls(
             plain.backbone,
             tuple(names),

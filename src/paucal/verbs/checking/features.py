@@ -20,8 +20,10 @@ from paucal.data.decoded.read_as import AsShown, smaller
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.views.transforms import ViewTransform
-from paucal.evaluation.deployed import Preprocessing, load_deployed, usable_device
 from paucal.evaluation.predictions import predict_all
+from paucal.models.devices import usable_device
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import load_trained
 from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
 from paucal.verbs.checking.settings import CheckSettings
@@ -143,7 +145,7 @@ def open_reader(settings: CheckSettings, side: int) -> Reader:
 
 
 def _of_run(settings: CheckSettings) -> Reader:
-    deployed = load_deployed(str(settings.model), settings.device)
+    deployed = load_trained(str(settings.model), settings.device)
     if settings.img_size is not None:
         raise UserError("--img-size: a run's model looks at images of its own size: leave it out.")
     return _reader(str(settings.model), deployed.module, deployed.card.preprocessing, settings)

@@ -10,7 +10,7 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.decode import WHOLE
 from paucal.data.splits.split import Split, make_split
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.circumstances import StartFacts
 from paucal.rules.resolve import origins, resolve

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from paucal.data.given import Given, given_path, given_sources
-from paucal.evaluation.deployed import usable_device
+from paucal.models.devices import usable_device
 from paucal.reading import named_path
 from paucal.runs import RunFolder, open_model, write_atomically
 from paucal.runs.writable import try_folder

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.attribution.choice import best_method
 from paucal.explain.attribution.methods import METHODS, attribute, methods_of
 from paucal.explain.figures.attribution import Explained
 from paucal.explain.figures.names import spoken
 from paucal.explain.prepared import explainable, run
 from paucal.explain.scores.perturbation import on_cells
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining.images import Viewed, stacked
 from paucal.wording import did_you_mean
@@ -19,7 +19,7 @@ from paucal.wording import did_you_mean
 MOST_CELLS = 56  # along a side, of a grid that is drawn cell by cell
 
 
-def choose_method(model: Deployed, asked: str) -> tuple[str, str]:
+def choose_method(model: TrainedModel, asked: str) -> tuple[str, str]:
     """Return the method, and the sentence that says why.
 
     Raises:
@@ -44,7 +44,7 @@ def choose_method(model: Deployed, asked: str) -> tuple[str, str]:
 _NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
 
 
-def class_numbers(model: Deployed, names: Sequence[str] | None) -> list[int] | None:
+def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
     """Return the numbers of classes given by name; None for the likeliest of each image.
 
     Raises:
@@ -78,7 +78,7 @@ def _drawn(maps: Tensor) -> Tensor:
 
 
 def explain_batch(
-    model: Deployed, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
+    model: TrainedModel, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
 ) -> list[Explained]:
     """Return the attribution of some images for the given classes, or for each image's likeliest ones."""
     images = stacked(batch, model)

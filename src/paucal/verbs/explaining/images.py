@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from paucal.data.channels.decoding import as_read
 from paucal.data.given import Given
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.figures.pictures import Picture, seen
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
 from paucal.verbs.run.voice import Voice
@@ -34,7 +34,7 @@ class Viewed:
 
 
 def read_images(
-    sources: Sequence[str | Given], model: Deployed, on_bad: str, voice: Voice
+    sources: Sequence[str | Given], model: TrainedModel, on_bad: str, voice: Voice
 ) -> tuple[int, Iterator[Viewed]]:
     """Return how many images there are at most, and an iterator that holds one at a time.
 
@@ -46,7 +46,7 @@ def read_images(
     return sum(map(len, opened)), _viewed(read_all(opened, reading, on_bad, voice), model)
 
 
-def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: Deployed) -> Iterator[Viewed]:
+def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
         try:
@@ -69,12 +69,12 @@ def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
         yield batch
 
 
-def stacked(batch: Sequence[Viewed], model: Deployed) -> Tensor:
+def stacked(batch: Sequence[Viewed], model: TrainedModel) -> Tensor:
     """Return the model's input (B, 3, H, W) on its device."""
     return torch.stack([image.view for image in batch]).to(model.device)
 
 
-def view_of(images: Tensor, model: Deployed, other: Deployed) -> Tensor:
+def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
     """Return the input (B, 3, H, W) of a model as another one is fed: the same part of the image at its own size."""
     mine, its = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from paucal.data.given import Given, given_path, given_sources
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
 from paucal.explain.prepared import plain
+from paucal.models.trained import TrainedModel
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -57,7 +57,7 @@ class Explanations:
 
 @shows_settings(ExplainSettings)
 def explain_images(
-    model: Deployed | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
+    model: TrainedModel | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
 ) -> Explanations:
     """Draw what a model sees in images; the same as `paucal explain`. Arrays instead of pictures: `paucal.explain`.
 
@@ -76,12 +76,14 @@ def explain_images(
     sources = given_sources(images)
     chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     voice = Heard()
-    made = explain_all(model if isinstance(model, Deployed) else given_path(model, "the model"), sources, chosen, voice)
+    made = explain_all(
+        model if isinstance(model, TrainedModel) else given_path(model, "the model"), sources, chosen, voice
+    )
     return Explanations(made.folder, made.pictures, made.method, tuple(voice.said))
 
 
 def explain_all(
-    name: Deployed | str, sources: Sequence[str | Given], settings: ExplainSettings, voice: Voice
+    name: TrainedModel | str, sources: Sequence[str | Given], settings: ExplainSettings, voice: Voice
 ) -> Explanations:
     """Draw everything that is asked for; see `explain_images`."""
     check_ranges(settings)
@@ -144,7 +146,7 @@ class _Extra:
             yield from self.entropies.figures()
 
 
-def _opened(views: Sequence[str], name: Deployed | str, model: Deployed, settings: ExplainSettings) -> _Extra:
+def _opened(views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings) -> _Extra:
     """Open what some views need beside the model, before any work is done."""
     extra = _Extra()
     if set(views) & NEEDS_ATTENTION:
@@ -168,7 +170,7 @@ def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> It
 
 
 def _figures(
-    model: Deployed,
+    model: TrainedModel,
     batch: list[Viewed],
     views: Sequence[str],
     method: str | None,
@@ -195,7 +197,7 @@ def _figures(
 
 
 def _figures_of(
-    model: Deployed, image: Viewed, views: Sequence[str], settings: ExplainSettings, extra: _Extra
+    model: TrainedModel, image: Viewed, views: Sequence[str], settings: ExplainSettings, extra: _Extra
 ) -> Iterator[tuple[str, Figure]]:
     for view in views:
         if view in SINGLE:

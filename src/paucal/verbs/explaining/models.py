@@ -9,19 +9,22 @@ from paucal.backbones.names import nearest_names
 from paucal.backbones.spec import BackboneSpec
 from paucal.backbones.weights.inputs import input_of_timm
 from paucal.backbones.weights.start import start_from
-from paucal.evaluation.deployed import Card, Deployed, Preprocessing, load_deployed, usable_device
+from paucal.models.card import ModelCard
+from paucal.models.devices import usable_device
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.types import UserError
 from paucal.verbs.run.start_weights import read_timm
 
 
-def open_model(name: str, device: str) -> Deployed:
+def open_model(name: str, device: str) -> TrainedModel:
     """Open a run, or a timm model with its published weights.
 
     Raises:
         UserError: there is nothing of that name, or its weights cannot be had.
     """
     if Path(name).expanduser().exists():
-        return load_deployed(name, device)
+        return load_trained(name, device)
     if not timm.is_model(name):
         near = ", ".join(nearest_names(name))
         raise UserError(
@@ -36,6 +39,8 @@ def open_model(name: str, device: str) -> Deployed:
     start_from(model, weights, weights.classes, head="keep")
     fed = input_of_timm(name)
     classes = weights.classes or tuple(f"class {number}" for number in range(config.num_classes))
-    card = Card(spec, classes, Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std))
+    card = ModelCard(
+        spec, classes, Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std)
+    )
     target = usable_device(device)
-    return Deployed(model.eval().to(target), card, target)
+    return TrainedModel(model.eval().to(target), card, target)

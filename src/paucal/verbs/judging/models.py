@@ -11,8 +11,11 @@ from paucal.backbones.names import nearest_names
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
 from paucal.backbones.weights.load_report import rounded_down
 from paucal.backbones.weights.start import suggest_model
-from paucal.evaluation.deployed import Card, Preprocessing, load_deployed, usable_device
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
+from paucal.models.card import ModelCard
+from paucal.models.devices import usable_device
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import load_trained
 from paucal.runs import RunFolder, open_model
 from paucal.runs.ancestry import run_around
 from paucal.runs.foreign import read_foreign
@@ -76,7 +79,7 @@ def open_subject(
 def _of_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> Subject:
     if image_size is not None:
         raise UserError(f"--img-size is for files and timm models; {run.path} has a size of its own, so leave it out.")
-    deployed = load_deployed(run, device)
+    deployed = load_trained(run, device)
     spec = deployed.card.backbone
     backbone = FeatureBackbone(deployed.module, spec.image_size).eval()
     return Subject(str(run.path), f"the run {run.path}", spec, backbone, deployed.card.preprocessing)
@@ -120,4 +123,4 @@ def _input_of_run(file: Path) -> ImageInput | None:
     run = run_around(file)
     if run is None or not run.card.is_file():
         return None
-    return input_of_card(Card.from_dict(run.read_json(run.card.name)))
+    return input_of_card(ModelCard.from_dict(run.read_json(run.card.name)))

@@ -18,10 +18,11 @@ from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
-from paucal.evaluation.deployed import load_deployed, usable_device
 from paucal.evaluation.seen_images import keys_told
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.write import TeacherCheck, check_teacher, hash_images
+from paucal.models.devices import usable_device
+from paucal.models.trained import load_trained
 from paucal.runs import RunFolder, open_model
 from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
@@ -163,7 +164,7 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
 
 
 def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> Teacher:
-    deployed = load_deployed(run, device)
+    deployed = load_trained(run, device)
     card, model = deployed.card, deployed.module
     if card.several:
         raise UserError(

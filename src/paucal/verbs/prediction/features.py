@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paucal.backbones.layers import classifier_modules
-from paucal.evaluation.deployed import Deployed
-from paucal.evaluation.test_time import MirrorAveraged
+from paucal.models.trained import MirrorAveraged, TrainedModel
 from paucal.types import UserError
 
 
 @contextmanager
-def features_of_calls(model: Deployed) -> Iterator[Callable[[], Tensor]]:
+def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
     """Keep what a model's classifier is given while the block goes on; of a model without one, its output.
 
     These are the features that any head fitted to the frozen network sees. Of a model that looks at an image and its
@@ -46,7 +45,7 @@ def _network(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, MirrorAveraged) else module
 
 
-def _hook(network: nn.Module, model: Deployed, seen: list[Tensor]) -> RemovableHandle:
+def _hook(network: nn.Module, model: TrainedModel, seen: list[Tensor]) -> RemovableHandle:
     def keep_inputs(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
 

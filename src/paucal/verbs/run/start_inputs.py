@@ -2,10 +2,11 @@
 
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.load_report import LoadReport
-from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
 
 
-def input_of_card(card: Card) -> ImageInput:
+def input_of_card(card: ModelCard) -> ImageInput:
     """Return how images are prepared for the model of a card."""
     fed = card.preprocessing
     return ImageInput(fed.crop_ratio, fed.interpolation, fed.mean, fed.std)

@@ -18,7 +18,7 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
 from paucal.backbones.weights.trained import Package, named_in_order, packaged
-from paucal.evaluation.deployed import Card
+from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
 from paucal.runs import RunFolder, open_model, read_weights
@@ -87,7 +87,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     path = _existing(settings.init)
     folder = RunFolder(path) if path.is_dir() else run_around(path)
     if folder is not None:
-        card, file = Card.from_dict(folder.read_json(folder.card.name)), None if path.is_dir() else path
+        card, file = ModelCard.from_dict(folder.read_json(folder.card.name)), None if path.is_dir() else path
         return Start(
             _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: input_of_card(card)
         )
@@ -196,7 +196,7 @@ def _recorded(run: RunFolder) -> Start:
     return Start(input=None if fed is None else lambda _: fed, record=record)
 
 
-def _facts_of_run(run: RunFolder, card: Card) -> StartFacts:
+def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
     settings = run.settings
     words = settings.get("model_args")
     return StartFacts(
@@ -227,7 +227,7 @@ def images_shown(run: RunFolder) -> int | None:
     return None
 
 
-def _with_patches(typed: Sequence[str], card: Card) -> tuple[str, ...]:
+def _with_patches(typed: Sequence[str], card: ModelCard) -> tuple[str, ...]:
     """Return the words of `--model-args` that were typed for the start, and the size of the patches chosen for it.
 
     Without the latter, images of another size would get other patches instead of more of them.
@@ -238,7 +238,7 @@ def _with_patches(typed: Sequence[str], card: Card) -> tuple[str, ...]:
     return (*typed, f"patch_size={json.dumps(chosen)}")
 
 
-def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
+def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
     tree = read_weights(run.weights) if file is None else read_foreign(file)
     height, width = card.backbone.image_size
     grid = None

@@ -7,7 +7,7 @@ import torch
 
 from paucal.backbones.layout import Size
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import Facts

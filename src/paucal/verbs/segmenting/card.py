@@ -7,7 +7,8 @@ from typing import Any, cast
 from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.masks.coding import MaskCoding
-from paucal.evaluation.deployed import MAX_SIDE, Card, Preprocessing
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import MAX_SIDE, Preprocessing
 from paucal.transfer.segmentation.network import SegmentationNetwork, segmentation_network
 from paucal.types import UserError
 
@@ -37,7 +38,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationCard(Card):
+class SegmentationCard(ModelCard):
     """The card of a model that gives every pixel a class.
 
     Attributes:

@@ -13,8 +13,8 @@ from paucal.data.channels.decoding import as_read
 from paucal.data.decode import Reading
 from paucal.data.given import given_path
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import usable_device
 from paucal.memory import available_memory
+from paucal.models.devices import usable_device
 from paucal.runs import RunFolder, open_model, read_weights
 from paucal.transfer.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
 from paucal.types import UserError

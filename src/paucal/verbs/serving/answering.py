@@ -10,12 +10,12 @@ from PIL import Image
 from paucal.data.channels.decoding import as_read, decode_image, image_shape
 from paucal.data.channels.depth import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
-from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.familiarity import INSIDE, Familiarity
 from paucal.evaluation.thresholds import marked
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining.attribution import choose_method, explain_batch
 from paucal.verbs.explaining.images import Viewed
@@ -35,7 +35,7 @@ class Answerer:
         known: tells pictures like the training images from others; None where that is not known.
     """
 
-    def __init__(self, model: Deployed, known: Familiarity | None) -> None:
+    def __init__(self, model: TrainedModel, known: Familiarity | None) -> None:
         self.model = model.require_classifier()
         self._known, self._reading = known, model.card.preprocessing.reading
         self._lock = threading.Lock()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paucal.data.images import ImageSet, spread
 from paucal.data.splits.file import read_split
-from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.familiarity import Familiarity, fit_familiarity
+from paucal.models.trained import TrainedModel
 from paucal.reading import require_regular
 from paucal.runs import RunFolder
 from paucal.runs.atomic import write_atomically
@@ -27,7 +27,7 @@ MOST_BYTES = 256 << 20
 BATCH = 32
 
 
-def familiarity_of(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | None:
+def familiarity_of(run: RunFolder, model: TrainedModel, voice: Voice) -> Familiarity | None:
     """Return what tells images like a run's from others, kept in its folder; None, said, where it cannot be known."""
     if linear_classifier(model.module) is None:
         voice.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
@@ -46,13 +46,13 @@ def familiarity_of(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity
     return found
 
 
-def features_of(reader: ClassifierInputs, model: Deployed, batch: Tensor) -> Tensor:
+def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) -> Tensor:
     """Return the (B, D) float32 features of prepared images, on the CPU."""
     with torch.inference_mode():
         return reader(batch.to(model.device)).float().cpu()
 
 
-def _measured(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | None:
+def _measured(run: RunFolder, model: TrainedModel, voice: Voice) -> Familiarity | None:
     with voice.progress("reading images") as advance:
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
@@ -75,7 +75,7 @@ def _measured(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | No
     return fit_familiarity(features[: len(train)], features[len(train) :])
 
 
-def _prepared(images: ImageSet, rows: list[int], model: Deployed) -> Tensor:
+def _prepared(images: ImageSet, rows: list[int], model: TrainedModel) -> Tensor:
     transform = model.card.preprocessing.transform()
     return torch.stack([transform(images.store.read(row))[0] for row in rows])
 

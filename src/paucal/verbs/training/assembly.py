@@ -10,13 +10,13 @@ from paucal.data.channels.counting import spoken
 from paucal.data.checking.findings import Finding
 from paucal.data.shards.texts import taken
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import Card
 from paucal.evaluation.seen_images import seen_by_start
 from paucal.evaluation.thresholds import USUAL
 from paucal.methods.contract import Circumstances
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import Facts, StartFacts
@@ -117,7 +117,7 @@ def assemble(
     held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, prepared.part(part)))
     settle_terms(settings, objective, Circumstances(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, prepared, objective)
-    card = Card(spec, images.classes, fed)
+    card = ModelCard(spec, images.classes, fed)
     if images.multi_hot is not None:
         card = card.with_thresholds([USUAL] * len(images.classes))  # until validation images choose others
     if fit_memory:
@@ -277,7 +277,7 @@ def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Obje
         return build_objective(settings, spec), spec, notes
 
 
-def _check_request(request: DataRequest, settings: TrainSettings, card: Card) -> None:
+def _check_request(request: DataRequest, settings: TrainSettings, card: ModelCard) -> None:
     """Refuse settings with which an objective cannot get what it needs of the data.
 
     Raises:

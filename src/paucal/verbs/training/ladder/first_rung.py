@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paucal.evaluation.deployed import save_deployed
+from paucal.models.trained import save_trained
 from paucal.runs import RunFolder, save_weights
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.training.assembly import HEAD, AssembledTraining
@@ -138,7 +138,7 @@ def probe(ascent: Ascent) -> None:
     if classifier is not None:
         head.put_into(classifier)
     save_head(ascent.run, head, HEAD)
-    save_deployed(ascent.run, made.objective.deployable(), made.card)
+    save_trained(ascent.run, made.objective.deployable(), made.card)
     details = {
         "model": made.settings.model,
         "img_size": list(made.settings.img_size or []),

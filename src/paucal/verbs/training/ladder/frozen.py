@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paucal.backbones.layers import classifier_modules
-from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.predictions import predict_all
+from paucal.models.preprocessing import Preprocessing
 from paucal.settings.groups import JobSettings
 from paucal.verbs.run.images import Prepared
 from paucal.verbs.run.loaders import eval_loader
