@@ -48,8 +48,8 @@ ALLOWED = {
     "explain": {"types", "backbones", "data", "runs"},
     "export": {"types", "wording", "backbones", "data", "evaluation", "runs", "models"},
     "transfer": {
-        *("types", "wording", "reading", "distributed", "backbones", "data", "runs", "models", "training"),
-        *("evaluation", "objectives.base", "objectives.finetuning"),
+        *("types", "wording", "reading", "memory", "distributed", "backbones", "data", "runs", "models"),
+        *("training", "evaluation", "objectives.base", "objectives.finetuning"),
     },
     "report": {"types", "wording", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},

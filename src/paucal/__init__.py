@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import SelfDistillation as SelfDistillation
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
+    from paucal.transfer.segmentation.trained import load_segmenter as load_segmenter
     from paucal.types import UserError as UserError
     from paucal.verbs.checking.launch import check as check
     from paucal.verbs.comparing.launch import compare as compare
@@ -47,7 +48,6 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
     from paucal.verbs.run.start_weights import load_published as load_published
-    from paucal.verbs.segmenting.deployed import load_segmenter as load_segmenter
     from paucal.verbs.segmenting.launch import segment as segment
     from paucal.verbs.segmenting.predicting import predict_masks as predict_masks
     from paucal.verbs.sharding.launch import shard as shard
@@ -81,7 +81,7 @@ _WHERE = {
     "list_runs": "paucal.verbs.listing.launch",
     "load": "paucal.export.reading:load_model",
     "load_published": "paucal.verbs.run.start_weights",
-    "load_segmenter": "paucal.verbs.segmenting.deployed",
+    "load_segmenter": "paucal.transfer.segmentation.trained",
     "predict": "paucal.verbs.prediction.launch",
     "predict_masks": "paucal.verbs.segmenting.predicting",
     "pretrain": "paucal.verbs.pretraining.launch",

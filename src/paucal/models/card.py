@@ -1,16 +1,18 @@
 """What `model.json` says of a model: how it is built, its classes, and how images are prepared for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.class_names import plain_if_distinct
 from paucal.models.preprocessing import Preprocessing, is_number
 from paucal.types import UserError
 
+CLASSIFICATION = "classification"
+VERBS = {CLASSIFICATION: "train", "detection": "detect", "segmentation": "segment"}  # that make models of each task
 FORMAT = 1
 FORMAT_OF_SEVERAL = 2  # of models that give several labels, which programs before them would misread
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures of logits
@@ -18,7 +20,7 @@ COLDEST, HOTTEST = 0.01, 100.0  # temperatures of logits
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What `model.json` holds.
+    """What `model.json` holds of a classifier, or of a backbone alone; the cards of other tasks add fields to it.
 
     Attributes:
         backbone: how to build the model.
@@ -31,6 +33,9 @@ class ModelCard:
     Raises:
         UserError: the temperature or a threshold is out of range.
     """
+
+    task: ClassVar[str] = CLASSIFICATION
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_OF_SEVERAL)
 
     backbone: BackboneSpec
     classes: tuple[str, ...]
@@ -80,50 +85,61 @@ class ModelCard:
         }
 
     @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> "ModelCard":
-        """Read what `to_dict` gave.
+    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, from an untrusted file.
 
         Raises:
-            UserError: the values are not those of a model card of this version.
+            UserError: the values are not those of a card of this task and version.
         """
-        if (task := value.get("task")) is not None:
+        if (task := stored.get("task") or CLASSIFICATION) != cls.task:
             raise UserError(
-                f"the model of this run does not classify, it is for {str(task)[:40]}: 'paucal predict' uses it, "
-                "or give a run of 'paucal train'."
+                f"the model of this run is for {str(task)[:40]}, expected {cls.task}: give a run of "
+                f"'paucal {VERBS[cls.task]}'; 'paucal predict' uses models of every task."
             )
         try:
-            several = value["format"] == FORMAT_OF_SEVERAL
-            if value["format"] != FORMAT and not several:
-                raise UserError(
-                    f"model.json has format {value['format']!r}, this version of paucal reads {FORMAT} and "
-                    f"{FORMAT_OF_SEVERAL}."
-                )
-            plain: dict[str, Any] = {
-                name: tuple(entry) if isinstance(entry, list) else entry
-                for name, entry in value["preprocessing"].items()
-            }
-            if "channel_ranges" in plain:
-                plain["channel_ranges"] = tuple(map(tuple, plain["channel_ranges"]))
-            spec, names = BackboneSpec.from_dict(value["backbone"]), value["classes"]
-            # Lengths first: a list of as many types as a hostile card claims classes would fill the memory.
-            if not isinstance(names, list) or len(names) != spec.num_classes or not all(type(n) is str for n in names):
-                raise UserError(f"model.json must name the {spec.num_classes} classes of its model: restore it.")
-            temperature = value.get("temperature", 1.0)  # which older cards lack
-            thresholds = tuple(value["thresholds"]) if several else None
-            # Images have plain names of classes; a model of an earlier version may have others.
-            card = cls(spec, plain_if_distinct(names), Preprocessing(**plain), temperature, thresholds)
-            if card.preprocessing.image_size != spec.image_size:
-                raise UserError(
-                    f"model.json prepares images of {card.preprocessing.image_size} pixels for a model of "
-                    f"{spec.image_size}: restore it."
-                )
-            if card.preprocessing.channels != spec.in_chans:
-                raise UserError(
-                    f"model.json prepares images of {card.preprocessing.channels} channels for a model of "
-                    f"{spec.in_chans}: restore it."
-                )
-            return card
-        except (KeyError, TypeError, AttributeError) as problem:
+            if stored["format"] not in cls.formats:
+                known = " and ".join(map(str, cls.formats))
+                raise UserError(f"model.json has format {stored['format']!r}, this version of paucal reads {known}.")
+            return cls._read(stored)
+        except (KeyError, TypeError, AttributeError, ValueError) as problem:
             raise UserError(
-                f"model.json is no model card of paucal ({problem}): restore it or train again."
+                f"model.json is no model card for {cls.task} ({problem}): restore it or train again."
             ) from problem
+
+    @classmethod
+    def _read(cls, stored: Mapping[str, Any]) -> Self:
+        spec, names = BackboneSpec.from_dict(stored["backbone"]), stored["classes"]
+        count, own = cls._own_values(stored, spec)
+        # Lengths first: a list of as many types as a hostile card claims classes would fill the memory.
+        if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
+            raise UserError(f"model.json must name the {count} classes of its model: restore it.")
+        # Images have plain names of classes; a classifier of an earlier version may have others.
+        classes = plain_if_distinct(names) if cls.task == CLASSIFICATION else tuple(names)
+        preprocessing = Preprocessing.from_dict(stored["preprocessing"])
+        prepared = (
+            (preprocessing.image_size, "pixels", spec.image_size),
+            (preprocessing.channels, "channels", spec.in_chans),
+        )
+        for given, unit, expected in prepared:
+            if given != expected:
+                raise UserError(f"model.json prepares images of {given} {unit} for a model of {expected}: restore it.")
+        return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **own)
+
+    @classmethod
+    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+        """Return how many classes a stored card must name, and the values of the fields that only this task has."""
+        several = stored["format"] == FORMAT_OF_SEVERAL
+        temperature = stored.get("temperature", 1.0)  # which older cards lack
+        return spec.num_classes, {
+            "temperature": temperature,
+            "thresholds": tuple(stored["thresholds"]) if several else None,
+        }
+
+    def build(self) -> nn.Module:
+        """Build the model with fresh weights from the global random generator.
+
+        Raises:
+            UserError: the backbone cannot be built.
+        """
+        # All weights come from the run; published ones would be fetched for nothing.
+        return replace(self.backbone, pretrained=False).build().model

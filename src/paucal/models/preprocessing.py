@@ -1,8 +1,9 @@
 """How images are prepared for a model."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from paucal.data.channels.arrays import MOST_CHANNELS
 from paucal.data.decode import Reading
@@ -80,6 +81,17 @@ class Preprocessing:
         usual = {"value_range": None, "resize": "crop", "channel_ranges": None}
         return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
 
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, from an untrusted file.
+
+        Raises:
+            UserError: a value is out of range.
+            AttributeError: it is no mapping.
+            TypeError: an entry is missing, unknown or of another type.
+        """
+        return cls(**{name: _as_tuples(value) for name, value in stored.items()})
+
     @property
     def reading(self) -> Reading:
         """How images are read for the model: no larger than it needs, with the values of its training."""
@@ -89,6 +101,10 @@ class Preprocessing:
         """Return the function from a PIL image to a (C, H, W) float tensor and its geometry."""
         normalisation = Normalisation(self.mean, self.std)
         return EvalTransform(self.image_size, normalisation, self.crop_ratio, self.interpolation, self.resize)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _is_range(value: object) -> bool:

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from paucal.data.channels.decoding import as_read
-from paucal.data.given import given_images, given_path
+from paucal.data.given import given_images
 from paucal.models.card import ModelCard
-from paucal.models.devices import usable_device
-from paucal.runs import RunFolder, open_model, read_weights, save_weights, write_text
+from paucal.models.saved import load_saved
+from paucal.runs import RunFolder, save_weights, write_text
 from paucal.types import UserError
 
 
@@ -132,16 +132,4 @@ def load_trained(run: str | os.PathLike[str] | RunFolder, device: torch.device |
         >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
         tensor([[0.0312, 0.9688]])
     """
-    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
-    target = usable_device(device)
-    if folder.last.exists() and not folder.card.exists():
-        raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")
-    card = ModelCard.from_dict(folder.read_json(folder.card.name))
-    # All weights come from the run; published ones would be fetched for nothing.
-    module = replace(card.backbone, pretrained=False).build().model
-    try:
-        module.load_state_dict(read_weights(folder.weights))
-    except RuntimeError as problem:
-        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
-        raise UserError(f"{str(folder.weights)!r} does not fit its model.json ({reason}).") from problem
-    return TrainedModel(module.eval().to(target), card, target)
+    return TrainedModel(*load_saved(run, ModelCard, device))

@@ -180,10 +180,12 @@ def test_card__brings_the_same_detector_back():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"task": None}, "that of no detector"),
-        ({"classes": ["a"]}, "name the classes"),
-        ({"classes": "abc"}, "name the classes"),
-        ({"category_ids": [1, 2, "3"]}, "name the classes"),
+        ({"task": None}, "for classification, expected detection"),
+        ({"classes": ["a"]}, "name the 3 classes"),
+        ({"classes": "abc"}, "name the 3 classes"),
+        ({"category_ids": [1, 2, "3"]}, "a whole number for each class"),
+        ({"category_ids": []}, "a whole number for each class"),
+        ({"category_ids": [1, 2]}, "name the 2 classes"),
         ({"resize_to": [1, 10**9]}, "resizes images to"),
         ({"options": {"channels": 10**9}}, "no detector of this version"),
         ({"options": {**DetectorOptions().to_dict(), "head_dim": 10**12}}, "gives a detector head_dim"),

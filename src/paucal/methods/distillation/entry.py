@@ -18,6 +18,7 @@ from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.guides import refuse_leaks, show_as_trained
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
+from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.objectives.base import Term
 from paucal.objectives.distillation import WEIGHT, Distillation
@@ -33,8 +34,7 @@ def _card(name: str) -> ModelCard:
     """
     if not Path(name).expanduser().exists():
         return _published(name)
-    folder = open_model(name)
-    card = ModelCard.from_dict(folder.read_json(folder.card.name))
+    card = read_card(open_model(name))
     if card.several or not card.classes:
         raise UserError(f"--teacher {name} does not name one class for an image: give a classifier that does.")
     return card

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from paucal.data.decode import WHOLE
@@ -68,8 +67,7 @@ def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voic
     """
     require_metrics()
     run = open_model(model)
-    device = torch.device(settings.device)
-    detector, card = load_detector(run, device)
+    detector, card, device = load_detector(run, settings.device)
     found = []
     for target in data or [None]:
         boxed, indices = _images(run, target, settings, card, voice)

@@ -12,9 +12,9 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_
 from paucal.backbones.weights.load_report import rounded_down
 from paucal.backbones.weights.start import suggest_model
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
-from paucal.models.card import ModelCard
 from paucal.models.devices import usable_device
 from paucal.models.preprocessing import Preprocessing
+from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.runs import RunFolder, open_model
 from paucal.runs.ancestry import run_around
@@ -123,4 +123,4 @@ def _input_of_run(file: Path) -> ImageInput | None:
     run = run_around(file)
     if run is None or not run.card.is_file():
         return None
-    return input_of_card(ModelCard.from_dict(run.read_json(run.card.name)))
+    return input_of_card(read_card(run))

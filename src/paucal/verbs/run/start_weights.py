@@ -19,6 +19,7 @@ from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
 from paucal.backbones.weights.trained import Package, named_in_order, packaged
 from paucal.models.card import ModelCard
+from paucal.models.saved import read_card
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
 from paucal.runs import RunFolder, open_model, read_weights
@@ -87,7 +88,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     path = _existing(settings.init)
     folder = RunFolder(path) if path.is_dir() else run_around(path)
     if folder is not None:
-        card, file = ModelCard.from_dict(folder.read_json(folder.card.name)), None if path.is_dir() else path
+        card, file = read_card(folder), None if path.is_dir() else path
         return Start(
             _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: input_of_card(card)
         )
