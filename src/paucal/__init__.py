@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.losses import esvit_loss as esvit_loss
     from paucal.losses import lejepa_loss as lejepa_loss
     from paucal.losses import token_label_loss as token_label_loss
+    from paucal.models.published import load_published as load_published
     from paucal.models.trained import TrainedModel as Deployed
     from paucal.objectives import DrLoc as DrLoc
     from paucal.objectives import LocalizationHead as LocalizationHead
@@ -47,7 +48,6 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.listing.launch import list_runs as list_runs
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
-    from paucal.verbs.run.start_weights import load_published as load_published
     from paucal.verbs.segmenting.launch import segment as segment
     from paucal.verbs.segmenting.predicting import predict_masks as predict_masks
     from paucal.verbs.sharding.launch import shard as shard
@@ -80,7 +80,7 @@ _WHERE = {
     "lejepa_loss": "paucal.losses",
     "list_runs": "paucal.verbs.listing.launch",
     "load": "paucal.export.reading:load_model",
-    "load_published": "paucal.verbs.run.start_weights",
+    "load_published": "paucal.models.published",
     "load_segmenter": "paucal.transfer.segmentation.trained",
     "predict": "paucal.verbs.prediction.launch",
     "predict_masks": "paucal.verbs.segmenting.predicting",

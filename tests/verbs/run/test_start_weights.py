@@ -20,11 +20,11 @@ from paucal.backbones import BackboneSpec
 from paucal.cli.main import main
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
+from paucal.models import published as published_weights
 from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
 from paucal.rules.circumstances import Facts, StartFacts
 from paucal.types import UserError
-from paucal.verbs.run import start_weights as starting
 from paucal.verbs.run.start_weights import find_start, load_start, pin_start
 from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.conclusion import Result
@@ -208,7 +208,7 @@ def test_timm__weights_that_cannot_be_fetched(monkeypatch):
         raise OSError("no route to anywhere. And much more.")
 
     start = find_start(TrainSettings(init="timm"))  # which model is chosen later
-    monkeypatch.setattr(starting, "require_reachable", lambda config: None)
+    monkeypatch.setattr(published_weights, "require_reachable", lambda config: None)
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(UserError, match=r"test_vit could not be fetched \(no route to anywhere\); fetch timm/test_vit"):
         start.read("test_vit")
@@ -219,7 +219,7 @@ def test_timm__weights_are_adapted_and_their_classes_known(monkeypatch):
     published = timm.create_model("test_vit")
     settings, start = TrainSettings(init="timm", model="test_vit"), find_start(TrainSettings(init="timm"))
     objective = Supervised(BackboneSpec("test_vit", 2, image_size=(64, 64)).build())
-    monkeypatch.setattr(starting, "require_reachable", lambda config: None)
+    monkeypatch.setattr(published_weights, "require_reachable", lambda config: None)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: published)
     report = load_start(
         start, settings.model, objective, ("n01443537", "n01440764")

@@ -10,9 +10,9 @@ from torch import Tensor
 from paucal.explain.attention.heads import entropy_over, most_entropy
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.figures.heads import entropy_figure, ranked_entropy_figure
+from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.verbs.explaining.images import Viewed, stacked, view_of
-from paucal.verbs.explaining.models import open_model
 
 
 class Entropies:
@@ -30,7 +30,7 @@ class Entropies:
     def __init__(self, model: TrainedModel, against: Sequence[str], device: str) -> None:
         self.models = {model.card.backbone.name: model}
         for name in against:
-            self.models[_unused(name, self.models)] = open_model(name, device)
+            self.models[_unused(name, self.models)] = open_named(name, device, setting="--against")
         self._first = model
         self._sums: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
         self._most: dict[str, dict[str, float]] = {}

@@ -14,6 +14,7 @@ from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
 from paucal.explain.prepared import plain
+from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -24,7 +25,6 @@ from paucal.verbs.explaining.entropy import Entropies
 from paucal.verbs.explaining.images import Viewed, batched, read_images, stem
 from paucal.verbs.explaining.localization import localization_figures, open_localizer
 from paucal.verbs.explaining.matches import matches_figures
-from paucal.verbs.explaining.models import open_model
 from paucal.verbs.explaining.settings import VIEWS, ExplainSettings
 from paucal.verbs.explaining.tokens import open_token_views
 from paucal.verbs.explaining.unused import require_use
@@ -91,7 +91,7 @@ def explain_all(
     require_use(views, settings)
     if not sources:
         raise UserError("there are no images to explain: give files, folders or pictures.")
-    model = open_model(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
+    model = open_named(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
     method = None
     if "attribution" in views:
         method, sentence = choose_method(model, settings.method)

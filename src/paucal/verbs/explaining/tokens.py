@@ -6,10 +6,10 @@ from torch import Tensor
 
 from paucal.explain.figures.tokens import tokens_figure
 from paucal.labeling import DenseTeacher
+from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining.images import Viewed, view_of
-from paucal.verbs.explaining.models import open_model
 
 
 class TokenViews:
@@ -49,7 +49,7 @@ def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> T
     model.require_classifier()
     if teacher is None:
         return TokenViews([("what the cells are taken for", model)])
-    other = open_model(teacher, device).require_classifier()
+    other = open_named(teacher, device, setting="--teacher").require_classifier()
     missing = [name for name in model.classes if name not in other.classes]
     if missing:
         raise UserError(f"--teacher: {teacher} does not know the class {missing[0]!r} of the model: give another.")

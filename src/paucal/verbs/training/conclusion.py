@@ -21,6 +21,7 @@ from paucal.evaluation.tables import due_line, report_table, score_lines
 from paucal.memory import peak_memory
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.report.page import write_report
 from paucal.runs import RunFolder
@@ -131,7 +132,7 @@ def _scored(assembled: AssembledTraining, predictions: Predictions, finish: Fini
 def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> Report:
     images, classes = assembled.prepared.images, assembled.card.classes
     if assembled.card.several:
-        card = load_trained(run).card
+        card = read_card(run)
         return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
     labels = _train_labels(assembled)
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
