@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from paucal.backbones import BackboneSpec
 from paucal.evaluation.familiarity import fit_familiarity
 from paucal.models.card import ModelCard
+from paucal.models.features import ClassifierInputs
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
@@ -22,7 +23,6 @@ from paucal.verbs.serving.answering import Answerer
 from paucal.verbs.serving.app import make_app
 from paucal.verbs.serving.familiar import features_of
 from paucal.verbs.serving.guard import host_name
-from paucal.verbs.training.ladder.frozen import ClassifierInputs
 
 HOSTILE = "<script>alert(1)</script>"
 PICTURE = {"Content-Type": "application/octet-stream"}

@@ -15,14 +15,14 @@ from paucal.data.decoded.read_as import AsShown, smaller
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.views.transforms import ViewTransform
-from paucal.evaluation.predictions import predict_all
+from paucal.evaluation.predictions import predict_in_order
+from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.named import find_named, open_named
 from paucal.models.preprocessing import Preprocessing
 from paucal.runs import RunFolder
 from paucal.settings.options import check_size
 from paucal.types import UserError
 from paucal.verbs.checking.settings import CheckSettings
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
 
 Advance = Callable[[int, int], None]
 USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels; a check needs no more to tell pictures apart
@@ -76,11 +76,7 @@ class Reader:
         if self.preprocess.channels == RGB != images.reading.channels:  # such weights see the first three
             images = replace(images, store=AsShown(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
-        told = None if progress is None else lambda done: progress(done, len(indices))
-        found = predict_all(self.module, loader, self.device, progress=told)
-        rank = torch.empty(len(indices), dtype=torch.int64)
-        rank[torch.from_numpy(np.argsort(indices, kind="stable"))] = torch.arange(len(indices))
-        return found.logits[rank]
+        return predict_in_order(self.module, loader, indices, self.device, progress)
 
 
 @dataclass(frozen=True)

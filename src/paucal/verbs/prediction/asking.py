@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paucal.data.decode import UnreadableImage
 from paucal.models.card import ModelCard
+from paucal.models.features import features_of_calls
 from paucal.models.trained import TrainedModel
 from paucal.verbs.prediction.answers import Prediction
-from paucal.verbs.prediction.features import features_of_calls
 from paucal.verbs.prediction.pictures import Pictures
 from paucal.verbs.prediction.settings import PredictSettings
 from paucal.verbs.run.voice import Voice

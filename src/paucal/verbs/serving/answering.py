@@ -15,12 +15,12 @@ from paucal.evaluation.thresholds import marked
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
+from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining.attribution import choose_method, explain_batch
 from paucal.verbs.explaining.images import Viewed
 from paucal.verbs.serving.familiar import features_of
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
 
 MOST_PIXELS = 64_000_000  # more than any camera in a pocket has
 SHOWN = 10  # classes

@@ -9,9 +9,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paucal.data.images import ImageSet, spread
+from paucal.data.images import spread
+from paucal.data.loader import make_eval_loader
 from paucal.data.splits.file import read_split
 from paucal.evaluation.familiarity import Familiarity, fit_familiarity
+from paucal.evaluation.predictions import predict_in_order
+from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.trained import TrainedModel
 from paucal.reading import require_regular
 from paucal.runs import RunFolder
@@ -19,7 +22,6 @@ from paucal.runs.atomic import write_atomically
 from paucal.types import UserError
 from paucal.verbs.run.images import open_again
 from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
 
 NAME = "familiar.safetensors"
 MOST_TRAIN, MOST_HELD_OUT = 2000, 500  # images, evenly spread
@@ -61,23 +63,14 @@ def _measured(run: RunFolder, model: TrainedModel, voice: Voice) -> Familiarity 
     if not len(train) or not len(held_out):
         voice.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
         return None
-    reader = ClassifierInputs(model.module)
+    rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
     try:
         with voice.progress("looking at the training images") as advance:
-            rows = [*train.tolist(), *held_out.tolist()]
-            parts = []
-            for start in range(0, len(rows), BATCH):
-                parts.append(features_of(reader, model, _prepared(images, rows[start : start + BATCH], model)))
-                advance(min(start + BATCH, len(rows)), len(rows))
+            loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH)
+            features = predict_in_order(inputs, loader, rows, model.device, advance)
     finally:
-        reader.close()
-    features = torch.cat(parts)
+        inputs.close()
     return fit_familiarity(features[: len(train)], features[len(train) :])
-
-
-def _prepared(images: ImageSet, rows: list[int], model: TrainedModel) -> Tensor:
-    transform = model.card.preprocessing.transform()
-    return torch.stack([transform(images.store.read(row))[0] for row in rows])
 
 
 def _weights_key(run: RunFolder) -> str:

@@ -17,6 +17,7 @@ from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
+from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import Facts, StartFacts
@@ -44,7 +45,6 @@ from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
 from paucal.verbs.training.balance import balance, suit_labels
 from paucal.verbs.training.batch import fit_batch
-from paucal.verbs.training.ladder.frozen import linear_classifier
 from paucal.verbs.training.ladder.rungs import Rungs, read_rungs
 from paucal.verbs.training.ladder.start import Choice, choose, may_choose_start, started
 from paucal.verbs.training.loaders import feeding, view_transform
