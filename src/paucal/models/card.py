@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.class_names import plain_if_distinct
 from paucal.models.preprocessing import Preprocessing, is_number
+from paucal.models.tasks import CLASSIFICATION, VERBS
 from paucal.types import UserError
 
-CLASSIFICATION = "classification"
-VERBS = {CLASSIFICATION: "train", "detection": "detect", "segmentation": "segment"}  # that make models of each task
 FORMAT = 1
 FORMAT_OF_SEVERAL = 2  # of models that give several labels, which programs before them would misread
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures of logits

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
+from paucal.backbones.weights.inputs import ImageInput
 from paucal.data.channels.arrays import MOST_CHANNELS
 from paucal.data.decode import Reading
 from paucal.data.decoded.prepare import side_for
@@ -80,6 +81,20 @@ class Preprocessing:
         """Return plain values, without those that most models do not have."""
         usual = {"value_range": None, "resize": "crop", "channel_ranges": None}
         return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
+
+    @classmethod
+    def as_tested(cls, image_size: tuple[int, int], tested: ImageInput) -> Self:
+        """Return how images of a size are prepared for weights as when these were tested.
+
+        Raises:
+            UserError: a value is out of range.
+        """
+        return cls(image_size, tested.crop_ratio, tested.interpolation, tested.mean, tested.std)
+
+    @property
+    def tested(self) -> ImageInput:
+        """What belongs to the weights, whatever the size of the images."""
+        return ImageInput(self.crop_ratio, self.interpolation, self.mean, self.std)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:

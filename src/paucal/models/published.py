@@ -38,10 +38,8 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
     spec = BackboneSpec(
         name, config.num_classes, image_size=height_and_width(image_size or config.input_size[1:]), pretrained=True
     )
-    fed = input_of_timm(name)
-    preprocessing = Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std)
     classes = imagenet_classes(name) or tuple(f"class {number}" for number in range(config.num_classes))
-    return ModelCard(spec, classes, preprocessing)
+    return ModelCard(spec, classes, Preprocessing.as_tested(spec.image_size, input_of_timm(name)))
 
 
 def imagenet_classes(name: str) -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ from paucal.backbones import BackboneSpec
 from paucal.models.card import FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
 from paucal.models.saved import load_saved
+from paucal.models.tasks import DETECTION
 from paucal.runs import RunFolder
 from paucal.transfer.detection.detector import Detector
 from paucal.transfer.detection.options import DetectorOptions
@@ -28,7 +29,7 @@ class DetectorCard(ModelCard):
         resize_to: most pixels of an image's shorter and longer side.
     """
 
-    task: ClassVar[str] = "detection"
+    task: ClassVar[str] = DETECTION
     formats: ClassVar[tuple[int, ...]] = (FORMAT,)
 
     options: DetectorOptions = field(default_factory=DetectorOptions)

@@ -9,6 +9,7 @@ from paucal.backbones.spec import BackboneSpec
 from paucal.data.masks.coding import MaskCoding
 from paucal.models.card import FORMAT, ModelCard
 from paucal.models.preprocessing import MAX_SIDE
+from paucal.models.tasks import SEGMENTATION
 from paucal.transfer.segmentation.network import SegmentationNetwork, segmentation_network
 from paucal.types import UserError
 
@@ -47,7 +48,7 @@ class SegmentationCard(ModelCard):
         resize_to: Shorter and longer side in pixels that images are brought to; None for their own size.
     """
 
-    task: ClassVar[str] = "segmentation"
+    task: ClassVar[str] = SEGMENTATION
     formats: ClassVar[tuple[int, ...]] = (FORMAT,)
 
     head: Head

@@ -7,21 +7,20 @@ import timm
 import torch
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
-from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
+from paucal.backbones.weights.inputs import input_of_file, input_of_timm, program_of
 from paucal.backbones.weights.load_report import rounded_down
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
 from paucal.models.devices import usable_device
 from paucal.models.named import find_named
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import load_published, model_of_file
-from paucal.models.saved import read_card
+from paucal.models.saved import stored_card
 from paucal.models.trained import load_trained
 from paucal.runs import RunFolder, open_model
 from paucal.runs.ancestry import run_around
 from paucal.runs.foreign import read_foreign
 from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
-from paucal.verbs.run.start_inputs import input_of_card
 
 
 def find_run(name: str) -> RunFolder | None:
@@ -66,7 +65,7 @@ def open_subject(
     spec = _spec(name, image_size, pretrained)
     backbone = spec.build().eval() if pretrained else random_backbone(spec, seed)
     weights = f"timm's published weights of {name}" if pretrained else f"random, seed {seed}"
-    fed = _preprocessing(spec, input_of_timm(name))
+    fed = Preprocessing.as_tested(spec.image_size, input_of_timm(name))
     return Subject(name, weights, spec, backbone.to(target), fed, random=not pretrained)
 
 
@@ -89,7 +88,9 @@ def _of_file(
     report = load_published(backbone.model, path, network)
     part = f", {report.part}" if report.part else ""
     weights = f"the file {path.name}{part}: {rounded_down(report.share)} of the parameters of {name}"
-    fed = _preprocessing(spec, _input_of_run(path) or input_of_file(program_of(tree), name))
+    card = stored_card(run_around(path))  # of a file that is the model or a saved state of a run
+    tested = input_of_file(program_of(tree), name) if card is None else card.preprocessing.tested
+    fed = Preprocessing.as_tested(spec.image_size, tested)
     return Subject(path.stem, weights, spec, backbone.to(device), fed)
 
 
@@ -101,15 +102,3 @@ def _spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> Back
     own = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
     size = own if image_size is None else height_and_width(image_size)
     return BackboneSpec(name, 0, image_size=size, pretrained=pretrained)
-
-
-def _preprocessing(spec: BackboneSpec, fed: ImageInput) -> Preprocessing:
-    return Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std)
-
-
-def _input_of_run(file: Path) -> ImageInput | None:
-    """Return how images were prepared for a file that is the model or a saved state of a run; None for others."""
-    run = run_around(file)
-    if run is None or not run.card.is_file():
-        return None
-    return input_of_card(read_card(run))

@@ -14,6 +14,7 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import read_card
 from paucal.objectives import Objective
@@ -23,7 +24,6 @@ from paucal.runs.ancestry import PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.foreign import read_foreign
 from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
-from paucal.verbs.run.start_inputs import input_of_card, recorded_input
 
 M = TypeVar("M", bound=ModelSettings)
 RECORD = "init.json"
@@ -86,7 +86,7 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     if folder is not None:
         card, file = read_card(folder), None if path.is_dir() else path
         return Start(
-            _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: input_of_card(card)
+            _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: card.preprocessing.tested
         )
     source, tree = f"the file {path.name}", cache(lambda: read_foreign(path))
     model = settings.model or model_of_file(path, tree(), "--init")
@@ -143,7 +143,9 @@ def _require_sense(settings: ModelSettings) -> None:
 def _recorded(run: RunFolder) -> Start:
     try:
         record = LoadReport.from_dict(run.read_json(RECORD))
-        fed = recorded_input(record)
+        fed = ImageInput.from_dict(record.input) if record.input else None  # older runs have not noted it
+        if fed is not None:
+            Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
     except TypeError as problem:
         path = str(run.path / RECORD)
         raise UserError(f"{path!r} is no report of paucal ({problem}): restore it or train anew.") from problem
