@@ -14,6 +14,7 @@ Example:
 """
 
 import importlib
+import pkgutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -91,24 +92,9 @@ _WHERE = {
     "token_label_loss": "paucal.losses",
     "train": "paucal.verbs.training.launch",
 }
-_PACKAGES = (
-    *(
-        "backbones",
-        "data",
-        "evaluation",
-        "explain",
-        "export",
-        "labeling",
-        "losses",
-        "methods",
-        "models",
-        "objectives",
-        "recipes",
-        "report",
-    ),
-    *("rules", "runs", "settings", "studies", "training", "transfer", "types", "verbs"),
-)
+_PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
 
+# In full, as type checkers read no other form.
 __all__ = [
     "Deployed",
     "DrLoc",
@@ -144,7 +130,6 @@ __all__ = [
     "token_label_loss",
     "train",
 ]
-
 
 prepare_threads()
 if Path(sys.argv[0] if sys.argv else "").stem != "paucal":
