@@ -37,14 +37,14 @@ class ClassifierInputs(nn.Module):
         self.model = model
         self._kept: list[Tensor] | None = None
         if not classifies:
-            self._handle = model.register_forward_hook(lambda module, inputs, output: self._keep(output))
+            self._handle = model.register_forward_hook(self._keep_output)
             return
         names = classifier_modules(model)
         if not names:
             raise UserError(f"{model_name(model)} has no classifier that features could be read before.")
         # The first is that of the class token; others, of tokens or of a teacher, are given other things.
         classifier = model.get_submodule(names[0])
-        self._handle = classifier.register_forward_pre_hook(lambda module, inputs: self._keep(inputs[0]))
+        self._handle = classifier.register_forward_pre_hook(self._keep_inputs)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (B, D) for (B, C, H, W) images."""
@@ -70,9 +70,12 @@ class ClassifierInputs(nn.Module):
         """Take the hook away."""
         self._handle.remove()
 
-    def _keep(self, features: Tensor) -> None:
+    def _keep_inputs(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if self._kept is not None:
-            self._kept.append(features)
+            self._kept.append(inputs[0])
+
+    def _keep_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._keep_inputs(module, (output,))
 
     def _take(self) -> Tensor:
         if not self._kept:
