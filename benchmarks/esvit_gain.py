@@ -25,8 +25,8 @@ import paucal
 from measuring import store, surroundings
 from paucal.backbones.features import FeatureBackbone
 from paucal.data.sources.opening import open_images
-from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.protocols.knn import knn_scores
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder
 
 MODEL = "swin_tiny_patch4_window7_224"
@@ -71,7 +71,7 @@ def pretrained(arm: str, options: argparse.Namespace, data: Path) -> Path:
 
 
 @torch.inference_mode()
-def features(model: Deployed, data: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def features(model: TrainedModel, data: Path, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (N, D) pooled features and (N,) labels of a part."""
     images = open_images(str(data))
     backbone = FeatureBackbone(model.module, model.card.preprocessing.image_size).eval()
@@ -86,7 +86,7 @@ def features(model: Deployed, data: Path, part: str) -> tuple[torch.Tensor, torc
 
 def nearest_neighbours(run: Path, data: Path, device: str = "cpu") -> float:
     """Return the share of test images given the right class."""
-    model = load_deployed(run, device)
+    model = load_trained(run, device)
     bank, labels = features(model, data, "train")
     asked, truth = features(model, data, "test")
     scores = knn_scores(bank, labels, asked, int(labels.max()) + 1, [NEIGHBOURS])[NEIGHBOURS]

@@ -28,7 +28,6 @@ from paucal.backbones import BackboneSpec
 from paucal.data.loader import make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
-from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.protocols.extraction import Extraction, extract
 from paucal.evaluation.protocols.feature_cache import FeatureCache
 from paucal.evaluation.protocols.feature_reader import POOLED
@@ -37,6 +36,7 @@ from paucal.evaluation.protocols.knn import nearest
 from paucal.evaluation.protocols.lambda_search import POINTS, Searched, search_strength, strength_at
 from paucal.evaluation.protocols.logistic import Solver, fit_selected
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
+from paucal.models.preprocessing import Preprocessing
 
 PREPROCESSING = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.3, 0.3, 0.3))
 

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
-from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.explain.attribution.methods import attribute, methods_of
 from paucal.explain.scores import as_rows, score_methods
+from paucal.models.trained import TrainedModel, load_trained
 
 RESULTS = Path(__file__).parent / "results" / "explaining"
 
 
-def test_images(data: str, model: Deployed, count: int) -> tuple[ImageSet, np.ndarray]:
+def test_images(data: str, model: TrainedModel, count: int) -> tuple[ImageSet, np.ndarray]:
     """Return the set and the positions of `count` images of its test part, spread over it, the classes in turns."""
     images = open_images(data).with_classes(model.classes)
     held_out = np.flatnonzero(np.asarray(images.declared) == "test")
@@ -34,7 +34,7 @@ def test_images(data: str, model: Deployed, count: int) -> tuple[ImageSet, np.nd
     return images, np.random.default_rng(0).permutation(spread)  # a batch of one class would have nothing to paste
 
 
-def batches(images: ImageSet, positions: np.ndarray, model: Deployed, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(images: ImageSet, positions: np.ndarray, model: TrainedModel, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield prepared images with their labels."""
     transform = model.card.preprocessing.transform()
     for start in range(0, len(positions), size):
@@ -77,7 +77,7 @@ def main() -> None:
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     for run in options.runs:
-        model = load_deployed(run)
+        model = load_trained(run)
         images, positions = test_images(options.data, model, options.images)
         methods = options.methods or methods_of(model.module)
         scores = score_methods(model.module, batches(images, positions, model, options.batch), methods, progress=print)

@@ -25,9 +25,9 @@ from scipy.stats import spearmanr
 import paucal
 from esvit_gain import ARGUMENTS, MODEL, NEIGHBOURS, export, features
 from measuring import store, surroundings
-from paucal.evaluation.deployed import load_deployed
 from paucal.evaluation.protocols.knn import knn_scores
 from paucal.evaluation.protocols.linear_probe import PUBLISHED, cached_batches, fit_probe, for_images
+from paucal.models.trained import load_trained
 from paucal.runs import RunFolder
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def epoch_seconds(data: Path, work: Path, images: int) -> dict[str, float]:
 
 def judged(run: Path, data: Path) -> dict[str, float]:
     """Return the shares of test images that nearest neighbours and the linear probe give the right class."""
-    model = load_deployed(run, "cpu")
+    model = load_trained(run, "cpu")
     bank, labels = features(model, data, "train")
     asked, truth = features(model, data, "test")
     classes = int(labels.max()) + 1

@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 import paucal
 from measuring import interleaved, ratio, spread, store, surroundings
 from paucal.data.sources.opening import open_images
-from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.export.onnx_model import read_onnx
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.verbs.prediction.files import predict_to_files
 from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
 from paucal.verbs.run.voice import Quiet
@@ -44,7 +44,7 @@ def write_files(data: str, folder: Path, count: int) -> list[Path]:
     return found
 
 
-def plain_timm(model: Deployed, folder: Path, batch_size: int) -> Tensor:
+def plain_timm(model: TrainedModel, folder: Path, batch_size: int) -> Tensor:
     """Return the (N, K) probabilities as timm's inference gives them."""
     fed = model.card.preprocessing
     transform = create_transform(
@@ -59,7 +59,7 @@ def plain_timm(model: Deployed, folder: Path, batch_size: int) -> Tensor:
         return torch.cat([model.card.shares(model.module(batch.to(model.device))).cpu() for batch, _ in loader])
 
 
-def predicted(model: Deployed, folder: Path, batch_size: int) -> Tensor:
+def predicted(model: TrainedModel, folder: Path, batch_size: int) -> Tensor:
     """Return the same by `paucal.predict`."""
     return torch.stack([row.shares for row in paucal.predict(model, folder, batch_size=batch_size)])
 
@@ -74,7 +74,7 @@ def written(run: str, folder: Path, batch_size: int) -> None:
 
 def measure(run: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the speeds of all ways for a run, and what its exports answer."""
-    model, size = load_deployed(run), options.batch_size
+    model, size = load_trained(run), options.batch_size
     with tempfile.TemporaryDirectory() as place:
         words: dict[str, Any] = {"format": ["pt2", "onnx"], "int8": True, "images": options.compared}
         export = paucal.export_model(run, output=str(Path(place, "export")), **words)

@@ -15,7 +15,9 @@ import numpy as np
 from PIL import ImageFilter
 
 from paucal.data.masks.coding import IGNORED
-from paucal.evaluation.segmentation import SegmentationReport, Tally, iou, segmentation_report
+from paucal.evaluation.segmentation import SegmentationReport, Tally, segmentation_report
+from paucal.metrics.measures import value_of
+from paucal.metrics.pixels import PixelScores
 from paucal.runs import open_run
 from paucal.settings.options import setting_fields
 from paucal.verbs.run.resuming import stored_settings
@@ -62,7 +64,7 @@ def threshold(prepared: Segmented, radii: tuple[float, ...]) -> tuple[dict[str, 
         counts = np.sum([histogram(prepared, index, radius) for index in prepared.part("train").tolist()], axis=0)
         for level in range(1, 256):
             for above in (True, False):
-                score = float(np.nanmean(iou(at_level(counts, level, above))))
+                score = value_of(PixelScores([at_level(counts, level, above)]).mean_iou, 1)
                 best = max(best, (score, radius, level, above))
     score, radius, level, above = best
     tallies = [

@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "paucal"
 BASE = {"wording", "memory", "cores", "reading", "signals"}
 LOWER = {
     *BASE,
-    *("types", "distributed", "losses", "backbones", "data", "metrics", "objectives", "labeling", "runs", "training"),
-    *("evaluation", "explain", "export", "transfer", "report"),
+    *("types", "distributed", "losses", "backbones", "data", "metrics", "runs", "models", "objectives", "labeling"),
+    *("training", "evaluation", "explain", "export", "transfer", "report"),
 }
 # Each may import those before it, and all lower.
 UPPER = ("settings", "recipes", "rules", "methods", "studies", "verbs", "cli")
@@ -30,6 +30,7 @@ ALLOWED = {
     "backbones": {"types", "wording", "memory"},
     "data": {"types", "wording", "memory", "cores", "reading", "signals"},
     "metrics": {"types", "distributed", "data"},
+    "models": {"types", "wording", "reading", "distributed", "backbones", "data", "runs"},
     "objectives": {"types", "distributed", "losses", "backbones"},
     "labeling": {"types", "reading", "backbones", "data", "runs"},
     "runs": {"types", "reading", "cores"},
@@ -44,13 +45,12 @@ ALLOWED = {
         "evaluation",
         "objectives.base",
     },
-    "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs"},
+    "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs", "models"},
     "explain": {"types", "backbones", "data", "runs"},
-    "export": {"types", "wording", "backbones", "data", "evaluation", "runs"},
+    "export": {"types", "wording", "backbones", "data", "evaluation", "runs", "models"},
     "transfer": {
-        *("types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs", "training"),
-        "evaluation",
-        *("objectives.base", "objectives.finetuning"),
+        *("types", "wording", "reading", "distributed", "backbones", "data", "metrics"),
+        *("runs", "training", "evaluation", "objectives.base", "objectives.finetuning", "memory", "models"),
     },
     "report": {"types", "wording", "metrics", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},

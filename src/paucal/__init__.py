@@ -14,6 +14,7 @@ Example:
 """
 
 import importlib
+import pkgutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -22,18 +23,20 @@ from typing import TYPE_CHECKING, Any
 from paucal.cores import prepare_threads
 
 if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keeps the two alike
-    from paucal.evaluation.deployed import Deployed as Deployed
     from paucal.export.reading import load_model as load
     from paucal.losses import drloc_loss as drloc_loss
     from paucal.losses import esvit_loss as esvit_loss
     from paucal.losses import lejepa_loss as lejepa_loss
     from paucal.losses import token_label_loss as token_label_loss
+    from paucal.models.published import load_published as load_published
+    from paucal.models.trained import TrainedModel as Deployed
     from paucal.objectives import DrLoc as DrLoc
     from paucal.objectives import LocalizationHead as LocalizationHead
     from paucal.objectives import Objective as Objective
     from paucal.objectives import SelfDistillation as SelfDistillation
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
+    from paucal.transfer.segmentation.trained import load_segmenter as load_segmenter
     from paucal.types import UserError as UserError
     from paucal.verbs.checking.launch import check as check
     from paucal.verbs.comparing.launch import compare as compare
@@ -46,8 +49,6 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.verbs.listing.launch import list_runs as list_runs
     from paucal.verbs.prediction.launch import predict as predict
     from paucal.verbs.pretraining.launch import pretrain as pretrain
-    from paucal.verbs.run.start_weights import load_published as load_published
-    from paucal.verbs.segmenting.deployed import load_segmenter as load_segmenter
     from paucal.verbs.segmenting.launch import segment as segment
     from paucal.verbs.segmenting.predicting import predict_masks as predict_masks
     from paucal.verbs.sharding.launch import shard as shard
@@ -58,7 +59,7 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
 __version__ = version("paucal")
 
 _WHERE = {
-    "Deployed": "paucal.evaluation.deployed",
+    "Deployed": "paucal.models.trained:TrainedModel",
     "DrLoc": "paucal.objectives",
     "LocalizationHead": "paucal.objectives",
     "Objective": "paucal.objectives",
@@ -80,8 +81,8 @@ _WHERE = {
     "lejepa_loss": "paucal.losses",
     "list_runs": "paucal.verbs.listing.launch",
     "load": "paucal.export.reading:load_model",
-    "load_published": "paucal.verbs.run.start_weights",
-    "load_segmenter": "paucal.verbs.segmenting.deployed",
+    "load_published": "paucal.models.published",
+    "load_segmenter": "paucal.transfer.segmentation.trained",
     "predict": "paucal.verbs.prediction.launch",
     "predict_masks": "paucal.verbs.segmenting.predicting",
     "pretrain": "paucal.verbs.pretraining.launch",
@@ -91,23 +92,9 @@ _WHERE = {
     "token_label_loss": "paucal.losses",
     "train": "paucal.verbs.training.launch",
 }
-_PACKAGES = (
-    *(
-        "backbones",
-        "data",
-        "evaluation",
-        "explain",
-        "export",
-        "labeling",
-        "losses",
-        "methods",
-        "objectives",
-        "recipes",
-        "report",
-    ),
-    *("rules", "runs", "settings", "studies", "training", "transfer", "types", "verbs"),
-)
+_PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
 
+# In full, as type checkers read no other form.
 __all__ = [
     "Deployed",
     "DrLoc",
@@ -143,7 +130,6 @@ __all__ = [
     "token_label_loss",
     "train",
 ]
-
 
 prepare_threads()
 if Path(sys.argv[0] if sys.argv else "").stem != "paucal":

@@ -9,8 +9,8 @@ from huggingface_hub import constants
 
 from paucal.backbones import BackboneSpec
 from paucal.backbones.weights.fetching import hushed, require_reachable
+from paucal.models.published import read_timm
 from paucal.types import UserError
-from paucal.verbs.run.start_weights import read_timm
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from PIL import Image
 from paucal.backbones.weights import trained
 from paucal.backbones.weights.inputs import input_of_timm
 from paucal.backbones.weights.trained import TRAINED, Package, Trained, at_hand, named_in_order, packaged
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.published import read_timm
 from paucal.types import UserError
-from paucal.verbs.run.start_weights import read_timm
 
 MODEL = "resnet10t"
 

@@ -9,9 +9,9 @@ import pytest
 import paucal
 from cli.calls import SMALL, call, failure, make_photos, make_scenes, table
 from paucal.export.reading import load_model
+from paucal.models.tasks import CLASSIFICATION, SEGMENTATION, task_of
 from paucal.runs import open_model, open_run
 from paucal.types import UserError
-from paucal.verbs.prediction.tasks import CLASSIFICATION, SEGMENTATION, task_of
 
 KNN = ["--protocol", "knn", "--no-cache", "--no-floor", "--bootstrap", "10", "--test-fraction", "0.3"]
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import paucal
 from cli.calls import call, failure, table
-from paucal.evaluation.deployed import Deployed, load_deployed, save_deployed
+from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runs import RunFolder
 from paucal.verbs.prediction.sheet import COLUMNS, TILE
 
@@ -27,7 +27,7 @@ def many(trained, tmp_path):
 
 def interrupted_after(monkeypatch, batches):
     """Let a model be interrupted after so many batches; returns the sizes of all that it was asked."""
-    asked, whole = [], Deployed.probabilities
+    asked, whole = [], TrainedModel.probabilities
 
     def probabilities(self, images):
         if len(asked) == batches:
@@ -35,7 +35,7 @@ def interrupted_after(monkeypatch, batches):
         asked.append(len(images))
         return whole(self, images)
 
-    monkeypatch.setattr(Deployed, "probabilities", probabilities)
+    monkeypatch.setattr(TrainedModel, "probabilities", probabilities)
     return asked
 
 
@@ -65,7 +65,7 @@ def test_features__equal_a_naive_forward(trained, many, tmp_path):
     assert call("predict", trained / "run", many, "--features", tmp_path / "f.parquet", "-b", 5) == 0
     found = pq.read_table(tmp_path / "f.parquet")
     assert found.schema.field("features").type.value_type == "float"
-    model = load_deployed(trained / "run")
+    model = load_trained(trained / "run")
     transform = model.card.preprocessing.transform()
     paths = found["path"].to_pylist()
     assert paths == sorted(map(str, many.rglob("*.png")))
@@ -175,12 +175,12 @@ def test_sheet__shows_each_class_from_the_surest_to_the_least_sure(trained, many
 
 
 def test_features__of_a_backbone_alone_and_not_of_onnx(trained, many, tmp_path, capsys):
-    model = load_deployed(trained / "run")
+    model = load_trained(trained / "run")
     bare = tmp_path / "bare"
     shutil.copytree(trained / "run", bare)
     model.module.reset_classifier(0)
     card = replace(model.card, classes=(), backbone=replace(model.card.backbone, num_classes=0))
-    save_deployed(RunFolder(bare), model.module, card)
+    save_trained(RunFolder(bare), model.module, card)
     assert call("predict", bare, many, "--features", tmp_path / "bare.parquet") == 0
     assert capsys.readouterr().out == ""
     assert call("predict", trained / "run", many, "--features", tmp_path / "whole.parquet") == 0

@@ -127,7 +127,7 @@ def test_predict__refuses_two_masks_of_one_name(segmented, tmp_path, capsys):
 
 def test_verbs_that_classify__say_that_this_model_does_not(segmented, tmp_path, capsys):
     words = failure(capsys, "export", segmented / "run", "--output", tmp_path / "e.onnx")
-    assert "does not classify, it is for segmentation: 'paucal predict' uses it" in words
+    assert "is for segmentation, expected classification: give a run of 'paucal train'" in words
 
 
 def test_eval__of_the_test_images_is_what_the_run_found(segmented, tmp_path):

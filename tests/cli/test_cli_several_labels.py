@@ -9,7 +9,7 @@ from PIL import Image
 
 import paucal
 from cli.calls import QUICK, call, failure, table
-from paucal.evaluation.deployed import load_deployed
+from paucal.models.trained import load_trained
 from paucal.verbs.prediction.asking import Block
 from paucal.verbs.prediction.sheet import NONE, sheet_rows
 from several_labels import COLOURS, make_set
@@ -73,7 +73,7 @@ def test_predict__gives_every_probability_and_the_labels_above_the_thresholds(ru
     assert call("predict", run, run.parent / "squares", "--output", output) == 0
     with output.open() as file:
         rows = list(csv.DictReader(file))
-    thresholds = load_deployed(run).card.thresholds
+    thresholds = load_trained(run).card.thresholds
     assert thresholds is not None
     assert len(rows) == 60
     for row in rows:
@@ -96,7 +96,7 @@ def test_predict__names_the_likeliest_and_sorts_the_sheet_by_every_answer(run, t
     short = table(tmp_path / "two.csv")
     assert list(short[0]) == ["path", "labels", "class_1", "p_1", "class_2", "p_2"]
     assert [row["class_1"] for row in short] == [row.predicted for row in rows]
-    card = load_deployed(run).card
+    card = load_trained(run).card
     names = [row.path for row in rows]
     block = Block(names, names, [None] * len(rows), torch.stack([row.shares for row in rows]))
     for heading, count, members in sheet_rows([block], card):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from device import calls
 from device.machine import DEVICE, PRECISIONS, apart, marks, only, require
-from paucal.evaluation.deployed import load_deployed
+from paucal.models.trained import load_trained
 
 pytestmark = marks()
 each = pytest.mark.parametrize("method", calls.METHODS)
@@ -36,7 +36,7 @@ def test_run__reports_every_loss_and_leaves_a_model(method, precision, things, t
     weights = load_file(run / "model.safetensors")
     assert all(torch.isfinite(value).all() for value in weights.values() if value.is_floating_point())
     assert {value.dtype for value in weights.values()} <= {torch.float32, torch.int64}
-    assert load_deployed(run, DEVICE).device.type == DEVICE
+    assert load_trained(run, DEVICE).device.type == DEVICE
 
 
 @each

@@ -11,9 +11,11 @@ from torch import Tensor
 from contracts.reduced_models import ONE_EACH, reduced
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.sources.opening import open_images
-from paucal.evaluation.deployed import Card, Deployed, Preprocessing
 from paucal.evaluation.predictions import Predictions
 from paucal.explain.attribution import methods
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining import mistakes
 
@@ -22,7 +24,7 @@ def test_mistakes__are_explained_for_both_classes(tmp_path: Path, monkeypatch: p
     images = open_images("digits")
     spec = BackboneSpec("vit_mini", 10, image_size=(16, 16), arguments={"depth": 1})
     fed = Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    model = Deployed(spec.build().model.eval(), Card(spec, tuple(images.classes), fed), torch.device("cpu"))
+    model = TrainedModel(spec.build().model.eval(), ModelCard(spec, tuple(images.classes), fed), torch.device("cpu"))
     labels = torch.from_numpy(images.labels[:3]).long()
     shares = torch.full((3, 10), 0.01)
     answers = (labels + torch.tensor([1, 0, 2])) % 10  # the second is right
@@ -48,11 +50,11 @@ ODD = {
 }
 
 
-def deployed(name: str, size: tuple[int, int], classes: tuple[str, ...], **options: Any) -> Deployed:
+def deployed(name: str, size: tuple[int, int], classes: tuple[str, ...], **options: Any) -> TrainedModel:
     spec = BackboneSpec(name, len(classes), image_size=size)
     fed = Preprocessing(size, 1.0, "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     model = timm.create_model(name, num_classes=len(classes), **options).eval()
-    return Deployed(model, Card(spec, classes, fed), torch.device("cpu"))
+    return TrainedModel(model, ModelCard(spec, classes, fed), torch.device("cpu"))
 
 
 def predictions_of(labels: Tensor, wrong: int, classes: int = 10) -> Predictions:

@@ -7,10 +7,12 @@ import torch
 
 from contracts.reduced_models import ONE_EACH, build, images, reduced
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.deployed import Card, Deployed, Preprocessing
 from paucal.export.graph import graph_of
 from paucal.export.onnx_model import KEY, OnnxNetwork, read_onnx, to_onnx
 from paucal.export.program import packed, traced, unpacked
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
 CLASSES = tuple("abcde")
@@ -19,7 +21,7 @@ CLASSES = tuple("abcde")
 def deployed(name, size):
     spec = BackboneSpec("resnet10t", len(CLASSES), image_size=size)  # a card needs one; the network is the reduced one
     preprocessing = Preprocessing(size, 1.0, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    return Deployed(build(name), Card(spec, CLASSES, preprocessing, 1.5), torch.device("cpu"))
+    return TrainedModel(build(name), ModelCard(spec, CLASSES, preprocessing, 1.5), torch.device("cpu"))
 
 
 def check(name):
@@ -34,7 +36,7 @@ def check(name):
     network = OnnxNetwork(to_onnx(program, graph, model.card))
     torch.testing.assert_close(network(batch), wanted, rtol=1e-3, atol=1e-4)
     assert network.input.shape[0] == "batch"
-    assert Card.from_dict(json.loads(network.metadata[KEY])) == model.card
+    assert ModelCard.from_dict(json.loads(network.metadata[KEY])) == model.card
 
 
 def first_of(start):

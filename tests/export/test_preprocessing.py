@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from paucal.evaluation.deployed import Preprocessing
 from paucal.export.preprocessing import PixelInput
+from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)

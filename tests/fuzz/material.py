@@ -16,7 +16,7 @@ import torch
 
 from cli.calls import QUICK, SMALL, TINY, make_photos, make_scenes
 from paucal.cli.main import main
-from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder
 from paucal.verbs.run.voice import Logged
 from paucal.verbs.serving.familiar import familiarity_of
@@ -93,14 +93,14 @@ def _unfinished(maps: Path, folder: Path) -> None:
 
 def _served(run: Path) -> None:
     """Let a run hold what its first call of `serve` measures, so that others need not write into it."""
-    assert familiarity_of(RunFolder(run), load_deployed(run), Logged()) is not None
+    assert familiarity_of(RunFolder(run), load_trained(run), Logged()) is not None
 
 
 def _answers(material: Path, folder: Path) -> None:
     """Stop a call that predicts after its third batch, and keep what it has left."""
-    asked, whole = [], Deployed.probabilities
+    asked, whole = [], TrainedModel.probabilities
 
-    def probabilities(self: Deployed, images: Any) -> torch.Tensor:
+    def probabilities(self: TrainedModel, images: Any) -> torch.Tensor:
         asked.append(len(images))
         if len(asked) > 3:
             raise KeyboardInterrupt
@@ -109,7 +109,7 @@ def _answers(material: Path, folder: Path) -> None:
     made, here = material.parent / "stopped-answers", os.getcwd()
     made.mkdir()
     os.chdir(made)  # calls are made in such a folder, and name the material from there
-    with mock.patch.object(Deployed, "probabilities", probabilities):
+    with mock.patch.object(TrainedModel, "probabilities", probabilities):
         words = ["--output", "a.csv", "--features", "a.parquet", "-b", "5"]
         _call("predict", "../material/run", "../material/photos", *words, expected=130)
     os.chdir(here)

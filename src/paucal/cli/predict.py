@@ -28,8 +28,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, PredictSettings)
     values, given = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
     from paucal.settings.options import check_ranges
-    from paucal.verbs.prediction.tasks import DETECTION, SEGMENTATION, task_of
     from paucal.verbs.run.console import PlainConsole
     from paucal.verbs.run.voice import Voice
 

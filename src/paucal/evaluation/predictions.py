@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paucal.types import Batch, UserError
@@ -96,6 +98,30 @@ def predict_all(
             if progress is not None:
                 progress(done)
     return _sorted_unique(*_gather(*_concatenate(rows), device))
+
+
+def predict_in_order(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    indices: NDArray[np.int64],
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Return the (N, D) float32 outputs of a model on the CPU in the order of the images' indices, see `predict_all`.
+
+    Args:
+        model: gives (B, D), such as the features before a classifier.
+        loader: over the images.
+        indices: (N,) different positions in the image set, in any order.
+        device: where the model is.
+        progress: called with (images done, N).
+    """
+    found = predict_all(
+        model, loader, device, progress=None if progress is None else lambda done: progress(done, len(indices))
+    )
+    rank = torch.empty(len(indices), dtype=torch.int64)
+    rank[torch.from_numpy(np.argsort(indices, kind="stable"))] = torch.arange(len(indices))
+    return found.logits[rank]
 
 
 def majority_classes(labels: Tensor) -> list[int]:

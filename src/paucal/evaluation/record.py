@@ -8,7 +8,6 @@ from torch import Tensor
 
 from paucal.data.images import ImageSet
 from paucal.evaluation.classification import classification_report
-from paucal.evaluation.deployed import Card
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.mistakes import disagreements_figure, mistakes_figure, surest_disagreements, worst_mistakes
 from paucal.evaluation.multi_label import multi_label_report
@@ -28,6 +27,7 @@ from paucal.evaluation.tables import (
     write_predictions_of_several,
 )
 from paucal.evaluation.thresholds import USUAL
+from paucal.models.card import ModelCard
 from paucal.runs import write_text
 
 MISTAKES_SHOWN = 16
@@ -68,7 +68,7 @@ def record_classification(
 
 
 def record_multi_label(
-    folder: Path, plots: Path, predictions: Predictions, images: ImageSet, card: Card
+    folder: Path, plots: Path, predictions: Predictions, images: ImageSet, card: ModelCard
 ) -> MultiLabelReport:
     """Score predictions on images with several labels, and write the files that `record_classification` names.
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from paucal.evaluation.deployed import Deployed
+from paucal.models.trained import TrainedModel
 
 Classifier = Callable[[Tensor], Tensor]  # from a batch of inputs to logits or probabilities
 TIMED = 8  # calls of each of the two, in turn
@@ -38,7 +38,7 @@ class Comparison:
 
 
 def answers(
-    model: Deployed,
+    model: TrainedModel,
     classifier: Classifier,
     images: Sequence[Image.Image],
     pixels: bool,
@@ -62,7 +62,7 @@ def answers(
     return torch.cat(found)
 
 
-def fed(model: Deployed, image: Image.Image, pixels: bool) -> Tensor:
+def fed(model: TrainedModel, image: Image.Image, pixels: bool) -> Tensor:
     """Return an image as the input of an exported model, a batch of one."""
     if pixels:
         return torch.from_numpy(np.array(image))[None]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paucal.evaluation.deployed import Deployed
 from paucal.export.preprocessing import PixelInput
+from paucal.models.trained import TrainedModel
 
 EXAMPLES = 2  # images of the example; a batch of one would be taken for a constant
 
@@ -19,7 +19,7 @@ class FromPixels(nn.Module):
         - output: (N, K) probabilities, at the temperature of the model
     """
 
-    def __init__(self, model: Deployed) -> None:
+    def __init__(self, model: TrainedModel) -> None:
         super().__init__()
         self.input, self.network = PixelInput(model.card.preprocessing), model.module
         self.card = model.card
@@ -48,7 +48,7 @@ class Graph:
     output: str
 
 
-def graph_of(model: Deployed, preprocessing: bool) -> Graph:
+def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
     """Return what is exported of a model on the CPU.
 
     Args:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from paucal.evaluation.deployed import Card, Deployed
 from paucal.export.graph import Graph
+from paucal.models.card import ModelCard
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
 KEY = "paucal"  # of the card among the metadata of the file
@@ -24,7 +25,7 @@ ENDING = ".onnx"
 NEEDED = "needs onnx, onnxscript and onnxruntime: install them with pip install 'paucal[onnx]'."
 
 
-def to_onnx(program: ExportedProgram, graph: Graph, card: Card) -> bytes:
+def to_onnx(program: ExportedProgram, graph: Graph, card: ModelCard) -> bytes:
     """Return the content of an ONNX file, which carries the model's card.
 
     Raises:
@@ -112,7 +113,7 @@ class OnnxNetwork(nn.Module):
         return self.session.run([self.output.name], {self.input.name: images})[0]
 
 
-def read_onnx(path: Path) -> Deployed:
+def read_onnx(path: Path) -> TrainedModel:
     """Read back a model that `paucal export --format onnx` has written.
 
     Raises:
@@ -128,7 +129,7 @@ def read_onnx(path: Path) -> Deployed:
             f"{str(path)!r} was not written by paucal export: it says nothing of classes and preprocessing."
         )
     try:
-        card = Card.from_dict(json.loads(network.metadata[KEY]))
+        card = ModelCard.from_dict(json.loads(network.metadata[KEY]))
     except ValueError as problem:
         raise UserError(f"{str(path)!r} has a damaged model card ({problem}): export it anew.") from problem
     if network.input.name != "images":
@@ -137,10 +138,10 @@ def read_onnx(path: Path) -> Deployed:
             "models that were exported without --with-preprocessing."
         )
     _require_fit(path, network, card)
-    return Deployed(network.eval(), card, torch.device("cpu"))
+    return TrainedModel(network.eval(), card, torch.device("cpu"))
 
 
-def _require_fit(path: Path, network: OnnxNetwork, card: Card) -> None:
+def _require_fit(path: Path, network: OnnxNetwork, card: ModelCard) -> None:
     size = card.preprocessing.image_size
     takes, gives = list(network.input.shape), list(network.output.shape)
     fits = len(takes) == 4 and all(type(own) is str or own == side for own, side in zip(takes[2:], size, strict=True))

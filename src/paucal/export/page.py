@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paucal.evaluation.deployed import Card
 from paucal.evaluation.results import MultiLabelReport, Report
+from paucal.models.card import ModelCard
 from paucal.wording import percent, showable
 
 SHOWN = 20  # classes in the table
 
 
-def model_page(card: Card, start: str, licence: str | None, facts: Mapping[str, Any], report: Report | None) -> str:
+def model_page(
+    card: ModelCard, start: str, licence: str | None, facts: Mapping[str, Any], report: Report | None
+) -> str:
     """Return the page in Markdown, with the header that the Hugging Face hub reads.
 
     Args:

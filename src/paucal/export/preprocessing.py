@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.data.channels.planes import RGB
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
 GREY_LEVELS = 255

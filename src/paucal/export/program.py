@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from paucal.evaluation.deployed import Card
 from paucal.export.graph import Graph
+from paucal.models.card import ModelCard
 from paucal.types import UserError
 
 CARD = "model.json"  # among the files that a .pt2 carries
@@ -36,7 +36,7 @@ def traced(graph: Graph) -> ExportedProgram:
         ) from problem
 
 
-def packed(program: ExportedProgram, card: Card) -> bytes:
+def packed(program: ExportedProgram, card: ModelCard) -> bytes:
     """Return the content of a .pt2 file, which carries the model's card."""
     content = io.BytesIO()
     with warnings.catch_warnings():

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from paucal.data.given import given_path
-from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.export.onnx_model import ENDING, read_onnx
 from paucal.export.timm_folder import CARD, WEIGHTS
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
 
-def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> Deployed:
+def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
     """Load a model.
 
     Args:
@@ -31,7 +31,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
         tensor([[0.0312, 0.9688]])
     """
     if isinstance(source, RunFolder):
-        return load_deployed(source, device)
+        return load_trained(source, device)
     path = Path(given_path(source, "the model"))
     if path.suffix.lower() == ENDING:
         if torch.device(device).type != "cpu":
@@ -42,7 +42,7 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
             f"{str(path)!r}: torch unpickles such files, which may run any code, so paucal does not read them; use "
             "torch.export.load if you trust it, or give the run or an .onnx file."
         )
-    return load_deployed(source, device)
+    return load_trained(source, device)
 
 
 def model_digest(source: str | os.PathLike[str]) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from torch import nn
 
-from paucal.evaluation.deployed import Card
+from paucal.models.card import ModelCard
 from paucal.runs import save_weights, write_text
 
 WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", "README.md"
 
 
-def write_timm_folder(folder: Path, module: nn.Module, card: Card, page: str) -> list[Path]:
+def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: str) -> list[Path]:
     """Write weights and JSON, which `paucal.load(folder)` and `timm.create_model("local-dir:folder")` read.
 
     timm knows paucal's own backbones once paucal is imported.
@@ -33,7 +33,7 @@ def write_timm_folder(folder: Path, module: nn.Module, card: Card, page: str) ->
     return [folder / name for name in (WEIGHTS, CARD, CONFIG, PAGE)]
 
 
-def _write_config(path: Path, module: nn.Module, card: Card) -> None:
+def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
     fed, height, width = card.preprocessing, *card.preprocessing.image_size
     prepared = {
         "input_size": [card.backbone.in_chans, height, width],

@@ -1,8 +1,8 @@
 """What extra losses with a trained network beside the run's have in common: how it sees images, what it may know."""
 
-from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.seen_images import keys_told
 from paucal.methods.contract import Circumstances
+from paucal.models.preprocessing import Preprocessing
 from paucal.objectives.guided import GuidedTerm
 from paucal.runs import RunFolder
 from paucal.settings.options import flag

@@ -14,13 +14,13 @@ from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.stores import ArrayStore
-from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.protocols import extraction as module
 from paucal.evaluation.protocols.extraction import Extraction, augmented_batches, extract
 from paucal.evaluation.protocols.feature_cache import FeatureCache, default_folder, images_fingerprint
 from paucal.evaluation.protocols.feature_reader import POOLED, FeatureKind
 from paucal.evaluation.protocols.linear_probe import ProbeSettings
 from paucal.evaluation.protocols.subjects import Subject, floor_of, random_backbone
+from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
 SPEC = BackboneSpec("vit_mini", 0, image_size=(16, 16), arguments={"depth": 2, "embed_dim": 32})

@@ -11,7 +11,6 @@ from paucal.backbones import BackboneSpec
 from paucal.data.images import ImageSet
 from paucal.data.named.table import NAMED
 from paucal.data.sources.stores import ArrayStore
-from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.protocols import judge as module
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.classifier import LinearClassifier
@@ -24,6 +23,7 @@ from paucal.evaluation.protocols.subjects import Subject, random_backbone
 from paucal.metrics.bootstrap import Bootstrap
 from paucal.metrics.intervals import Score
 from paucal.metrics.measures import Mean, value_of
+from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 
 SPEC = BackboneSpec("vit_mini", 0, image_size=(16, 16), arguments={"depth": 1, "embed_dim": 32})

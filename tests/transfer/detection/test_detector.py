@@ -165,7 +165,7 @@ def test_cascade__counts_later_heads_less():
 
 
 def test_card__brings_the_same_detector_back():
-    from paucal.evaluation.deployed import Preprocessing
+    from paucal.models.preprocessing import Preprocessing
 
     fed = Preprocessing((128, 128), 1.0, "bilinear", (0.5,) * 3, (0.5,) * 3, resize="letterbox")
     options = DetectorOptions(**TINY, finest=8, cascade=True)
@@ -180,10 +180,12 @@ def test_card__brings_the_same_detector_back():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"task": None}, "that of no detector"),
-        ({"classes": ["a"]}, "name the classes"),
-        ({"classes": "abc"}, "name the classes"),
-        ({"category_ids": [1, 2, "3"]}, "name the classes"),
+        ({"task": None}, "for classification, expected detection"),
+        ({"classes": ["a"]}, "name the 3 classes"),
+        ({"classes": "abc"}, "name the 3 classes"),
+        ({"category_ids": [1, 2, "3"]}, "a whole number for each class"),
+        ({"category_ids": []}, "a whole number for each class"),
+        ({"category_ids": [1, 2]}, "name the 2 classes"),
         ({"resize_to": [1, 10**9]}, "resizes images to"),
         ({"options": {"channels": 10**9}}, "no detector of this version"),
         ({"options": {**DetectorOptions().to_dict(), "head_dim": 10**12}}, "gives a detector head_dim"),
@@ -191,7 +193,7 @@ def test_card__brings_the_same_detector_back():
     ],
 )
 def test_card__of_a_stranger_is_refused_in_one_sentence(changes: dict, words: str):
-    from paucal.evaluation.deployed import Preprocessing
+    from paucal.models.preprocessing import Preprocessing
 
     fed = Preprocessing((128, 128), 1.0, "bilinear", (0.5,) * 3, (0.5,) * 3)
     card = DetectorCard(SPECS["convolutional"], ("a", "b", "c"), fed, category_ids=(1, 2, 3))

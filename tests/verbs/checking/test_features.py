@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from paucal.data.sources.folder import open_folder
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
 from paucal.verbs.checking.features import Coarser, Reader
 from paucal.verbs.checking.settings import CheckSettings
 

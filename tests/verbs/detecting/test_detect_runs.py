@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from paucal.cli.main import main
+from paucal.models.tasks import DETECTION, task_of
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.settings.chosen import CHOSEN
 from paucal.types import UserError
@@ -21,7 +22,6 @@ from paucal.verbs.detecting.rules import RULES
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.timing import Pace, measure, planned
 from paucal.verbs.listing.rows import list_runs
-from paucal.verbs.prediction.tasks import DETECTION, task_of
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.start_weights import plain_init
 from paucal.verbs.run.voice import Quiet

@@ -58,7 +58,7 @@ def test_published_detectors__train_resume_and_come_back(kind: str, images: Path
     states = [load_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"] for folder in (stopped.run, run.path)]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
-    detector, card = load_detector(run, torch.device("cpu"))
+    detector, card, _ = load_detector(run)
     stored = detector_options(DetectSettings(**{**published(kind), "masks": "on"}))
     assert card.options == detector.options == stored
     assert card.backbone.name == "padded_swin_tiny_patch4_window7_224"

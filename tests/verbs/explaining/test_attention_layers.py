@@ -7,9 +7,11 @@ import torch
 
 import paucal  # noqa: F401 (registers the models)
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.deployed import Card, Deployed, Preprocessing
 from paucal.explain.attention.maps import averaged
 from paucal.explain.attention.reading import read_attention
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining import attention
 from paucal.verbs.explaining.attention import head_tokens_view, heads_view
@@ -19,15 +21,15 @@ from paucal.verbs.explaining.settings import ExplainSettings
 IMAGE = Viewed("a.png", np.zeros((16, 16, 3)), torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)))
 
 
-def dhvt(depth: int) -> Deployed:
+def dhvt(depth: int) -> TrainedModel:
     arguments = {"depth": depth, "embed_dim": 32}
     spec = BackboneSpec("dhvt_tiny_cifar_patch4", 2, image_size=(16, 16), arguments=arguments)
     model = timm.create_model(spec.name, num_classes=2, **arguments).eval()
     preprocessing = Preprocessing((16, 16), 1.0, "bicubic", (0.5,) * 3, (0.2,) * 3)
-    return Deployed(model, Card(spec, ("a", "b"), preprocessing), torch.device("cpu"))
+    return TrainedModel(model, ModelCard(spec, ("a", "b"), preprocessing), torch.device("cpu"))
 
 
-def drawn_matrices(monkeypatch: pytest.MonkeyPatch, model: Deployed, settings: ExplainSettings):
+def drawn_matrices(monkeypatch: pytest.MonkeyPatch, model: TrainedModel, settings: ExplainSettings):
     """Return the titles and the matrices that DHVT's picture of averaged attention is drawn from."""
     kept = {}
 

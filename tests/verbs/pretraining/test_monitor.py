@@ -12,7 +12,7 @@ from PIL import Image
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.stores import FileStore
 from paucal.data.splits.split import make_split
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
 from paucal.types import UserError
 from paucal.verbs.pretraining import monitor
 from paucal.verbs.pretraining.monitor import knn_monitor

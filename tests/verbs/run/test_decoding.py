@@ -10,8 +10,8 @@ from PIL import Image
 import paucal
 from paucal.data.decoded.entry import MappedStore
 from paucal.data.sources.opening import open_images
-from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.trained import load_trained
 from paucal.types import UserError
 from paucal.verbs.run.images import load_images, reading_for
 
@@ -40,7 +40,7 @@ def test_train__stores_the_range_of_deep_images_and_uses_it_again(deep, tmp_path
     low, high = json.loads((run / "model.json").read_text())["preprocessing"]["value_range"]
     assert 50 <= low <= 80
     assert 3720 <= high <= 3750
-    model = load_deployed(run)
+    model = load_trained(run)
     assert model.card.preprocessing.value_range == (low, high)
     # A single bright image says nothing of the range, and is read as the training images were.
     file = deep / "bright" / "01.png"
@@ -88,7 +88,7 @@ def test_predict__sees_large_photos_as_training_did(tmp_path):
     run = paucal.train(tmp_path / "large", output=tmp_path / "run", resize="letterbox", **SMALL).run
     stored = json.loads((run / "model.json").read_text())["preprocessing"]
     assert (stored["resize"], stored["crop_ratio"]) == ("letterbox", 1.0)
-    model = load_deployed(run)
+    model = load_trained(run)
     images = load_images(TrainSettings(data=str(tmp_path / "large")), reading=model.card.preprocessing.reading)
     assert images.store.read(0).size == (96, 64)
     expected = model.probabilities([images.store.read(i) for i in range(12)])

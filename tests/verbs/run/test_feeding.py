@@ -14,8 +14,8 @@ from contracts.test_objectives import StopAfter
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.data.decode import Reading
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.trained import load_trained
 from paucal.verbs.judging.models import open_subject
 from paucal.verbs.run.loaders import normalisation
 from paucal.verbs.run.voice import Quiet
@@ -93,7 +93,7 @@ def test_runs__hand_their_preprocessing_on_also_when_they_are_stopped(tmp_path):
     card = json.loads((tmp_path / "tuned" / "model.json").read_text())
     card["preprocessing"]["crop_ratio"] = 0.875
     (tmp_path / "tuned" / "model.json").write_text(json.dumps(card))
-    assert load_deployed(tmp_path / "tuned").card.preprocessing.crop_ratio == 0.875
+    assert load_trained(tmp_path / "tuned").card.preprocessing.crop_ratio == 0.875
 
 
 def test_judged_file__of_dino_has_imagenets_moments_and_its_crop(tmp_path):

@@ -18,13 +18,13 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from contracts.test_objectives import StopAfter
 from paucal.backbones import BackboneSpec
 from paucal.cli.main import main
-from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
+from paucal.models import published as published_weights
+from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
 from paucal.rules.circumstances import Facts, StartFacts
 from paucal.types import UserError
-from paucal.verbs.run import start_weights as starting
 from paucal.verbs.run.start_weights import find_start, load_start, pin_start
 from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.conclusion import Result
@@ -106,7 +106,7 @@ def test_init__keeps_the_classifier_of_known_classes(base):
     run = base / "kept"
     flags = ["--init", str(base / "run" / "model.safetensors"), "--lr", "1e-12", "--average", "0", *QUICK]
     assert main(["train", str(base / "fewer"), *flags, "--output", str(run)]) == 0
-    assert load_deployed(run).classes == ("ant", "cat")
+    assert load_trained(run).classes == ("ant", "cat")
     torch.testing.assert_close(weights(run)["head.weight"], weights(base / "run")["head.weight"][[0, 2]])
     assert read(run, "init.json")["classifier"] == "kept, 2 of 3 classes found by name"
 
@@ -208,7 +208,7 @@ def test_timm__weights_that_cannot_be_fetched(monkeypatch):
         raise OSError("no route to anywhere. And much more.")
 
     start = find_start(TrainSettings(init="timm"))  # which model is chosen later
-    monkeypatch.setattr(starting, "require_reachable", lambda config: None)
+    monkeypatch.setattr(published_weights, "require_reachable", lambda config: None)
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(UserError, match=r"test_vit could not be fetched \(no route to anywhere\); fetch timm/test_vit"):
         start.read("test_vit")
@@ -219,7 +219,7 @@ def test_timm__weights_are_adapted_and_their_classes_known(monkeypatch):
     published = timm.create_model("test_vit")
     settings, start = TrainSettings(init="timm", model="test_vit"), find_start(TrainSettings(init="timm"))
     objective = Supervised(BackboneSpec("test_vit", 2, image_size=(64, 64)).build())
-    monkeypatch.setattr(starting, "require_reachable", lambda config: None)
+    monkeypatch.setattr(published_weights, "require_reachable", lambda config: None)
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: published)
     report = load_start(
         start, settings.model, objective, ("n01443537", "n01440764")

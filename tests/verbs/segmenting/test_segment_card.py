@@ -9,9 +9,10 @@ from PIL import Image
 
 from paucal.backbones import BackboneSpec
 from paucal.data.masks.coding import IGNORED, MaskCoding
-from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.transfer.segmentation.card import Head, SegmentationCard
 from paucal.types import UserError
-from paucal.verbs.segmenting.card import Head, SegmentationCard
 from paucal.verbs.segmenting.pictures import comparison, differences, legend, overlay, palette, stacked
 
 
@@ -42,7 +43,7 @@ def test_older_cards__open_with_windows_on_images_of_their_own_size():
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("task",), "detection", "expected 'segmentation'"),
+        (("task",), "detection", "for detection, expected segmentation"),
         (("format",), 9, "format 9"),
         (("head", "width"), 10**9, "head of width"),
         (("head", "width"), "8", "head of width"),
@@ -56,7 +57,7 @@ def test_older_cards__open_with_windows_on_images_of_their_own_size():
         (("resize_to",), [64], "two sides"),
         (("resize_to",), [64, "256"], "two sides"),
         (("resize_to",), [64, 10**6], "two sides"),
-        (("preprocessing", "image_size"), [32, 32], "windows of"),
+        (("preprocessing", "image_size"), [32, 32], "prepares images of"),
         (("preprocessing", "mean"), [0.5], "as many numbers|channels"),
         (("backbone", "name"), "no_such_model", "no_such_model"),
     ],
@@ -74,15 +75,15 @@ def test_damaged_cards__are_refused(place, value, words):
 def test_cards_without_an_entry__are_refused():
     for name in ("head", "masks", "classes", "preprocessing", "backbone", "overlap"):
         content = {key: value for key, value in card().to_dict().items() if key != name}
-        with pytest.raises(UserError, match="no card of a segmentation model"):
+        with pytest.raises(UserError, match="no model card for segmentation"):
             SegmentationCard.from_dict(content)
 
 
 def test_a_classifiers_card__is_none_of_these_and_the_other_way_round():
-    with pytest.raises(UserError, match="does not classify, it is for segmentation"):
-        Card.from_dict(card().to_dict())
-    plain = Card(BackboneSpec("test_resnet", 2, image_size=(64, 96)), ("a", "b"), card().preprocessing)
-    with pytest.raises(UserError, match="task 'classification'"):
+    with pytest.raises(UserError, match="is for segmentation, expected classification: give a run of 'paucal train'"):
+        ModelCard.from_dict(card().to_dict())
+    plain = ModelCard(BackboneSpec("test_resnet", 2, image_size=(64, 96)), ("a", "b"), card().preprocessing)
+    with pytest.raises(UserError, match="is for classification, expected segmentation: give a run of 'paucal segment'"):
         SegmentationCard.from_dict(plain.to_dict())
 
 

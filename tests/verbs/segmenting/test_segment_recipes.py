@@ -7,10 +7,10 @@ import pytest
 from paucal.recipes.segmentation import RECIPES, SCALES
 from paucal.rules.circumstances import Facts, StartFacts
 from paucal.rules.resolve import resolve
+from paucal.transfer.segmentation.card import Head
 from paucal.types import UserError
 from paucal.verbs.run.trainer_inputs import with_joint_norms
 from paucal.verbs.segmenting.assembly import careful_look, crop_options, quick_look
-from paucal.verbs.segmenting.card import Head
 from paucal.verbs.segmenting.job import SegmentationJob
 from paucal.verbs.segmenting.rules import RULES
 from paucal.verbs.segmenting.settings import SegmentSettings

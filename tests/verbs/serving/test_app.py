@@ -12,26 +12,28 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from paucal.backbones import BackboneSpec
-from paucal.evaluation.deployed import Card, Deployed, Preprocessing
 from paucal.evaluation.familiarity import fit_familiarity
+from paucal.models.card import ModelCard
+from paucal.models.features import ClassifierInputs
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.serving import answering
 from paucal.verbs.serving.answering import Answerer
 from paucal.verbs.serving.app import make_app
 from paucal.verbs.serving.familiar import features_of
 from paucal.verbs.serving.guard import host_name
-from paucal.verbs.training.ladder.frozen import ClassifierInputs
 
 HOSTILE = "<script>alert(1)</script>"
 PICTURE = {"Content-Type": "application/octet-stream"}
 
 
-def deployed(thresholds: tuple[float, ...] | None = None) -> Deployed:
+def deployed(thresholds: tuple[float, ...] | None = None) -> TrainedModel:
     torch.manual_seed(0)
     spec = BackboneSpec("vit_mini", 3, image_size=(16, 16), arguments={"depth": 1})
     fed = Preprocessing((16, 16), 1.0, "bicubic", (0.5,) * 3, (0.5,) * 3)
-    card = Card(spec, ("cat", HOSTILE, "dog"), fed, temperature=2.0, thresholds=thresholds)
-    return Deployed(spec.build().model.eval(), card, torch.device("cpu"))
+    card = ModelCard(spec, ("cat", HOSTILE, "dog"), fed, temperature=2.0, thresholds=thresholds)
+    return TrainedModel(spec.build().model.eval(), card, torch.device("cpu"))
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (20, 24), kind: str = "PNG") -> bytes:

@@ -9,7 +9,7 @@ import torch
 
 import paucal
 from paucal.cli.main import main as command
-from paucal.evaluation.deployed import load_deployed
+from paucal.models.trained import load_trained
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.run.loaders import stored_reading
@@ -48,7 +48,7 @@ def test_train__learns_from_the_fifth_channel_and_predicts_with_its_range(five, 
     assert "images are read with 5 channels" in (result.folder / "train.log").read_text()
     assert (result.folder / "plots" / "train_batch.png").is_file()
 
-    model = load_deployed(result.folder)
+    model = load_trained(result.folder)
     arrays = [np.load(five / name / "03.npy") for name in ("dark", "light")]
     given = model.probabilities(arrays)
     assert given.argmax(1).tolist() == [0, 1]
@@ -78,7 +78,7 @@ def test_run__is_read_again_with_the_channels_and_ranges_it_was_begun_with(five,
     for path in five.glob("*/*.npy"):  # another set would have another range, which is not measured again
         np.save(path, np.load(path) // 2)
     again = paucal.evaluate(begun.folder)
-    halved = load_deployed(begun.folder).probabilities([np.load(five / "light" / "03.npy")])
+    halved = load_trained(begun.folder).probabilities([np.load(five / "light" / "03.npy")])
     assert float(halved[0, 0]) > 0.5, "half as light is dark, by the range of the training images"
     assert again.classification[0].report.scores["top1"].value < 1
 
@@ -88,7 +88,7 @@ def test_trained_weights__are_adapted_to_the_channels(five, tmp_path, monkeypatc
     result = paucal.train(five, output=str(tmp_path / "run"), epochs=0, workers=0, device="cpu")
     said = (result.folder / "train.log").read_text()
     assert "input channels from 3 to 5" in said
-    model = load_deployed(result.folder)
+    model = load_trained(result.folder)
     assert model.card.backbone.name.startswith(MODEL)
     first = next(module for module in model.module.modules() if isinstance(module, torch.nn.Conv2d))
     assert first.in_channels == 5
@@ -101,7 +101,7 @@ def test_pretrain_and_check__read_channels_too(five, tmp_path):
     assert found.facts["channels"] == {"5 channels, uint16": 40}
     run = paucal.pretrain(five, output=str(tmp_path / "pre"), method="lejepa", epochs=1, **SMALL)
     tuned = paucal.train(five, output=str(tmp_path / "run"), init=str(run.folder), epochs=1, **SMALL)
-    assert load_deployed(tuned.folder).card.preprocessing.channels == 5
+    assert load_trained(tuned.folder).card.preprocessing.channels == 5
 
 
 def test_mixed_channels__are_named_before_anything_is_read(five, tmp_path):
@@ -119,5 +119,5 @@ def test_mixed_channels__are_named_before_anything_is_read(five, tmp_path):
 
 def test_channels__of_photographs_are_three_unless_one_is_asked_for(tmp_path):
     run = paucal.train("digits", output=str(tmp_path / "grey"), channels=1, epochs=1, init="none", **SMALL)
-    card = load_deployed(run.folder).card
+    card = load_trained(run.folder).card
     assert (card.preprocessing.channels, card.backbone.in_chans) == (1, 1)

@@ -12,8 +12,8 @@ import paucal
 from paucal.data.loader import make_eval_loader
 from paucal.data.splits.file import read_split
 from paucal.evaluation.classification import quick_scores
-from paucal.evaluation.deployed import load_deployed
 from paucal.evaluation.predictions import predict_all
+from paucal.models.trained import load_trained
 from paucal.runs import RunFolder, read_weights
 from paucal.verbs.run.images import open_again
 from paucal.verbs.training import finishing
@@ -38,7 +38,7 @@ def photos(tmp_path):
 
 
 def logits_of(folder, part):
-    run, model = RunFolder(folder), load_deployed(folder)
+    run, model = RunFolder(folder), load_trained(folder)
     images = open_again(run)
     rows = read_split(run.split, images).indices(part)
     loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), 16, 0)
@@ -51,7 +51,7 @@ def summary_of(folder):
 
 def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_path):
     result = paucal.train(photos, output=tmp_path / "run", **SETTINGS)
-    temperature, found = load_deployed(result.folder).card.temperature, logits_of(result.folder, "test")
+    temperature, found = load_trained(result.folder).card.temperature, logits_of(result.folder, "test")
     assert temperature != 1.0
     assert result.metrics["loss"] == pytest.approx(
         float(F.cross_entropy(found.logits / temperature, found.labels)), rel=1e-4
@@ -69,7 +69,7 @@ def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_pat
 
 def test_temperature__is_the_likeliest_on_the_validation_images(photos, tmp_path):
     result = paucal.train(photos, output=tmp_path / "run", **SETTINGS)
-    found, temperature = logits_of(result.folder, "val"), load_deployed(result.folder).card.temperature
+    found, temperature = logits_of(result.folder, "val"), load_trained(result.folder).card.temperature
 
     def cost(t):
         return float(F.cross_entropy(found.logits.double() / t, found.labels, reduction="sum")) + np.log(t) ** 2 * 2
@@ -79,7 +79,7 @@ def test_temperature__is_the_likeliest_on_the_validation_images(photos, tmp_path
 
 def test_calibrate_none__leaves_the_probabilities_as_they_are(photos, tmp_path):
     result = paucal.train(photos, output=tmp_path / "run", calibrate="none", **SETTINGS)
-    assert load_deployed(result.folder).card.temperature == 1.0
+    assert load_trained(result.folder).card.temperature == 1.0
     assert summary_of(result.folder)["calibration"] is None
 
 
@@ -142,6 +142,6 @@ def test_soup__of_a_run_that_was_stopped_is_that_of_one_that_was_not(photos, tmp
 
 def test_without_validation_images__nothing_is_fitted_or_averaged(photos, tmp_path):
     result = paucal.train(photos, output=tmp_path / "run", soup=3, val_fraction=0, **SETTINGS)
-    assert load_deployed(result.folder).card.temperature == 1.0
+    assert load_trained(result.folder).card.temperature == 1.0
     assert summary_of(result.folder)["calibration"] is None
     assert summary_of(result.folder)["averaged_epochs"] == []

@@ -10,7 +10,7 @@ from torch import nn
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
 
 FLOOR = "random weights"
 

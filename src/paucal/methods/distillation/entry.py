@@ -1,61 +1,39 @@
 """Hard distillation: the teacher of a run, opened by its name, and its classes in the order of the run's."""
 
-from pathlib import Path
 from typing import Any
-
-import timm
-import torch
-from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
-from torch import nn
 
 from paucal.backbones.empty_models import takes_sizes
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
-from paucal.backbones.weights.inputs import input_of_timm
-from paucal.evaluation.deployed import Card, Preprocessing, load_deployed
 from paucal.methods.contract import Circumstances, ExtraLoss
 from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.guides import refuse_leaks, show_as_trained
+from paucal.models.card import ModelCard
+from paucal.models.named import find_named, open_named
+from paucal.models.published import imagenet_classes, published_card
+from paucal.models.saved import read_card
 from paucal.objectives.base import Term
 from paucal.objectives.distillation import WEIGHT, Distillation
-from paucal.runs import open_model
-from paucal.types import UserError, height_and_width
+from paucal.runs import RunFolder
+from paucal.types import UserError
 
 
-def _card(name: str) -> Card:
+def _card(name: str) -> ModelCard:
     """Describe a teacher: a run, or a timm model with its published weights.
 
     Raises:
         UserError: There is no such teacher, or it does not name one class for an image.
     """
-    if not Path(name).expanduser().exists():
-        return _published(name)
-    folder = open_model(name)
-    card = Card.from_dict(folder.read_json(folder.card.name))
+    found = find_named(name, "--teacher")
+    if not isinstance(found, RunFolder):
+        if imagenet_classes(found) is None:
+            raise UserError(f"--teacher {name} has no published weights for classes of ImageNet: give a run.")
+        return published_card(found)
+    card = read_card(found)
     if card.several or not card.classes:
         raise UserError(f"--teacher {name} does not name one class for an image: give a classifier that does.")
     return card
-
-
-def _published(name: str) -> Card:
-    if not timm.is_model(name):
-        raise UserError(f"--teacher is {name!r}, neither a run folder nor a timm model: give one, such as runs/1.")
-    config = timm.get_pretrained_cfg(name)
-    subset = None if config is None else infer_imagenet_subset(config.to_dict())
-    if config is None or not config.has_weights or subset is None:
-        raise UserError(f"--teacher {name} has no published weights for classes of ImageNet: give a run.")
-    spec = BackboneSpec(name, config.num_classes, image_size=height_and_width(config.input_size[1:]), pretrained=True)
-    fed = input_of_timm(name)
-    preprocessing = Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std)
-    return Card(spec, tuple(ImageNetInfo(subset).label_names()), preprocessing)
-
-
-def _network(name: str, card: Card) -> nn.Module:
-    if not card.backbone.pretrained:
-        return load_deployed(name).module
-    with torch.random.fork_rng(devices=[]):
-        return card.backbone.build().model
 
 
 def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term:
@@ -69,7 +47,7 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
     arguments = {**own.arguments, **fit_to_image_size(own.name, own.image_size, own.arguments).arguments}
     fits = takes_sizes(own.name, [own.image_size, spec.image_size], arguments)
     return Distillation(
-        _network(settings.teacher, card),
+        open_named(settings.teacher).module,
         spec.num_classes,
         WEIGHT if weight is None else weight,
         None if fits else own.image_size,
@@ -93,8 +71,8 @@ def _settle(settings: Any, term: Distillation, circumstances: Circumstances) -> 
             f"--teacher {settings.teacher} does not know the class {unknown[0]!r} of {images.name}: give a teacher of "
             "these classes, such as a run on these images."
         )
-    if not card.backbone.pretrained:
-        refuse_leaks("teacher", open_model(settings.teacher), circumstances)
+    if isinstance(found := find_named(settings.teacher), RunFolder):
+        refuse_leaks("teacher", found, circumstances)
     show_as_trained("teacher", term, card.preprocessing, circumstances)
     term.answer_in([card.classes.index(name) for name in images.classes])
 

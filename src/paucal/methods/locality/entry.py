@@ -4,10 +4,11 @@ from typing import Any
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
-from paucal.evaluation.deployed import load_deployed
 from paucal.methods.contract import Circumstances, ExtraLoss
 from paucal.methods.guides import refuse_leaks, show_as_trained
 from paucal.methods.locality.settings import LocalitySettings
+from paucal.models.saved import read_card
+from paucal.models.trained import load_trained
 from paucal.objectives import LocalityGuidance, Term
 from paucal.objectives.locality_guidance import WEIGHT
 from paucal.runs import open_model
@@ -19,8 +20,8 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
         raise UserError(
             "--add locality needs a guide: train a small CNN on the same images and give its run as --guide."
         )
-    deployed = load_deployed(settings.guide)
-    guide = FeatureBackbone(deployed.module, deployed.card.preprocessing.image_size)
+    trained = load_trained(settings.guide)
+    guide = FeatureBackbone(trained.module, trained.card.preprocessing.image_size)
     dims = [dim for dim, _, _ in backbone.shapes(FeatureRequest("blocks"))]
     try:
         return LocalityGuidance(guide, dims, WEIGHT if settings.guide_weight is None else settings.guide_weight)
@@ -36,7 +37,7 @@ def _settle(settings: Any, term: LocalityGuidance, circumstances: Circumstances)
     """
     run = open_model(settings.guide)
     refuse_leaks("guide", run, circumstances)
-    show_as_trained("guide", term, load_deployed(run).card.preprocessing, circumstances)
+    show_as_trained("guide", term, read_card(run).preprocessing, circumstances)
 
 
 TERM = ExtraLoss(

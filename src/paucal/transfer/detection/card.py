@@ -1,23 +1,26 @@
 """What `model.json` says of a detector."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.evaluation.deployed import MAX_SIDE, Card
-from paucal.runs import RunFolder, read_weights
+from paucal.models.card import FORMAT, ModelCard
+from paucal.models.preprocessing import MAX_SIDE
+from paucal.models.saved import load_saved
+from paucal.models.tasks import DETECTION
+from paucal.runs import RunFolder
 from paucal.transfer.detection.detector import Detector
 from paucal.transfer.detection.options import DetectorOptions
 from paucal.transfer.stages import stage_maps
 from paucal.types import UserError
 
-TASK = "detection"
-
 
 @dataclass(frozen=True)
-class DetectorCard(Card):
+class DetectorCard(ModelCard):
     """How to build a detector, and what it gives.
 
     Attributes:
@@ -26,6 +29,9 @@ class DetectorCard(Card):
         resize_to: most pixels of an image's shorter and longer side.
     """
 
+    task: ClassVar[str] = DETECTION
+    formats: ClassVar[tuple[int, ...]] = (FORMAT,)
+
     options: DetectorOptions = field(default_factory=DetectorOptions)
     category_ids: tuple[int, ...] = ()
     resize_to: tuple[int, int] = (800, 1333)
@@ -33,39 +39,30 @@ class DetectorCard(Card):
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         more = {"options": self.options.to_dict(), "category_ids": list(self.category_ids)}
-        return {**super().to_dict(), "task": TASK, **more, "resize_to": list(self.resize_to)}
+        return {**super().to_dict(), "task": self.task, **more, "resize_to": list(self.resize_to)}
 
     @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> "DetectorCard":
-        """Read what `to_dict` gave, from a file of anybody.
-
-        Raises:
-            UserError: it is no card of a detector of this version.
-        """
-        if value.get("task") != TASK:
-            raise UserError("model.json is that of no detector: give a run of 'paucal detect'.")
-        names, numbers, sides = value.get("classes"), value.get("category_ids"), value.get("resize_to")
-        if not _all_of(names, str) or not _all_of(numbers, int) or not 0 < len(names) == len(numbers):
-            raise UserError("model.json must name the classes of its detector with their numbers: restore it.")
-        if not _all_of(sides, int) or len(sides) != 2 or not all(8 <= side <= MAX_SIDE for side in sides):
+    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+        numbers, sides = stored["category_ids"], stored["resize_to"]
+        if not _are_whole_numbers(numbers) or not numbers:
+            raise UserError("model.json must have a whole number for each class of its detector: restore it.")
+        if not _are_whole_numbers(sides) or len(sides) != 2 or not all(8 <= side <= MAX_SIDE for side in sides):
             raise UserError(f"model.json resizes images to {sides!r}, expected two sides up to {MAX_SIDE}: restore it.")
-        plain = Card.from_dict({**{k: v for k, v in value.items() if k != "task"}, "classes": []})
-        return cls(
-            plain.backbone,
-            tuple(names),
-            plain.preprocessing,
-            options=DetectorOptions.from_dict(value.get("options")),
-            category_ids=tuple(numbers),
-            resize_to=(sides[0], sides[1]),
-        )
+        if spec.num_classes:
+            raise UserError(f"model.json gives the backbone of a detector {spec.num_classes} classes: restore it.")
+        return len(numbers), {
+            "options": DetectorOptions.from_dict(stored.get("options")),
+            "category_ids": tuple(numbers),
+            "resize_to": (sides[0], sides[1]),
+        }
 
     def build(self) -> Detector:
         """Build the detector with weights from the global random generator."""
         return build_detector(self.backbone, len(self.classes), self.options)
 
 
-def _all_of(values: Any, kind: type) -> TypeGuard[list[Any]]:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
+def _are_whole_numbers(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int for value in values)
 
 
 def build_detector(
@@ -82,20 +79,19 @@ def build_detector(
     return Detector(stages, classes, options)
 
 
-def load_detector(run: RunFolder, device: torch.device) -> tuple[Detector, DetectorCard]:
+def load_detector(
+    run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu"
+) -> tuple[Detector, DetectorCard, torch.device]:
     """Load the detector of a run, ready to detect.
 
+    Returns:
+        The detector, its card, and the device as torch names it.
+
     Raises:
-        UserError: the run is that of another verb, has saved no model yet, or its files do not fit each other.
+        UserError: there is no such run, it is that of another verb, has saved no model yet, its files do not fit each
+            other, or torch cannot use the device.
     """
-    if run.last.exists() and not run.card.exists():
-        raise UserError(f"{str(run.path)!r} was stopped before it saved a model: let it go on with --resume first.")
-    card = DetectorCard.from_dict(run.read_json(run.card.name))
     with torch.random.fork_rng(devices=[]):
-        detector = card.build()
-    try:
-        detector.load_state_dict(read_weights(run.weights))
-    except RuntimeError as problem:
-        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
-        raise UserError(f"{str(run.weights)!r} does not fit its model.json ({reason}).") from problem
-    return detector.eval().to(device), card
+        detector, card, target = load_saved(run, DetectorCard, device)
+    assert isinstance(detector, Detector)
+    return detector, card, target

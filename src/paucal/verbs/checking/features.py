@@ -2,31 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
-import timm
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from paucal.backbones.spec import BackboneSpec
-from paucal.backbones.weights.inputs import input_of_timm
-from paucal.backbones.weights.start import start_from
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand
 from paucal.data.channels.planes import RGB
 from paucal.data.decoded.read_as import AsShown, smaller
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.views.transforms import ViewTransform
-from paucal.evaluation.deployed import Preprocessing, load_deployed, usable_device
-from paucal.evaluation.predictions import predict_all
+from paucal.evaluation.predictions import predict_in_order
+from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.named import find_named, open_named
+from paucal.models.preprocessing import Preprocessing
+from paucal.runs import RunFolder
 from paucal.settings.options import check_size
-from paucal.types import UserError, height_and_width
+from paucal.types import UserError
 from paucal.verbs.checking.settings import CheckSettings
-from paucal.verbs.run.start_weights import read_timm
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
 
 Advance = Callable[[int, int], None]
 USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels; a check needs no more to tell pictures apart
@@ -80,11 +76,7 @@ class Reader:
         if self.preprocess.channels == RGB != images.reading.channels:  # such weights see the first three
             images = replace(images, store=AsShown(images.store))
         loader = make_eval_loader(images, indices, transform, settings.batch_size, settings.workers, pin_memory=False)
-        told = None if progress is None else lambda done: progress(done, len(indices))
-        found = predict_all(self.module, loader, self.device, progress=told)
-        rank = torch.empty(len(indices), dtype=torch.int64)
-        rank[torch.from_numpy(np.argsort(indices, kind="stable"))] = torch.arange(len(indices))
-        return found.logits[rank]
+        return predict_in_order(self.module, loader, indices, self.device, progress)
 
 
 @dataclass(frozen=True)
@@ -124,36 +116,18 @@ def open_reader(settings: CheckSettings, side: int) -> Reader:
         UserError: there is no such model, its weights cannot be had, or it has no linear classifier to read before.
     """
     check_size(settings.img_size)
-    if settings.model is not None and Path(settings.model).expanduser().is_dir():
-        return _of_run(settings)
-    if settings.model is not None and not timm.is_model(settings.model):
-        raise UserError(f"--model: {settings.model!r} is neither a run folder nor a timm model; give one, or neither.")
-    found = weights_at_hand()
-    name = settings.model or (found and found.name)
+    name = settings.model or getattr(weights_at_hand(), "name", None)
     if name is None:
         return Reader("")
-    size = height_and_width(settings.img_size or (FOR_SMALL if side <= SMALL else USUAL))
-    weights = read_timm(name)
-    spec = BackboneSpec(name, timm.get_pretrained_cfg(name).num_classes, image_size=size)  # type: ignore[union-attr]
-    with torch.random.fork_rng(devices=[]):
-        model = spec.build().model
-    start_from(model, weights, weights.classes, head="keep")
-    fed = input_of_timm(name)
-    return _reader(name, model, Preprocessing(size, 1.0, fed.interpolation, fed.mean, fed.std), settings)
-
-
-def _of_run(settings: CheckSettings) -> Reader:
-    deployed = load_deployed(str(settings.model), settings.device)
-    if settings.img_size is not None:
+    of_run = isinstance(find_named(name, "--model"), RunFolder)
+    if of_run and settings.img_size is not None:
         raise UserError("--img-size: a run's model looks at images of its own size: leave it out.")
-    return _reader(str(settings.model), deployed.module, deployed.card.preprocessing, settings)
-
-
-def _reader(name: str, model: nn.Module, preprocess: Preprocessing, settings: CheckSettings) -> Reader:
-    if linear_classifier(model) is None:
+    size = None if of_run else settings.img_size or [FOR_SMALL if side <= SMALL else USUAL]
+    model = open_named(name, settings.device, size, "--model")
+    if linear_classifier(model.module) is None:
         raise UserError(f"--model: {name} has no linear classifier whose inputs could be read; choose another model.")
-    device = usable_device(settings.device)
-    return Reader(name, ClassifierInputs(model).eval().to(device), preprocess, str(device))
+    preprocess = model.card.preprocessing if of_run else replace(model.card.preprocessing, crop_ratio=1.0)
+    return Reader(name, ClassifierInputs(model.module).eval(), preprocess, str(model.device))
 
 
 def _pixels(images: ImageSet, indices: NDArray[np.int64], progress: Advance | None) -> Tensor:

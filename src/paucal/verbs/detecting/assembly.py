@@ -10,7 +10,8 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.data.decode import WHOLE
 from paucal.data.splits.split import Split, make_split
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.circumstances import StartFacts
 from paucal.rules.resolve import origins, resolve
@@ -241,9 +242,8 @@ def _build(
 def _statistics(
     settings: DetectSettings, prepared: Prepared, start: ImageInput | None, run: RunFolder | None
 ) -> Normalisation:
-    if run is not None and run.card.is_file():
-        stored = DetectorCard.from_dict(run.read_json(run.card.name)).preprocessing
-        return Normalisation(stored.mean, stored.std)
+    if stored := stored_card(run, DetectorCard):
+        return Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
     return normalisation(settings, prepared, start or input_of_timm(settings.model or ""))
 
 

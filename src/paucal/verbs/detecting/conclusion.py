@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from paucal.distributed import rank
@@ -73,8 +72,7 @@ def conclude(run: RunFolder, assembled: AssembledDetection, outcome: Outcome, vo
     """Judge the kept detector on the test images, which nothing has looked at before, and write everything down."""
     wait_for_all()  # the first process has written the model
     indices = [int(index) for index in assembled.prepared.part("test")]
-    device = torch.device(assembled.settings.device or "cpu")
-    detector, card = load_detector(run, device)
+    detector, card, device = load_detector(run, assembled.settings.device or "cpu")
     with voice.progress("judging") as advance:
         loader = ordered_loader(assembled, assembled.prepared.part("test"), card)
         answers = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))

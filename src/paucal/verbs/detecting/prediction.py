@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 
-from paucal.data.given import Given, given_path, given_sources
-from paucal.evaluation.deployed import usable_device
+from paucal.data.given import Given, given_sources
+from paucal.models.saved import read_card
 from paucal.reading import named_path
 from paucal.runs import RunFolder, open_model, write_atomically
 from paucal.runs.writable import try_folder
@@ -78,9 +78,7 @@ def detect_objects(
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
         raise UserError(f"{flag} averages answers for an image, and this run is a detector: leave it out.")
-    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
-    device = usable_device(settings.device)
-    detector, card = load_detector(folder, device)
+    detector, card, device = load_detector(run, settings.device)
     # Boxes are told in pixels of the image itself, so it is not reduced on the way.
     whole = replace(card.preprocessing.reading, side=None)
     opened = open_sources(given_sources(sources), voice, whole)
@@ -119,7 +117,7 @@ def find_objects(
     if folder is not None:
         write_pictures(rows, folder)
     if wanted.format == "json":
-        return as_coco(rows, DetectorCard.from_dict(run.read_json(run.card.name)))
+        return as_coco(rows, read_card(run, DetectorCard))
     return as_csv(rows)
 
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from matplotlib.figure import Figure
 
 from paucal.backbones.attention_layout import Token
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.attention.heads import MASS, view_heads
 from paucal.explain.attention.maps import AttentionMap, averaged, head_token_maps
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout
 from paucal.explain.features import feature_colours
 from paucal.explain.figures.attention import features_figure, heads_figure, maps_figure, matrices_figure, queries_figure
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining.inputs import Viewed, stacked, stem
 from paucal.verbs.explaining.settings import CELL, ExplainSettings
@@ -21,7 +21,7 @@ EVERY = "all"  # as --layer
 MOST_TOKENS = 900  # of a matrix that can be drawn
 
 
-def heads_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw the heads of layers for some queries: by default the class token, or else the middle of the image."""
     maps = read_attention(model.module, stacked([image], model))
     places = _places(maps, settings.layer) or [len(maps) - 1]
@@ -37,20 +37,20 @@ def _heads_of(image: Viewed, layer: AttentionMap, asked: list[str] | None) -> Fi
     return queries_figure(image.picture, views, tokens, name, MASS)
 
 
-def rollout_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+def rollout_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw attention rollout."""
     values = attention_rollout(model.module, stacked([image], model))[0].cpu()
     note = "where the last tokens' information could come from, for no class in particular"
     return {"rollout": maps_figure(image.picture, [values], ["attention rollout"], note, smooth=True)}
 
 
-def features_figures(model: Deployed, batch: Sequence[Viewed]) -> Iterator[tuple[str, Figure]]:
+def features_figures(model: TrainedModel, batch: Sequence[Viewed]) -> Iterator[tuple[str, Figure]]:
     """Draw the last features of images as colours, which mean the same in all images of the batch."""
     for image, colours in zip(batch, feature_colours(model.module, stacked(batch, model)).cpu(), strict=True):
         yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
 
 
-def head_tokens_view(model: Deployed, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
     """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
     maps = read_attention(model.module, stacked([image], model))
     places = _places(maps, settings.layer) or _spread(len(maps))
@@ -70,7 +70,7 @@ def head_tokens_view(model: Deployed, image: Viewed, settings: ExplainSettings) 
 
 
 # One image at a time: the attention of all layers takes gigabytes for one large image.
-SINGLE: dict[str, Callable[[Deployed, Viewed, ExplainSettings], dict[str, Figure]]] = {
+SINGLE: dict[str, Callable[[TrainedModel, Viewed, ExplainSettings], dict[str, Figure]]] = {
     "attention": heads_view,
     "rollout": rollout_view,
     "head-tokens": head_tokens_view,

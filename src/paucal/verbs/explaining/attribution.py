@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.attribution.methods import METHODS, attribute, best_method, methods_of
 from paucal.explain.figures.attribution import Explained
 from paucal.explain.figures.pictures import spoken
 from paucal.explain.prepared import explainable, run
 from paucal.explain.scores import on_cells
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining.inputs import Viewed, stacked
 from paucal.wording import did_you_mean
@@ -18,7 +18,7 @@ from paucal.wording import did_you_mean
 MOST_CELLS = 56  # along a side, of a grid that is drawn cell by cell
 
 
-def choose_method(model: Deployed, asked: str) -> tuple[str, str]:
+def choose_method(model: TrainedModel, asked: str) -> tuple[str, str]:
     """Return the method, and the sentence that says why.
 
     Raises:
@@ -43,7 +43,7 @@ def choose_method(model: Deployed, asked: str) -> tuple[str, str]:
 _NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
 
 
-def class_numbers(model: Deployed, names: Sequence[str] | None) -> list[int] | None:
+def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
     """Return the numbers of classes given by name; None for the likeliest of each image.
 
     Raises:
@@ -77,7 +77,7 @@ def _drawn(maps: Tensor) -> Tensor:
 
 
 def explain_batch(
-    model: Deployed, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
+    model: TrainedModel, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
 ) -> list[Explained]:
     """Return the attribution of some images for the given classes, or for each image's likeliest ones."""
     images = stacked(batch, model)

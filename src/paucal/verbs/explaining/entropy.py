@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.attention.heads import entropy_over, most_entropy
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.figures.attention import entropy_figure, ranked_entropy_figure
-from paucal.verbs.explaining.inputs import Viewed, open_model, stacked, view_of
+from paucal.models.named import open_named
+from paucal.models.trained import TrainedModel
+from paucal.verbs.explaining.inputs import Viewed, stacked, view_of
 
 
 class Entropies:
@@ -26,10 +27,10 @@ class Entropies:
         images: how many have been added.
     """
 
-    def __init__(self, model: Deployed, against: Sequence[str], device: str) -> None:
+    def __init__(self, model: TrainedModel, against: Sequence[str], device: str) -> None:
         self.models = {model.card.backbone.name: model}
         for name in against:
-            self.models[_unused(name, self.models)] = open_model(name, device)
+            self.models[_unused(name, self.models)] = open_named(name, device, setting="--against")
         self._first = model
         self._sums: dict[str, dict[str, Tensor]] = {name: {} for name in self.models}
         self._most: dict[str, dict[str, float]] = {}
@@ -77,7 +78,7 @@ class Entropies:
         return written.getvalue()
 
 
-def _unused(name: str, taken: dict[str, Deployed]) -> str:
+def _unused(name: str, taken: dict[str, TrainedModel]) -> str:
     found, number = name, 2
     while found in taken:
         found, number = f"{name} ({number})", number + 1

@@ -4,23 +4,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import timm
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from paucal.backbones.names import nearest_names
-from paucal.backbones.spec import BackboneSpec
-from paucal.backbones.weights.inputs import input_of_timm
-from paucal.backbones.weights.start import start_from
 from paucal.data.channels.decoding import as_read
 from paucal.data.given import Given
-from paucal.evaluation.deployed import Card, Deployed, Preprocessing, load_deployed, usable_device
 from paucal.explain.figures.pictures import Picture, seen
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
-from paucal.verbs.run.start_weights import read_timm
 from paucal.verbs.run.voice import Voice
 
 
@@ -40,7 +34,7 @@ class Viewed:
 
 
 def read_images(
-    sources: Sequence[str | Given], model: Deployed, on_bad: str, voice: Voice
+    sources: Sequence[str | Given], model: TrainedModel, on_bad: str, voice: Voice
 ) -> tuple[int, Iterator[Viewed]]:
     """Return how many images there are at most, and an iterator that holds one at a time.
 
@@ -52,7 +46,7 @@ def read_images(
     return sum(map(len, opened)), _viewed(read_all(opened, reading, on_bad, voice), model)
 
 
-def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: Deployed) -> Iterator[Viewed]:
+def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     for number, (path, picture) in enumerate(pictures, start=1):
         try:
@@ -75,12 +69,12 @@ def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
         yield batch
 
 
-def stacked(batch: Sequence[Viewed], model: Deployed) -> Tensor:
+def stacked(batch: Sequence[Viewed], model: TrainedModel) -> Tensor:
     """Return the model's input (B, 3, H, W) on its device."""
     return torch.stack([image.view for image in batch]).to(model.device)
 
 
-def view_of(images: Tensor, model: Deployed, other: Deployed) -> Tensor:
+def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
     """Return the input (B, 3, H, W) of a model as another one is fed: the same part of the image at its own size."""
     mine, its = model.card.preprocessing, other.card.preprocessing
     images = images.to(other.device)
@@ -97,30 +91,3 @@ def view_of(images: Tensor, model: Deployed, other: Deployed) -> Tensor:
 def stem(name: str) -> str:
     """Return an image's name without its ending, as the beginning of its pictures' names."""
     return Path(name).stem or name
-
-
-def open_model(name: str, device: str) -> Deployed:
-    """Open a run, or a timm model with its published weights.
-
-    Raises:
-        UserError: there is nothing of that name, or its weights cannot be had.
-    """
-    if Path(name).expanduser().exists():
-        return load_deployed(name, device)
-    if not timm.is_model(name):
-        near = ", ".join(nearest_names(name))
-        raise UserError(
-            f"{name!r} is neither a run folder nor a timm model{f' (near: {near})' if near else ''}: give a run, such "
-            "as runs/1."
-        )
-    weights, config = read_timm(name, init=False), timm.get_pretrained_cfg(name)
-    assert config is not None
-    spec = BackboneSpec(name, config.num_classes, image_size=(config.input_size[1], config.input_size[2]))
-    with torch.random.fork_rng(devices=[]):
-        model = spec.build().model
-    start_from(model, weights, weights.classes, head="keep")
-    fed = input_of_timm(name)
-    classes = weights.classes or tuple(f"class {number}" for number in range(config.num_classes))
-    card = Card(spec, classes, Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std))
-    target = usable_device(device)
-    return Deployed(model.eval().to(target), card, target)

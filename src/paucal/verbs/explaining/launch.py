@@ -10,18 +10,19 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from paucal.data.given import Given, given_path, given_sources
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.attention.reading import require_attention
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
 from paucal.explain.prepared import plain
+from paucal.models.named import open_named
+from paucal.models.trained import TrainedModel
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.explaining.attention import SINGLE, features_figures
 from paucal.verbs.explaining.attribution import choose_method, class_numbers, explain_batch
 from paucal.verbs.explaining.entropy import Entropies
-from paucal.verbs.explaining.inputs import Viewed, batched, open_model, read_images, stem
+from paucal.verbs.explaining.inputs import Viewed, batched, read_images, stem
 from paucal.verbs.explaining.localization import localization_figures, open_localizer
 from paucal.verbs.explaining.matches import matches_figures
 from paucal.verbs.explaining.settings import VIEWS, ExplainSettings, require_use
@@ -55,7 +56,7 @@ class Explanations:
 
 @shows_settings(ExplainSettings)
 def explain_images(
-    model: Deployed | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
+    model: TrainedModel | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
 ) -> Explanations:
     """Draw what a model sees in images; the same as `paucal explain`. Arrays instead of pictures: `paucal.explain`.
 
@@ -74,12 +75,14 @@ def explain_images(
     sources = given_sources(images)
     chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
     voice = Heard()
-    made = explain_all(model if isinstance(model, Deployed) else given_path(model, "the model"), sources, chosen, voice)
+    made = explain_all(
+        model if isinstance(model, TrainedModel) else given_path(model, "the model"), sources, chosen, voice
+    )
     return Explanations(made.folder, made.pictures, made.method, tuple(voice.said))
 
 
 def explain_all(
-    name: Deployed | str, sources: Sequence[str | Given], settings: ExplainSettings, voice: Voice
+    name: TrainedModel | str, sources: Sequence[str | Given], settings: ExplainSettings, voice: Voice
 ) -> Explanations:
     """Draw everything that is asked for; see `explain_images`."""
     check_ranges(settings)
@@ -87,7 +90,7 @@ def explain_all(
     require_use(views, settings)
     if not sources:
         raise UserError("there are no images to explain: give files, folders or pictures.")
-    model = open_model(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
+    model = open_named(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
     method = None
     if "attribution" in views:
         method, sentence = choose_method(model, settings.method)
@@ -142,7 +145,7 @@ class _Extra:
             yield from self.entropies.figures()
 
 
-def _opened(views: Sequence[str], name: Deployed | str, model: Deployed, settings: ExplainSettings) -> _Extra:
+def _opened(views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings) -> _Extra:
     """Open what some views need beside the model, before any work is done."""
     extra = _Extra()
     if set(views) & NEEDS_ATTENTION:
@@ -166,7 +169,7 @@ def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> It
 
 
 def _figures(
-    model: Deployed,
+    model: TrainedModel,
     batch: list[Viewed],
     views: Sequence[str],
     method: str | None,
@@ -193,7 +196,7 @@ def _figures(
 
 
 def _figures_of(
-    model: Deployed, image: Viewed, views: Sequence[str], settings: ExplainSettings, extra: _Extra
+    model: TrainedModel, image: Viewed, views: Sequence[str], settings: ExplainSettings, extra: _Extra
 ) -> Iterator[tuple[str, Figure]]:
     for view in views:
         if view in SINGLE:

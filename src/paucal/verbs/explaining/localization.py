@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.figures.offsets import OffsetView, all_pairs, offsets_figure
 from paucal.explain.prepared import explainable
 from paucal.losses.drloc_targets import pair_classes, pair_targets
 from paucal.methods.drloc.entry import TERM
+from paucal.models.trained import TrainedModel
 from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
 from paucal.runs import load_checkpoint, open_model
@@ -28,13 +28,13 @@ from paucal.verbs.explaining.settings import CELL
 _KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
 
 
-def open_localizer(name: Deployed | str, model: Deployed) -> DrLoc:
+def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
     """Return the run's DrLoc term with its trained heads.
 
     Raises:
         UserError: the model is no run, was trained without DrLoc, or its checkpoint is gone.
     """
-    if isinstance(name, Deployed):
+    if isinstance(name, TrainedModel):
         raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
     run = open_model(name)
     if not run.best.is_file():
@@ -57,7 +57,7 @@ def open_localizer(name: Deployed | str, model: Deployed) -> DrLoc:
 
 
 @torch.no_grad()
-def look(term: DrLoc, model: Deployed, image: Viewed) -> OffsetView:
+def look(term: DrLoc, model: TrainedModel, image: Viewed) -> OffsetView:
     """Return what the head of the last grid says about all pairs of cells of an image."""
     with explainable(model.module) as module:
         backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
@@ -79,7 +79,7 @@ def _is_signed(options: DrLocOptions) -> bool:
 
 
 def localization_figures(
-    term: DrLoc, model: Deployed, image: Viewed, tokens: Sequence[str] | None
+    term: DrLoc, model: TrainedModel, image: Viewed, tokens: Sequence[str] | None
 ) -> Iterator[tuple[str, Figure]]:
     """Draw one pair of cells and the mean error over the grid; it starts at the first cell given, or the middle."""
     view = look(term, model, image)

@@ -6,9 +6,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.features import Correspondence, match_images
 from paucal.explain.figures.matches import matches_figure
+from paucal.models.trained import TrainedModel
 from paucal.verbs.explaining.inputs import Viewed, stacked, stem
 
 
@@ -18,7 +18,7 @@ def mirror_hits(found: Correspondence) -> Tensor:
     return (found.second == truth).all(1)
 
 
-def matches_figures(model: Deployed, pair: list[Viewed]) -> Iterator[tuple[str, Figure]]:
+def matches_figures(model: TrainedModel, pair: list[Viewed]) -> Iterator[tuple[str, Figure]]:
     """Draw the matches of two images, or of one and its mirror image."""
     first = pair[0]
     if len(pair) == 2:

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from paucal.data.images import ImageSet
-from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.mistakes import Mistake, worst_mistakes
 from paucal.evaluation.predictions import Predictions
 from paucal.explain.attribution.methods import METHODS, OF_CAPTUM, attribute, ranked_methods
 from paucal.explain.figures.attribution import Explained, mistakes_attribution_figure
 from paucal.explain.figures.pictures import seen, spoken
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 
 SHOWN = 8
@@ -23,7 +23,7 @@ NAME = "mistakes_attribution.png"
 
 
 def draw_mistakes(
-    folder: Path, predictions: Predictions, images: ImageSet, model: Deployed, say: Callable[[str], None]
+    folder: Path, predictions: Predictions, images: ImageSet, model: TrainedModel, say: Callable[[str], None]
 ) -> None:
     """Draw up to 8 of the most confident mistakes with the attribution of the answer and of the label.
 
@@ -51,7 +51,7 @@ def draw_mistakes(
         path.unlink(missing_ok=True)  # of an earlier model, which would now be taken for this one's
 
 
-def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: Deployed) -> Figure:
+def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet, model: TrainedModel) -> Figure:
     transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
     pictures = [images.store.read(one.id) for one in mistakes]
     made = [transform(picture) for picture in pictures]
@@ -73,7 +73,7 @@ def _figure(mistakes: list[Mistake], predictions: Predictions, images: ImageSet,
     return mistakes_attribution_figure(explained, METHODS[method].title)
 
 
-def _maps(model: Deployed, batch: Tensor, asked: list[Tensor]) -> tuple[str, list[Tensor]]:
+def _maps(model: TrainedModel, batch: Tensor, asked: list[Tensor]) -> tuple[str, list[Tensor]]:
     """Return the method and its maps for the answers and for the labels, by the best method that can be computed.
 
     Raises:

@@ -4,11 +4,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from paucal.evaluation.deployed import Deployed
 from paucal.explain.figures.tokens import tokens_figure
 from paucal.labeling import DenseTeacher
+from paucal.models.named import open_named
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
-from paucal.verbs.explaining.inputs import Viewed, open_model, view_of
+from paucal.verbs.explaining.inputs import Viewed, view_of
 
 
 class TokenViews:
@@ -18,7 +19,7 @@ class TokenViews:
         models: (title, model) of each; all know the classes of the last, which images are prepared for.
     """
 
-    def __init__(self, models: list[tuple[str, Deployed]]) -> None:
+    def __init__(self, models: list[tuple[str, TrainedModel]]) -> None:
         self._model = models[-1][1]
         self.classes = self._model.classes
         self._asked = [
@@ -32,14 +33,14 @@ class TokenViews:
         )
 
     @torch.no_grad()
-    def _shares(self, model: Deployed, dense: DenseTeacher, image: Viewed) -> Tensor:
+    def _shares(self, model: TrainedModel, dense: DenseTeacher, image: Viewed) -> Tensor:
         maps, _ = dense(view_of(image.view[None], self._model, model))
         order = [model.classes.index(name) for name in self.classes]
         logits = maps[0].float()
         return (logits.sigmoid() if model.card.several else logits.softmax(0))[order].cpu()
 
 
-def open_token_views(model: Deployed, teacher: str | None, device: str) -> TokenViews:
+def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
     """Open the model's token predictions, and those of a teacher beside them.
 
     Raises:
@@ -48,7 +49,7 @@ def open_token_views(model: Deployed, teacher: str | None, device: str) -> Token
     model.require_classifier()
     if teacher is None:
         return TokenViews([("what the cells are taken for", model)])
-    other = open_model(teacher, device).require_classifier()
+    other = open_named(teacher, device, setting="--teacher").require_classifier()
     missing = [name for name in model.classes if name not in other.classes]
     if missing:
         raise UserError(f"--teacher: {teacher} does not know the class {missing[0]!r} of the model: give another.")

@@ -12,7 +12,7 @@ from torch import Tensor
 from paucal.data.channels.decoding import as_read
 from paucal.data.images import ImageSet, spread
 from paucal.data.splits.file import read_split
-from paucal.evaluation.deployed import Deployed
+from paucal.models.trained import TrainedModel
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
@@ -38,7 +38,7 @@ class Pictures:
     what: str
 
 
-def compared_images(run: RunFolder, data: str | None, most: int, model: Deployed, voice: Voice) -> Pictures:
+def compared_images(run: RunFolder, data: str | None, most: int, model: TrainedModel, voice: Voice) -> Pictures:
     """Return images to compare an export on: those given, or the run's test images (validation where it has none).
 
     Raises:
@@ -61,7 +61,7 @@ def compared_images(run: RunFolder, data: str | None, most: int, model: Deployed
     return Pictures(pictures, labels, f"{part} images")
 
 
-def calibrating_images(run: RunFolder, model: Deployed, voice: Voice) -> Iterator[Image.Image]:
+def calibrating_images(run: RunFolder, model: TrainedModel, voice: Voice) -> Iterator[Image.Image]:
     """Yield training images of a run.
 
     Raises:
@@ -75,18 +75,18 @@ def calibrating_images(run: RunFolder, model: Deployed, voice: Voice) -> Iterato
     return (images.store.read(row) for row in rows)
 
 
-def _noise(model: Deployed, count: int) -> list[Image.Image]:
+def _noise(model: TrainedModel, count: int) -> list[Image.Image]:
     """Return pictures of random pixels, as the model reads its images."""
     generator, fed = np.random.default_rng(0), model.card.preprocessing
     shape = (*fed.image_size, fed.channels)
     return [as_read(generator.integers(0, 256, shape, dtype=np.uint8), fed.reading) for _ in range(count)]
 
 
-def _opened(run: RunFolder, model: Deployed, voice: Voice) -> ImageSet:
+def _opened(run: RunFolder, model: TrainedModel, voice: Voice) -> ImageSet:
     with voice.progress("reading images") as advance:
         return open_again(run, advance, reading=model.card.preprocessing.reading)
 
 
-def _given(data: str, model: Deployed, voice: Voice) -> Iterator[tuple[str | None, Image.Image]]:
+def _given(data: str, model: TrainedModel, voice: Voice) -> Iterator[tuple[str | None, Image.Image]]:
     reading = model.card.preprocessing.reading
     return read_all(open_sources([data], voice, reading), reading, "refuse", voice)

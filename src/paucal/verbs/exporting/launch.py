@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paucal.backbones.weights.trained import licence_of
 from paucal.data.given import given_path
-from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison, answers, compare, fed, timed
 from paucal.export.graph import Graph, graph_of
@@ -22,6 +21,7 @@ from paucal.export.page import model_page
 from paucal.export.program import packed, traced, unpacked
 from paucal.export.quantised import quantised
 from paucal.export.timm_folder import write_timm_folder
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder, open_model, write_atomically, write_text
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
@@ -85,7 +85,7 @@ def export_all(run: str, settings: ExportSettings, voice: Voice) -> Export:
     check_ranges(settings)
     formats = _formats(settings)
     folder = open_model(run)
-    model = load_deployed(folder).require_classifier()
+    model = load_trained(folder).require_classifier()
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     graph = graph_of(model, settings.with_preprocessing)
     graphs = _graphs(folder, model, graph, formats, settings, voice) if set(formats) - {"safetensors"} else iter(())
@@ -129,7 +129,7 @@ Made = tuple[str, bytes, Any, bool]  # file name, content, what computes it, whe
 
 
 def _graphs(
-    run: RunFolder, model: Deployed, graph: Graph, formats: Sequence[str], settings: ExportSettings, voice: Voice
+    run: RunFolder, model: TrainedModel, graph: Graph, formats: Sequence[str], settings: ExportSettings, voice: Voice
 ) -> Iterator[Made]:
     voice.say(f"writing {model.card.backbone.name} down as a graph, which takes up to a minute")
     program = traced(graph)
@@ -149,7 +149,7 @@ def _graphs(
 class _Looked:
     """The original's answers for the images that all exports are compared on."""
 
-    def __init__(self, model: Deployed, graph: Graph, images: Pictures, voice: Voice) -> None:
+    def __init__(self, model: TrainedModel, graph: Graph, images: Pictures, voice: Voice) -> None:
         self.model, self.images, self.pixels = model, images, graph.input == "pixels"
         with voice.progress("the model's own answers") as advance:
             self.original: Tensor = answers(model, model.module, images.pictures, False, advance)
@@ -195,7 +195,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _page(run: RunFolder, model: Deployed) -> str:
+def _page(run: RunFolder, model: TrainedModel) -> str:
     facts = run.read_json("summary.json") if run.finished else {}
     start = run.read_json("init.json").get("source") if (run.path / "init.json").is_file() else None
     stored = run.evaluation("test") / "metrics.json"

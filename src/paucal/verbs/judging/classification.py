@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from paucal.data.images import ImageSet
 from paucal.data.loader import images_together, make_eval_loader
 from paucal.data.splits.file import read_split
-from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
 from paucal.evaluation.record import record_classification, record_multi_label
@@ -20,6 +19,7 @@ from paucal.evaluation.results import Report
 from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.evaluation.tables import due_line, report_table
 from paucal.evaluation.yardstick import yardstick
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder, open_model, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
@@ -60,7 +60,7 @@ def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voic
         UserError: there is no such run, it has no classifier, or it does not know a class of the images.
     """
     folder = open_model(run)
-    model = load_deployed(folder, settings.device).require_classifier()
+    model = load_trained(folder, settings.device).require_classifier()
     if settings.mirror:
         model = model.mirrored()
     if settings.real_labels is not None and model.card.several:
@@ -77,7 +77,7 @@ def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voic
 
 
 def _judge(
-    model: Deployed, judged: Judged, real: Answers | None, output: Path, settings: EvalSettings, voice: Voice
+    model: TrainedModel, judged: Judged, real: Answers | None, output: Path, settings: EvalSettings, voice: Voice
 ) -> ClassifiedSet:
     images, _, train_labels = judged
     predictions = _predict(model, judged, settings, voice)
@@ -96,7 +96,7 @@ def _judge(
     return ClassifiedSet(images.name, report, output, among)
 
 
-def _predict(model: Deployed, judged: Judged, settings: EvalSettings, voice: Voice) -> Predictions:
+def _predict(model: TrainedModel, judged: Judged, settings: EvalSettings, voice: Voice) -> Predictions:
     images, indices, _ = judged
     fed = model.card.preprocessing
     together = settings.batch_size or images_together(fed.image_size, model.device.type)
@@ -121,7 +121,7 @@ def _judge_by_real_labels(
     return found
 
 
-def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model: Deployed, voice: Voice) -> Judged:
+def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, voice: Voice) -> Judged:
     """Return images with labels in the model's order of classes, the positions to judge, and training labels."""
     reading = model.card.preprocessing.reading
     chosen = LabelledDataSettings(**{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)})
@@ -143,7 +143,7 @@ def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model
     return images, judged.positions, train_labels
 
 
-def _alike(images: ImageSet, model: Deployed) -> ImageSet:
+def _alike(images: ImageSet, model: TrainedModel) -> ImageSet:
     """Return images with as many labels as the model gives: one of several is a row of them.
 
     Raises:

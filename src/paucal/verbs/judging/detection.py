@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from paucal.data.decode import WHOLE
@@ -68,7 +67,7 @@ def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voic
     """
     require_metrics()
     run = open_model(model)
-    detector, card = load_detector(run, torch.device(settings.device))
+    detector, card, _ = load_detector(run, settings.device)
     found = []
     for target in data or [None]:
         boxed, indices = _images(run, target, settings, card, voice)
@@ -125,7 +124,7 @@ def _judge(
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     together = min(TOGETHER, settings.batch_size or TOGETHER)
     loader = make_ordered_loader(BoxedDataset(boxed, view, seed=0), indices, together, collate_boxes, settings.workers)
-    places, device = [int(index) for index in indices], torch.device(settings.device)
+    places, device = [int(index) for index in indices], next(detector.parameters()).device
     with voice.progress("evaluating") as advance:
         answers = detect_all(detector, loader, device, lambda done: advance(done, len(places)))
     found, truth = [answers[place] for place in places], [boxed.of(place) for place in places]

@@ -7,6 +7,7 @@ from typing import Any
 
 from paucal.data.given import given_path
 from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
+from paucal.models.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
 from paucal.settings.options import check_ranges, flag
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -15,7 +16,6 @@ from paucal.verbs.judging.findings import Evaluation
 from paucal.verbs.judging.frozen import judge_frozen
 from paucal.verbs.judging.places import MASKS, check_places, table_folder
 from paucal.verbs.judging.settings import EvalSettings
-from paucal.verbs.prediction.tasks import CLASSIFICATION, DETECTION, SEGMENTATION, task_of
 from paucal.verbs.run.voice import Heard, Voice
 
 Source = str | os.PathLike[str]

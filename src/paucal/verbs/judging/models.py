@@ -7,19 +7,20 @@ import timm
 import torch
 
 from paucal.backbones import BackboneSpec, FeatureBackbone
-from paucal.backbones.names import nearest_names
-from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
+from paucal.backbones.weights.inputs import input_of_file, input_of_timm, program_of
 from paucal.backbones.weights.load_report import rounded_down
-from paucal.backbones.weights.start import suggest_model
-from paucal.evaluation.deployed import Card, Preprocessing, load_deployed, usable_device
 from paucal.evaluation.protocols.subjects import Subject, random_backbone
+from paucal.models.devices import usable_device
+from paucal.models.named import find_named
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.published import load_published, model_of_file
+from paucal.models.saved import stored_card
+from paucal.models.trained import load_trained
 from paucal.runs import RunFolder, open_model
 from paucal.runs.ancestry import run_around
 from paucal.runs.foreign import read_foreign
 from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
-from paucal.verbs.run.start_inputs import input_of_card
-from paucal.verbs.run.start_weights import load_published
 
 
 def find_run(name: str) -> RunFolder | None:
@@ -28,7 +29,8 @@ def find_run(name: str) -> RunFolder | None:
     Raises:
         UserError: it is a folder, but no run.
     """
-    return open_model(name) if Path(name).expanduser().is_dir() else None
+    path = Path(name).expanduser()
+    return open_model(path) if path.is_dir() else None
 
 
 def open_subject(
@@ -55,49 +57,40 @@ def open_subject(
     Raises:
         UserError: there is nothing of that name, its weights do not fit, or torch cannot use the device.
     """
-    target, path = usable_device(device), Path(name).expanduser()
-    if run := find_run(name):
-        return _of_run(run, target, image_size)
-    if path.is_file():
-        return _of_file(path, model, network, image_size, target)
-    if not timm.is_model(name):
-        near = ", ".join(nearest_names(name))
-        raise UserError(
-            f"{name!r} is neither a run folder, nor a weights file, nor a timm model"
-            f"{f' (near: {near})' if near else ''}: check the spelling, or see 'paucal models'."
-        )
+    target, found = usable_device(device), find_named(name, files=True)
+    if isinstance(found, RunFolder):
+        return _of_run(found, target, image_size)
+    if isinstance(found, Path):
+        return _of_file(found, model, network, image_size, target)
     spec = _spec(name, image_size, pretrained)
     backbone = spec.build().eval() if pretrained else random_backbone(spec, seed)
     weights = f"timm's published weights of {name}" if pretrained else f"random, seed {seed}"
-    fed = _preprocessing(spec, input_of_timm(name))
+    fed = Preprocessing.as_tested(spec.image_size, input_of_timm(name))
     return Subject(name, weights, spec, backbone.to(target), fed, random=not pretrained)
 
 
 def _of_run(run: RunFolder, device: torch.device, image_size: Sequence[int] | None) -> Subject:
     if image_size is not None:
         raise UserError(f"--img-size is for files and timm models; {run.path} has a size of its own, so leave it out.")
-    deployed = load_deployed(run, device)
-    spec = deployed.card.backbone
-    backbone = FeatureBackbone(deployed.module, spec.image_size).eval()
-    return Subject(str(run.path), f"the run {run.path}", spec, backbone, deployed.card.preprocessing)
+    trained = load_trained(run, device)
+    spec = trained.card.backbone
+    backbone = FeatureBackbone(trained.module, spec.image_size).eval()
+    return Subject(str(run.path), f"the run {run.path}", spec, backbone, trained.card.preprocessing)
 
 
 def _of_file(
     path: Path, model: str | None, network: str | None, image_size: Sequence[int] | None, device: torch.device
 ) -> Subject:
     tree = read_foreign(path)
-    name = model or suggest_model(tree)
-    if name is None:
-        raise UserError(
-            f"{str(path)!r} does not say which model its weights are of: give --model, such as "
-            "--model swin_tiny_patch4_window7_224."
-        )
+    name = model or model_of_file(path, tree)
     spec = _spec(name, image_size, pretrained=False)
     backbone = random_backbone(spec, seed=0)
     report = load_published(backbone.model, path, network)
     part = f", {report.part}" if report.part else ""
     weights = f"the file {path.name}{part}: {rounded_down(report.share)} of the parameters of {name}"
-    fed = _preprocessing(spec, _input_of_run(path) or input_of_file(program_of(tree), name))
+    card = stored_card(run_around(path))  # of a file that is the model or a saved state of a run
+    tested = input_of_file(program_of(tree), name) if card is None else card.preprocessing.tested
+    fed = Preprocessing.as_tested(spec.image_size, tested)
     return Subject(path.stem, weights, spec, backbone.to(device), fed)
 
 
@@ -109,15 +102,3 @@ def _spec(name: str, image_size: Sequence[int] | None, pretrained: bool) -> Back
     own = (224, 224) if config is None else (int(config.input_size[1]), int(config.input_size[2]))
     size = own if image_size is None else height_and_width(image_size)
     return BackboneSpec(name, 0, image_size=size, pretrained=pretrained)
-
-
-def _preprocessing(spec: BackboneSpec, fed: ImageInput) -> Preprocessing:
-    return Preprocessing(spec.image_size, fed.crop_ratio, fed.interpolation, fed.mean, fed.std)
-
-
-def _input_of_run(file: Path) -> ImageInput | None:
-    """Return how images were prepared for a file that is the model or a saved state of a run; None for others."""
-    run = run_around(file)
-    if run is None or not run.card.is_file():
-        return None
-    return input_of_card(Card.from_dict(run.read_json(run.card.name)))

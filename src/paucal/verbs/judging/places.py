@@ -6,11 +6,11 @@ from pathlib import Path
 
 from paucal.data.splits.split import PARTS
 from paucal.evaluation.protocols.table import FOLDER
+from paucal.models.tasks import SEGMENTATION, task_of
 from paucal.reading import named_path
 from paucal.runs import RunFolder, open_model
 from paucal.verbs.judging.models import find_run
 from paucal.verbs.judging.settings import EvalSettings
-from paucal.verbs.prediction.tasks import SEGMENTATION, task_of
 from paucal.verbs.run.outputs import check_results
 
 MASKS = "masks"  # folder of the masks that a segmenter has found

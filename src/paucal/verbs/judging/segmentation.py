@@ -13,6 +13,7 @@ from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.split import Split
 from paucal.evaluation.segmentation import SegmentationReport, segmentation_report
 from paucal.runs import RunFolder, folder_in_place, open_model, write_text
+from paucal.transfer.segmentation.trained import SegmentationModel, load_segmenter
 from paucal.types import UserError
 from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import MASKS, report_folder
@@ -21,7 +22,6 @@ from paucal.verbs.run.images import decoded
 from paucal.verbs.run.resuming import typed_settings
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.conclusion import METRICS, write_mask
-from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
 from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.job import check_factors
 from paucal.verbs.segmenting.settings import SegmentSettings

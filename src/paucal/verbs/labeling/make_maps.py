@@ -1,34 +1,29 @@
 """Label maps from a run or a published classifier: `paucal label`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import timm
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from paucal.backbones.spec import BackboneSpec
-from paucal.backbones.weights.start import StartWeights, start_from
 from paucal.data.channels.planes import RGB
 from paucal.data.images import ImageSet
 from paucal.data.loader import make_eval_loader
 from paucal.data.maps.store import MapFacts, MapWriter
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import WholeImage
-from paucal.evaluation.deployed import load_deployed, usable_device
 from paucal.evaluation.seen_images import keys_told
 from paucal.labeling import DenseTeacher, write_maps
 from paucal.labeling.write import TeacherCheck, check_teacher, hash_images
-from paucal.runs import RunFolder, open_model
+from paucal.models.named import find_named, open_named
+from paucal.runs import RunFolder
 from paucal.settings.options import check_size
-from paucal.types import UserError, height_and_width
+from paucal.types import UserError
 from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.labeling.writing import writing_maps
 from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.start_weights import read_timm
 from paucal.verbs.run.voice import Voice
 from paucal.wording import counted, percent
 
@@ -148,40 +143,23 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
         UserError: there is no such teacher, or it cannot look at images of that size or at single cells.
     """
     check_size(image_size)
-    if Path(name).expanduser().is_dir():
-        return _open_run(open_model(name), image_size, device)
-    if not timm.is_model(name):
-        raise UserError(f"--teacher: {name!r} is neither a run folder nor a timm model; give one, such as runs/1.")
-    weights = read_timm(name)
-    config = timm.get_pretrained_cfg(name)
-    assert config is not None
-    size = height_and_width(image_size or config.input_size[1:])
-    spec = BackboneSpec(name, config.num_classes, image_size=size)
-    model = _loaded(spec, weights, device)
-    transform = WholeImage(size, Normalisation(tuple(config.mean), tuple(config.std)))  # type: ignore[arg-type]
-    return Teacher(name, DenseTeacher(model, size).to(device), weights.classes or (), transform)
-
-
-def _open_run(run: RunFolder, image_size: Sequence[int] | None, device: str) -> Teacher:
-    deployed = load_deployed(run, device)
-    card, model = deployed.card, deployed.module
+    model, found = open_named(name, device, image_size, "--teacher"), find_named(name)
+    card, prepare = model.card, model.card.preprocessing
     if card.several:
         raise UserError(
-            f"--teacher: {run.path} gives several labels for an image, and token labels are shares of one: train a "
-            "teacher on images with one label each."
+            f"--teacher: {name} gives several labels for an image, and token labels are shares of one: train a teacher "
+            "on images with one label each."
         )
-    if card.preprocessing.channels != RGB:
+    if prepare.channels != RGB:
         raise UserError(
-            f"--teacher: {run.path} reads {card.preprocessing.channels} channels, and label maps are made of images in "
-            "RGB: give another teacher."
+            f"--teacher: {name} reads {prepare.channels} channels, and label maps are made of images in RGB: give "
+            "another teacher."
         )
-    size = height_and_width(image_size or card.preprocessing.image_size)
-    if size != card.backbone.image_size:
-        weights = StartWeights(dict(model.state_dict()), str(run.path), card.backbone.name, card.classes)
-        model = _loaded(replace(card.backbone, image_size=size, pretrained=False), weights, device)
-    prepare = card.preprocessing
-    transform = WholeImage(size, Normalisation(prepare.mean, prepare.std), prepare.interpolation)
-    return Teacher(str(run.path), DenseTeacher(model, size), card.classes, transform, run)
+    run = found if isinstance(found, RunFolder) else None
+    size, normalisation = prepare.image_size, Normalisation(prepare.mean, prepare.std)
+    transform = WholeImage(size, normalisation, "bicubic" if run is None else prepare.interpolation)
+    dense = DenseTeacher(model.module, size).to(model.device)
+    return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
 
 def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> None:
@@ -190,13 +168,6 @@ def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> No
         f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
         f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
     )
-
-
-def _loaded(spec: BackboneSpec, weights: StartWeights, device: str) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        model = spec.build().model
-    start_from(model, weights, weights.classes, head="keep")
-    return model.eval().to(usable_device(device))
 
 
 def _try(images: ImageSet, teacher: Teacher, device: torch.device, batch_size: int) -> TeacherCheck:

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from paucal.evaluation.deployed import Card
 from paucal.evaluation.thresholds import marked
+from paucal.models.card import ModelCard
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Prediction:
         return [(self.classes[place], float(self.shares[place])) for place in order]
 
 
-def csv_lines(rows: Iterable[Prediction], card: Card, top_k: int | None = None) -> Iterator[str]:
+def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = None) -> Iterator[str]:
     """Yield one line per image: path, class, confidence, and a probability per class.
 
     Of a model that gives several labels there are all that reach their threshold, with ";" between them, and no

@@ -10,9 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from paucal.data.decode import UnreadableImage
-from paucal.evaluation.deployed import Card, Deployed
+from paucal.models.card import ModelCard
+from paucal.models.features import features_of_calls
+from paucal.models.trained import TrainedModel
 from paucal.verbs.prediction.answers import Prediction
-from paucal.verbs.prediction.features import features_of_calls
 from paucal.verbs.prediction.pictures import Pictures
 from paucal.verbs.prediction.settings import PredictSettings
 from paucal.verbs.run.voice import Voice
@@ -44,7 +45,7 @@ class Block:
         """Which of the N pictures could be read."""
         return [problem is None for problem in self.problems]
 
-    def predictions(self, card: Card) -> list[Prediction]:
+    def predictions(self, card: ModelCard) -> list[Prediction]:
         """Return the answers for the pictures that could be read."""
         rows = self.features if self.features is not None else [None] * len(self.shares)
         return [
@@ -54,7 +55,7 @@ class Block:
 
 
 def ask(
-    model: Deployed,
+    model: TrainedModel,
     pictures: Pictures,
     settings: PredictSettings,
     voice: Voice,
@@ -97,7 +98,7 @@ def _batches(
 
 
 def _answer(
-    model: Deployed,
+    model: TrainedModel,
     pictures: Pictures,
     first: int,
     read: list[Image.Image | UnreadableImage],

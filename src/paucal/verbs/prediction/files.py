@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paucal.evaluation.deployed import Deployed
 from paucal.export.reading import load_model, model_digest
+from paucal.models.trained import TrainedModel
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 from paucal.verbs.prediction.asking import Block, ask
@@ -71,7 +71,7 @@ def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str
 
 
 def _fill(
-    journal: Journal, model: Deployed, pictures: Pictures, settings: PredictSettings, voice: Voice, targets: Targets
+    journal: Journal, model: TrainedModel, pictures: Pictures, settings: PredictSettings, voice: Voice, targets: Targets
 ) -> None:
     """Answer what has no answer yet."""
     start = journal.resume(pictures)
@@ -100,7 +100,7 @@ def _tell_skipped(journal: Journal, settings: PredictSettings, voice: Voice) -> 
 
 
 def _timed(
-    model: Deployed, pictures: Pictures, settings: PredictSettings, voice: Voice, start: int, targets: Targets
+    model: TrainedModel, pictures: Pictures, settings: PredictSettings, voice: Voice, start: int, targets: Targets
 ) -> Iterator[Block]:
     """Yield blocks, and say at the end how many images there were, how fast, and how many could not be read."""
     begun, read, skipped = time.monotonic(), 0, 0

@@ -7,8 +7,8 @@ from typing import Any
 
 from paucal.data.given import Given, given_sources
 from paucal.data.loader import images_together
-from paucal.evaluation.deployed import Deployed
 from paucal.export.reading import load_model
+from paucal.models.trained import TrainedModel
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
@@ -24,7 +24,7 @@ Source = str | os.PathLike[str] | Given
 
 @shows_settings(PredictSettings)
 def predict(
-    model: Deployed | str | os.PathLike[str],
+    model: TrainedModel | str | os.PathLike[str],
     images: Source | Sequence[Source],
     /,
     *,
@@ -58,16 +58,16 @@ def predict(
     sources = given_sources(images)
     chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
     check_ranges(chosen)  # before a model is loaded for nothing
-    if isinstance(model, Deployed) and settings.get("device") is not None:
+    if isinstance(model, TrainedModel) and settings.get("device") is not None:
         raise UserError(f"--device is {chosen.device!r}, and the model is loaded on {model.device}: leave it out.")
     if not sources:
         raise UserError("there are no images to classify: give files, folders or pictures.")
-    loaded = model if isinstance(model, Deployed) else load_model(model, chosen.device)
+    loaded = model if isinstance(model, TrainedModel) else load_model(model, chosen.device)
     return classify_all(loaded.require_classifier(), sources, chosen, Logged(), features)
 
 
 def classify_all(
-    model: Deployed,
+    model: TrainedModel,
     sources: Sequence[str | Given],
     settings: PredictSettings,
     voice: Voice,
@@ -81,8 +81,8 @@ def classify_all(
 
 
 def open_pictures(
-    model: Deployed, sources: Sequence[str | Given], settings: PredictSettings, voice: Voice
-) -> tuple[Deployed, Pictures, PredictSettings]:
+    model: TrainedModel, sources: Sequence[str | Given], settings: PredictSettings, voice: Voice
+) -> tuple[TrainedModel, Pictures, PredictSettings]:
     """Return the model as the settings want it asked, the pictures as it reads them, and the settings with a batch.
 
     Raises:

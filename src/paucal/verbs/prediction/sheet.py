@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from paucal.data.decode import UnreadableImage
-from paucal.evaluation.deployed import Card
+from paucal.models.card import ModelCard
 from paucal.verbs.prediction.asking import Block
 from paucal.wording import percent, shortened, showable
 
@@ -22,7 +22,7 @@ _QUALITY = 88
 Row = tuple[str, int, list[tuple[int, float]]]  # heading, images in all, positions with probabilities
 
 
-def sheet_rows(blocks: Iterable[Block], card: Card) -> list[Row]:
+def sheet_rows(blocks: Iterable[Block], card: ModelCard) -> list[Row]:
     """Return which images stand for each class, most frequent classes first, images evenly spread by probability.
 
     An image with several labels stands in the row of each, one without in a last row of its own.
@@ -71,7 +71,7 @@ def save_sheet(page: Image.Image, path: Path) -> Callable[[object], None]:
     return lambda file: page.save(file, kind, **({"quality": _QUALITY} if kind == "JPEG" else {}))  # type: ignore[arg-type]
 
 
-def _members(shares: NDArray[np.float32], card: Card) -> dict[int, NDArray[np.int64]]:
+def _members(shares: NDArray[np.float32], card: ModelCard) -> dict[int, NDArray[np.int64]]:
     """Return the rows of each class that is an answer; -1 for those without one."""
     if card.thresholds is None:
         answers = np.zeros(shares.shape, dtype=bool)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paucal.evaluation.deployed import Card
+from paucal.models.card import ModelCard
 from paucal.reading import named_path
 from paucal.runs.atomic import write_atomically
 from paucal.runs.writable import try_file
@@ -62,13 +62,13 @@ def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
     return targets
 
 
-def answer_text(blocks: Iterable[Block], card: Card, targets: Targets) -> Iterator[str]:
+def answer_text(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> Iterator[str]:
     """Yield the answers as CSV or JSON, piece by piece."""
     rows = (row for block in blocks for row in block.predictions(card))
     return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
 
 
-def write_all(blocks: Blocks, card: Card, pictures: Pictures, targets: Targets, voice: Voice) -> None:
+def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targets, voice: Voice) -> None:
     """Write the files that are asked for: the answers last, so that a call that was stopped before can go on."""
     if targets.sheet is not None:
         rows = sheet_rows(blocks(), card)

@@ -15,9 +15,10 @@ from paucal.data.sources.listing import hold_out_listed
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import Split, held_out_part
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import Card, Preprocessing
 from paucal.methods.pretraining import method_of, resolve_pretraining
 from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import Facts
@@ -79,7 +80,7 @@ def assemble(
     _check_images(settings, facts.n_train, method.smallest_set)
     objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
     named = timm_name(settings.model or "")  # timm knows the weights of a Swin under its own
-    card = Card(spec, (), _feeding(settings, prepared, (start.input or input_of_timm)(named), run))
+    card = ModelCard(spec, (), _feeding(settings, prepared, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
     loaded = load_start(start, named, objective, ())
@@ -173,7 +174,7 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
     return images
 
 
-def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:
+def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
     """Return the function that tries nearest neighbours on labelled images; None where none are given.
 
     Raises:

@@ -18,11 +18,11 @@ from paucal.data.loader import images_together, make_eval_loader
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.split import make_split
 from paucal.distributed import rank, world_size
-from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.protocols.judged_data import balanced, judged_data
 from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
 from paucal.metrics.measures import hits
+from paucal.models.preprocessing import Preprocessing
 from paucal.settings.groups import DataSettings
 from paucal.types import UserError
 from paucal.verbs.run.images import decoded

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from paucal.backbones.weights.load_report import LoadReport
-from paucal.evaluation.deployed import Card
+from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.settings.groups import JobSettings
 from paucal.training import Plan
@@ -36,7 +36,7 @@ class Assembled(Generic[S]):
     prepared: Prepared
     plan: Plan
     objective: Objective
-    card: Card
+    card: ModelCard
     remarks: tuple[str, ...]
     start: LoadReport | None = None
     planned_at: float = field(default_factory=time.monotonic, kw_only=True)

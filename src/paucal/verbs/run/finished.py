@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from paucal.evaluation.deployed import Deployed, load_deployed
+from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder
 
 
@@ -23,9 +23,9 @@ class FinishedRun:
         return str(self.folder)
 
     @cached_property
-    def model(self) -> Deployed:
+    def model(self) -> TrainedModel:
         """The model the run has kept, on the CPU, read from the folder when it is first asked for."""
-        return load_deployed(self.folder)
+        return load_trained(self.folder)
 
     @cached_property
     def history(self) -> list[dict[str, float]]:

@@ -15,8 +15,8 @@ from paucal.cores import note_late_import, own_threads
 from paucal.data.checking.survey import image_digests
 from paucal.data.processes import require_guard
 from paucal.data.splits.file import require_same_images, write_split
-from paucal.evaluation.deployed import saver
 from paucal.memory import kept_memory
+from paucal.models.trained import save_trained
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.groups import JobSettings
 from paucal.settings.values import from_python, given_names
@@ -316,8 +316,12 @@ def _fit(
     plan = with_time(run, assembled.plan, assembled.planned_at)
     assembled = replace(assembled, plan=plan)
     records = Records(
-        *(run, saver(run, assembled.card), watcher.watch(), loggers.heard(watcher.on_epoch), watcher.on_start),
-        lambda plan, pace: voice.say(change_line(plan, pace)),
+        run,
+        save_model=lambda module: save_trained(run, module, assembled.card),
+        watch=watcher.watch(),
+        on_epoch=loggers.heard(watcher.on_epoch),
+        on_start=watcher.on_start,
+        on_change=lambda plan, pace: voice.say(change_line(plan, pace)),
     )
     callbacks = [*voice.callbacks(), *callbacks]
     return fit(

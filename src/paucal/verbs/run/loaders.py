@@ -12,7 +12,8 @@ from paucal.data.loader import TrainLoader, images_together, make_eval_loader, m
 from paucal.data.sampler import StepSampler
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.distributed import rank, world_size
-from paucal.evaluation.deployed import Card, Preprocessing
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.saved import stored_card
 from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Plan
@@ -25,9 +26,8 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
     Raises:
         UserError: the run's model card is damaged.
     """
-    if run is None or not run.card.is_file():
-        return None
-    return Card.from_dict(run.read_json(run.card.name)).preprocessing
+    card = stored_card(run)
+    return None if card is None else card.preprocessing
 
 
 def stored_reading(run: RunFolder | None) -> Reading | None:

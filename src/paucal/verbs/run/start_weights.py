@@ -7,18 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import timm
 import torch
-from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
-from torch import nn
 
 from paucal.backbones.weights.adapt import position_grid
-from paucal.backbones.weights.fetching import hushed, require_reachable
 from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
 from paucal.backbones.weights.load_report import LoadReport
-from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
-from paucal.backbones.weights.trained import Package, named_in_order, packaged
-from paucal.evaluation.deployed import Card
+from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.published import model_of_file, read_timm
+from paucal.models.saved import read_card
 from paucal.objectives import Objective
 from paucal.rules.circumstances import StartFacts
 from paucal.runs import RunFolder, open_model, read_weights
@@ -26,7 +24,6 @@ from paucal.runs.ancestry import PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.foreign import read_foreign
 from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
-from paucal.verbs.run.start_inputs import input_of_card, recorded_input
 
 M = TypeVar("M", bound=ModelSettings)
 RECORD = "init.json"
@@ -87,12 +84,12 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
     path = _existing(settings.init)
     folder = RunFolder(path) if path.is_dir() else run_around(path)
     if folder is not None:
-        card, file = Card.from_dict(folder.read_json(folder.card.name)), None if path.is_dir() else path
+        card, file = read_card(folder), None if path.is_dir() else path
         return Start(
-            _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: input_of_card(card)
+            _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: card.preprocessing.tested
         )
     source, tree = f"the file {path.name}", cache(lambda: read_foreign(path))
-    model = settings.model or _model_of(path, tree())
+    model = settings.model or model_of_file(path, tree(), "--init")
     return Start(
         StartFacts(source, model, normalise="model"),
         lambda _: StartWeights(_network(path, tree(), settings), source),
@@ -117,49 +114,6 @@ def load_start(
     reports = [start_from(backbone.model, weights, classes, head) for backbone in objective.backbones()]
     fed = {} if start.input is None else asdict(start.input(model or ""))
     return replace(reports[0], input=fed)
-
-
-def load_published(
-    model: nn.Module,
-    file: str | Path,
-    network: str | None = None,
-    classes: Sequence[str] | None = None,
-    head: Head = "auto",
-) -> LoadReport:
-    """Load a published checkpoint into a model in place; no code in the file is run.
-
-    The files of VTs-Drloc, Swin-Transformer, CvT, T2T-ViT, TokenLabeling, EsViT, DHVT, DINO and Vision Longformer are
-    recognised by the names of their tensors and translated; those of timm and torchvision need no translation.
-
-    Args:
-        model: one of timm's or ours, built with fresh weights.
-        file: what `torch.save` wrote, or safetensors.
-        network: of several in one file, the name of the one to take ("teacher", "student", "state_dict_ema"); by
-            default an average or the teacher.
-        classes: names of the model's outputs, where known.
-        head: what becomes of the classifier: kept where it fits ("auto"), insisted on ("keep"), discarded ("fresh").
-
-    Returns:
-        What was loaded, adapted, left out and not found; print it.
-
-    Raises:
-        UserError: the file is damaged or holds Python objects, little of it matches, or a recognised checkpoint is of
-            another variant.
-    """
-    path = Path(file).expanduser()
-    tree, source = read_foreign(path), f"the file {path.name}"
-    tree = tree if network is None else pick_network(tree, network, source)
-    return start_from(model, StartWeights(tree, source), classes, head)
-
-
-def _model_of(path: Path, tree: Mapping[str, Any]) -> str:
-    name = suggest_model(tree)
-    if name is None:
-        raise UserError(
-            f"--init: {str(path)!r} does not say which model its weights are of; give --model, such as "
-            "--model swin_tiny_patch4_window7_224."
-        )
-    return name
 
 
 def _network(path: Path, tree: Mapping[str, Any], settings: ModelSettings) -> Mapping[str, Any]:
@@ -189,14 +143,16 @@ def _require_sense(settings: ModelSettings) -> None:
 def _recorded(run: RunFolder) -> Start:
     try:
         record = LoadReport.from_dict(run.read_json(RECORD))
-        fed = recorded_input(record)
+        fed = ImageInput.from_dict(record.input) if record.input else None  # older runs have not noted it
+        if fed is not None:
+            Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
     except TypeError as problem:
         path = str(run.path / RECORD)
         raise UserError(f"{path!r} is no report of paucal ({problem}): restore it or train anew.") from problem
     return Start(input=None if fed is None else lambda _: fed, record=record)
 
 
-def _facts_of_run(run: RunFolder, card: Card) -> StartFacts:
+def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
     settings = run.settings
     words = settings.get("model_args")
     return StartFacts(
@@ -227,7 +183,7 @@ def images_shown(run: RunFolder) -> int | None:
     return None
 
 
-def _with_patches(typed: Sequence[str], card: Card) -> tuple[str, ...]:
+def _with_patches(typed: Sequence[str], card: ModelCard) -> tuple[str, ...]:
     """Return the words of `--model-args` that were typed for the start, and the size of the patches chosen for it.
 
     Without the latter, images of another size would get other patches instead of more of them.
@@ -238,7 +194,7 @@ def _with_patches(typed: Sequence[str], card: Card) -> tuple[str, ...]:
     return (*typed, f"patch_size={json.dumps(chosen)}")
 
 
-def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
+def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
     tree = read_weights(run.weights) if file is None else read_foreign(file)
     height, width = card.backbone.image_size
     grid = None
@@ -247,58 +203,3 @@ def _read_run(run: RunFolder, card: Card, file: Path | None) -> StartWeights:
             grid = position_grid(card.backbone.build().model)
     source = f"the run {run.path}" if file is None else f"{file.name} of the run {run.path}"
     return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
-
-
-def read_timm(name: str, init: bool = True) -> StartWeights:
-    """Return the weights that timm publishes for a model: from an installed package, the cache or the network.
-
-    Args:
-        name: of the model.
-        init: whether `--init` has asked for them, of which mistakes then tell.
-
-    Raises:
-        UserError: there are none, they cannot be fetched, or the package is damaged.
-    """
-    carried = packaged(name)
-    if carried is not None and carried.package is not None:
-        return _read_package(name, carried.package)
-    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    if config is None or not config.has_weights:
-        raise UserError(
-            f"--init timm: timm publishes no weights of {name}; start from a run or a file, or from nothing."
-            if init
-            else f"timm publishes no weights of {name}: give a run."
-        )
-    try:
-        require_reachable(config)
-        with torch.random.fork_rng(devices=[]), hushed():
-            model = timm.create_model(name, pretrained=True)
-    except Exception as problem:  # no network, no such file any more, a proxy: each library has types of its own
-        where = config.hf_hub_id or config.url
-        reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
-        said = f"the weights of {name} could not be fetched ({reason})"
-        raise UserError(
-            f"--init timm: {said}; fetch {where} on a machine with a network and give the file to --init."
-            if init
-            else f"{said}: give a run, or try again with a network."
-        ) from problem
-    return _published(model, dict(model.state_dict()), f"timm's weights of {name}", name)
-
-
-def _read_package(name: str, package: Package) -> StartWeights:
-    with torch.random.fork_rng(devices=[]):
-        model = timm.create_model(name, pretrained=False)
-    try:
-        state = named_in_order(read_foreign(package.checked_path()), model)
-    except ValueError as problem:
-        raise UserError(
-            f"the weights in the package {package.distribution} are not those of {name}: {problem}; install another "
-            "version of it."
-        ) from problem
-    return _published(model, state, f"the weights of {name} in the package {package.distribution}", name)
-
-
-def _published(model: nn.Module, state: dict[str, torch.Tensor], source: str, name: str) -> StartWeights:
-    subset = infer_imagenet_subset(model)
-    classes = tuple(ImageNetInfo(subset).label_names()) if subset else None
-    return StartWeights(state, source, name, classes, position_grid(model))

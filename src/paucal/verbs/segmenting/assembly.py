@@ -7,7 +7,8 @@ import torch
 
 from paucal.backbones.layout import Size
 from paucal.backbones.weights.inputs import ImageInput, input_of_timm
-from paucal.evaluation.deployed import Preprocessing
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import Facts
@@ -16,6 +17,7 @@ from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE
 from paucal.training import CosineWarmup, Optimization
 from paucal.training.schedules import LinearWarmup
+from paucal.transfer.segmentation.card import Head, SegmentationCard
 from paucal.transfer.segmentation.crops import CropOptions
 from paucal.transfer.segmentation.windows import WindowOptions
 from paucal.types import UserError, height_and_width
@@ -25,7 +27,6 @@ from paucal.verbs.run.loaders import normalisation
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, trainer_plan, with_joint_norms
-from paucal.verbs.segmenting.card import Head, SegmentationCard
 from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.objective import PixelObjective
 from paucal.verbs.segmenting.rules import RULES
@@ -161,8 +162,8 @@ def _feeding(
     settings: SegmentSettings, prepared: Segmented, fed: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return how images are prepared: as the run has stored, or with the start's mean and deviation."""
-    if run is not None and run.card.is_file():
-        return SegmentationCard.from_dict(run.read_json(run.card.name)).preprocessing
+    if stored := stored_card(run, SegmentationCard):
+        return stored.preprocessing
     statistics = normalisation(settings, prepared, fed or input_of_timm(settings.model or ""))
     reading = prepared.images.reading
     return Preprocessing(

@@ -20,12 +20,12 @@ from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.training import Outcome
+from paucal.transfer.segmentation.trained import SegmentationModel, load_segmenter
 from paucal.transfer.segmentation.windows import scales_in_words
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.assembly import AssembledSegmentation, careful_look
-from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
 from paucal.verbs.segmenting.pictures import comparison, legend, palette, stacked
 from paucal.verbs.segmenting.tables import per_class_table, per_image_table, report_table, score_text
 from paucal.verbs.segmenting.validation import SCORE, count_pixels

@@ -14,15 +14,16 @@ from paucal.data.masks.masked_images import MaskedImages, MaskStore, image_set, 
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.file import read_split
 from paucal.data.splits.split import Split, make_split
+from paucal.models.saved import stored_card
 from paucal.reading import named_path
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
+from paucal.transfer.segmentation.card import SegmentationCard
 from paucal.types import UserError
 from paucal.verbs.run.images import Prepared, decoded
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.outputs import refuse_among
 from paucal.verbs.run.resuming import stored_split
-from paucal.verbs.segmenting.card import SegmentationCard
 from paucal.verbs.segmenting.settings import SegmentSettings
 
 PATHS = ("data", "images", "masks", "classes", "split")
@@ -76,7 +77,7 @@ def open_segmented(settings: SegmentSettings, bars: Bars, run: RunFolder | None)
     places = (None if value is None else Path(value) for value in (settings.images, settings.masks))
     location = settings.data or settings.images or ""
     pairs = find_pairs(Path(location), *places)
-    card = _stored_card(run)
+    card = stored_card(run, SegmentationCard)
     reading = card.preprocessing.reading if card is not None else WHOLE
     with bars("reading images") as advance:
         images = decoded(image_set(pairs, location), settings, replace(reading, side=None), advance)
@@ -86,12 +87,6 @@ def open_segmented(settings: SegmentSettings, bars: Bars, run: RunFolder | None)
     require_enough(masked)
     split = _split(settings, masked.images) if run is None else stored_split(run, masked.images)
     return Segmented(masked.images, split, masked=masked)
-
-
-def _stored_card(run: RunFolder | None) -> SegmentationCard | None:
-    if run is None or not run.card.is_file():
-        return None
-    return SegmentationCard.from_dict(run.read_json(run.card.name))
 
 
 def _split(settings: SegmentSettings, images: ImageSet) -> Split:

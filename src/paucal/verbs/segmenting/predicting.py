@@ -17,13 +17,13 @@ from paucal.runs import write_atomically
 from paucal.runs.writable import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
+from paucal.transfer.segmentation.trained import SegmentationModel, load_segmenter
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import InMemory, full_name, open_sources, read_all
 from paucal.verbs.prediction.settings import PredictSettings
 from paucal.verbs.run.outputs import refuse_among
 from paucal.verbs.run.voice import Logged, Voice
 from paucal.verbs.segmenting.conclusion import write_mask
-from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
 from paucal.verbs.segmenting.job import check_factors
 from paucal.verbs.segmenting.pictures import overlay, palette
 

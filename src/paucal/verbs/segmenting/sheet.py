@@ -3,9 +3,9 @@
 from PIL import Image
 
 from paucal.data.views.normalisation import Normalisation
+from paucal.transfer.segmentation.card import SegmentationCard
 from paucal.transfer.segmentation.crops import MASK
 from paucal.types import Batch
-from paucal.verbs.segmenting.card import SegmentationCard
 from paucal.verbs.segmenting.pictures import GAP, legend, overlay, palette, stacked
 
 MOST = 8

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from paucal.data.masks.coding import IGNORED
 from paucal.data.views.normalisation import Normalisation
 from paucal.distributed import rank, world_size
-from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.predictions import evaluation_mode
 from paucal.evaluation.segmentation import Tally, segmentation_report, tally
+from paucal.models.preprocessing import Preprocessing
 from paucal.transfer.segmentation.windows import WindowOptions, pixel_probabilities
 from paucal.verbs.segmenting.images import Segmented
 

@@ -10,17 +10,17 @@ from PIL import Image
 from paucal.data.channels.decoding import as_read, decode_image, image_shape
 from paucal.data.channels.depth import describe_depth, has_other_depth
 from paucal.data.decode import UnreadableImage
-from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.familiarity import INSIDE, Familiarity
 from paucal.evaluation.thresholds import marked
 from paucal.explain.attribution.methods import METHODS
 from paucal.explain.figures.attribution import scale_of
 from paucal.explain.figures.pictures import overlay, seen
+from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.explaining.attribution import choose_method, explain_batch
 from paucal.verbs.explaining.inputs import Viewed
 from paucal.verbs.serving.familiar import features_of
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
 
 MOST_PIXELS = 64_000_000  # more than any camera in a pocket has
 SHOWN = 10  # classes
@@ -35,7 +35,7 @@ class Answerer:
         known: tells pictures like the training images from others; None where that is not known.
     """
 
-    def __init__(self, model: Deployed, known: Familiarity | None) -> None:
+    def __init__(self, model: TrainedModel, known: Familiarity | None) -> None:
         self.model = model.require_classifier()
         self._known, self._reading = known, model.card.preprocessing.reading
         self._lock = threading.Lock()

@@ -9,17 +9,19 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from paucal.data.images import ImageSet, spread
+from paucal.data.images import spread
+from paucal.data.loader import make_eval_loader
 from paucal.data.splits.file import read_split
-from paucal.evaluation.deployed import Deployed
 from paucal.evaluation.familiarity import Familiarity, fit_familiarity
+from paucal.evaluation.predictions import predict_in_order
+from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.trained import TrainedModel
 from paucal.reading import require_regular
 from paucal.runs import RunFolder
 from paucal.runs.atomic import write_atomically
 from paucal.types import UserError
 from paucal.verbs.run.images import open_again
 from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
 
 NAME = "familiar.safetensors"
 MOST_TRAIN, MOST_HELD_OUT = 2000, 500  # images, evenly spread
@@ -27,7 +29,7 @@ MOST_BYTES = 256 << 20
 BATCH = 32
 
 
-def familiarity_of(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | None:
+def familiarity_of(run: RunFolder, model: TrainedModel, voice: Voice) -> Familiarity | None:
     """Return what tells images like a run's from others, kept in its folder; None, said, where it cannot be known."""
     if linear_classifier(model.module) is None:
         voice.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
@@ -46,13 +48,13 @@ def familiarity_of(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity
     return found
 
 
-def features_of(reader: ClassifierInputs, model: Deployed, batch: Tensor) -> Tensor:
+def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) -> Tensor:
     """Return the (B, D) float32 features of prepared images, on the CPU."""
     with torch.inference_mode():
         return reader(batch.to(model.device)).float().cpu()
 
 
-def _measured(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | None:
+def _measured(run: RunFolder, model: TrainedModel, voice: Voice) -> Familiarity | None:
     with voice.progress("reading images") as advance:
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
@@ -61,23 +63,14 @@ def _measured(run: RunFolder, model: Deployed, voice: Voice) -> Familiarity | No
     if not len(train) or not len(held_out):
         voice.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
         return None
-    reader = ClassifierInputs(model.module)
+    rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
     try:
         with voice.progress("looking at the training images") as advance:
-            rows = [*train.tolist(), *held_out.tolist()]
-            parts = []
-            for start in range(0, len(rows), BATCH):
-                parts.append(features_of(reader, model, _prepared(images, rows[start : start + BATCH], model)))
-                advance(min(start + BATCH, len(rows)), len(rows))
+            loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH)
+            features = predict_in_order(inputs, loader, rows, model.device, advance)
     finally:
-        reader.close()
-    features = torch.cat(parts)
+        inputs.close()
     return fit_familiarity(features[: len(train)], features[len(train) :])
-
-
-def _prepared(images: ImageSet, rows: list[int], model: Deployed) -> Tensor:
-    transform = model.card.preprocessing.transform()
-    return torch.stack([transform(images.store.read(row))[0] for row in rows])
 
 
 def _weights_key(run: RunFolder) -> str:

@@ -4,8 +4,8 @@ import ipaddress
 import socket
 from pathlib import Path
 
-from paucal.evaluation.deployed import Deployed
 from paucal.export.reading import load_model
+from paucal.models.trained import TrainedModel
 from paucal.runs import RunFolder, open_run
 from paucal.runs.folder import MARKER
 from paucal.settings.options import check_ranges
@@ -60,7 +60,7 @@ def _is_run(source: str) -> bool:
     return (Path(source) / MARKER).exists()
 
 
-def _title(source: str, model: Deployed) -> str:
+def _title(source: str, model: TrainedModel) -> str:
     run = RunFolder(Path(source)).path.resolve().name
     return f"{run}: {model.card.backbone.name}, {len(model.classes)} classes"
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from paucal.backbones import BackboneSpec
-from paucal.evaluation.deployed import usable_device
+from paucal.models.devices import usable_device
 from paucal.rules.backbone import model_arguments
 from paucal.rules.circumstances import best_device
 from paucal.studies.study import TIMED, Column, Row, Study

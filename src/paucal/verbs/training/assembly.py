@@ -10,13 +10,14 @@ from paucal.data.channels.counting import spoken
 from paucal.data.checking.findings import Finding
 from paucal.data.shards.texts import taken
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import Card
 from paucal.evaluation.seen_images import seen_by_start
 from paucal.evaluation.thresholds import USUAL
 from paucal.methods.contract import Circumstances
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
+from paucal.models.features import linear_classifier
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.circumstances import Facts, StartFacts
@@ -44,7 +45,6 @@ from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
 from paucal.verbs.training.balance import balance, suit_labels
 from paucal.verbs.training.batch import fit_batch
-from paucal.verbs.training.ladder.frozen import linear_classifier
 from paucal.verbs.training.ladder.rungs import Rungs, read_rungs
 from paucal.verbs.training.ladder.start import Choice, choose, may_choose_start, started
 from paucal.verbs.training.loaders import feeding, view_transform
@@ -117,7 +117,7 @@ def assemble(
     held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, prepared.part(part)))
     settle_terms(settings, objective, Circumstances(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, prepared, objective)
-    card = Card(spec, images.classes, fed)
+    card = ModelCard(spec, images.classes, fed)
     if images.multi_hot is not None:
         card = card.with_thresholds([USUAL] * len(images.classes))  # until validation images choose others
     if fit_memory:
@@ -277,7 +277,7 @@ def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Obje
         return build_objective(settings, spec), spec, notes
 
 
-def _check_request(request: DataRequest, settings: TrainSettings, card: Card) -> None:
+def _check_request(request: DataRequest, settings: TrainSettings, card: ModelCard) -> None:
     """Refuse settings with which an objective cannot get what it needs of the data.
 
     Raises:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from paucal.evaluation.deployed import Card
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.training import largest_batch
 from paucal.types import Batch, UserError
@@ -15,7 +15,7 @@ from paucal.verbs.training.optimizer import training_plan
 
 
 def fit_batch(
-    settings: TrainSettings, prepared: Prepared, objective: Objective, card: Card
+    settings: TrainSettings, prepared: Prepared, objective: Objective, card: ModelCard
 ) -> tuple[TrainSettings, str]:
     """Halve the batch, and double the accumulation, until a training step fits in the device's memory.
 

@@ -11,7 +11,6 @@ from paucal.distributed import rank
 from paucal.evaluation.calibration import FEWEST, Calibration, calibration
 from paucal.evaluation.classification import classification_report
 from paucal.evaluation.curves import curves_figure, with_speed
-from paucal.evaluation.deployed import load_deployed
 from paucal.evaluation.figures import save_figure
 from paucal.evaluation.multi_label import multi_label_report
 from paucal.evaluation.predictions import Predictions, predict_all
@@ -21,6 +20,8 @@ from paucal.evaluation.tables import due_line, report_table, score_lines
 from paucal.memory import peak_memory
 from paucal.methods.training import method_of, unused_by
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.saved import read_card
+from paucal.models.trained import load_trained
 from paucal.report.page import write_report
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
@@ -99,7 +100,7 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
     run.write_json("summary.json", summary(run, assembled, outcome, judged))
     clear_epochs(run, assembled)
     if not assembled.card.several:
-        draw_mistakes(run.plots, predictions, assembled.prepared.images, load_deployed(run), voice.say)
+        draw_mistakes(run.plots, predictions, assembled.prepared.images, load_trained(run), voice.say)
     page = write_report(run.path)
     voice.show(report_table(report))
     for line in closing_lines(run, assembled, outcome, judged, page):
@@ -112,7 +113,7 @@ def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) ->
     device = settings.device or "cpu"
     wait_for_all()  # the first process has written the model
     # The files are loaded back, so that what is judged is what will be deployed.
-    model = load_deployed(run, device)
+    model = load_trained(run, device)
     indices = prepared.part("test")
     loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
     with voice.progress("testing") as advance:
@@ -130,7 +131,7 @@ def _scored(assembled: AssembledTraining, predictions: Predictions, finish: Fini
 def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> Report:
     images, classes = assembled.prepared.images, assembled.card.classes
     if assembled.card.several:
-        card = load_deployed(run).card
+        card = read_card(run)
         return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
     labels = _train_labels(assembled)
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)

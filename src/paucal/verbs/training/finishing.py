@@ -9,9 +9,9 @@ from torch import Tensor
 
 from paucal.distributed import rank
 from paucal.evaluation.calibration import fit_temperature
-from paucal.evaluation.deployed import Deployed, load_deployed, save_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.thresholds import choose_thresholds
+from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runs import RunFolder
 from paucal.training import Outcome, Watch
 from paucal.training.keeper import kept_epochs
@@ -73,23 +73,23 @@ def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome,
         return _with_thresholds(run, assembled, done, voice)
     if assembled.settings.calibrate == "none":
         return done
-    model = load_deployed(run, assembled.settings.device or "cpu")
+    model = load_trained(run, assembled.settings.device or "cpu")
     found = _answers(model, assembled, voice)
     temperature = fit_temperature(found.logits, found.labels)
     wait_for_all()  # all have read the model
     if rank() == 0:
-        save_deployed(run, model.module, model.card.at_temperature(temperature))
+        save_trained(run, model.module, model.card.at_temperature(temperature))
     return Finish(done.epochs, done.score, temperature, len(found))
 
 
 def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish, voice: Voice) -> Finish:
     """Choose from which probability on a class is an answer, and store it with the model."""
-    model = load_deployed(run, assembled.settings.device or "cpu")
+    model = load_trained(run, assembled.settings.device or "cpu")
     found = _answers(model, assembled, voice)
     thresholds = choose_thresholds(found.probabilities, found.labels)
     wait_for_all()  # all have read the model
     if rank() == 0:
-        save_deployed(run, model.module, model.card.with_thresholds(thresholds))
+        save_trained(run, model.module, model.card.with_thresholds(thresholds))
     return replace(done, thresholds=thresholds)
 
 
@@ -122,7 +122,7 @@ def _averaged(
         return Finish()
     module.load_state_dict(mean)
     if rank() == 0:
-        save_deployed(run, module, assembled.card)
+        save_trained(run, module, assembled.card)
     wait_for_all()
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
     voice.say(
@@ -132,7 +132,7 @@ def _averaged(
     return Finish(epochs, score[0])
 
 
-def _answers(model: Deployed, assembled: AssembledTraining, voice: Voice) -> Predictions:
+def _answers(model: TrainedModel, assembled: AssembledTraining, voice: Voice) -> Predictions:
     indices = assembled.prepared.part("val")
     loader = eval_loader(assembled.prepared, indices, model.card.preprocessing, assembled.settings)
     with voice.progress("calibrating") as advance:

@@ -17,10 +17,11 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.preview import MOST_IMAGES, sheet
 from paucal.data.views.transforms import TrainTransform, ViewTransform
 from paucal.evaluation.classification import quick_scores
-from paucal.evaluation.deployed import Card, Preprocessing
 from paucal.evaluation.multi_label import quick_multi_label_scores
 from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
 from paucal.rules.model import SMALL
 from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE
@@ -144,7 +145,7 @@ def validation(
     return validate
 
 
-def deployed_sheet(prepared: Prepared, card: Card, settings: TrainSettings) -> Image.Image:
+def deployed_sheet(prepared: Prepared, card: ModelCard, settings: TrainSettings) -> Image.Image:
     """Return a picture of images exactly as the deployed model will see them: of validation, else of training."""
     indices = prepared.part("val") if len(prepared.part("val")) else prepared.part("train")
     alone = replace(settings, workers=0)
@@ -153,7 +154,7 @@ def deployed_sheet(prepared: Prepared, card: Card, settings: TrainSettings) -> I
     return sheet(batch, statistics, card.classes)
 
 
-def training_sheet(prepared: Prepared, card: Card, settings: TrainSettings, plan: Plan) -> Image.Image:
+def training_sheet(prepared: Prepared, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
     """Return a picture of training images as the network will see them, mixed where the run mixes."""
     preprocess = card.preprocessing
     alone = replace(settings, workers=0)

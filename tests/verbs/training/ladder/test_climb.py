@@ -9,8 +9,8 @@ from PIL import Image
 
 import paucal
 from paucal.cli.main import main
-from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training_settings import TrainSettings
+from paucal.models.trained import load_trained
 from paucal.runs import RunFolder
 from paucal.training.clock import RunClock
 from paucal.types import UserError
@@ -97,7 +97,7 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
 
 
 def load(result):
-    return load_deployed(result.folder)
+    return load_trained(result.folder)
 
 
 def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
     rows = [line.split(",") for line in (tmp_path / "run" / "split.csv").read_text().splitlines()]
     part, path = rows[0].index("split"), rows[0].index("key")
     label = rows[0].index("class") if "class" in rows[0] else None
-    model = load_deployed(tmp_path / "run")
+    model = load_trained(tmp_path / "run")
     val = [row for row in rows[1:] if row[part] == "val"]
     right = 0
     for row in val:
@@ -299,7 +299,7 @@ def test_climb__is_repeated_by_its_config(data, tmp_path):
     out = tmp_path / "again"
     assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
     assert rungs_of(out)["trials"] == []
-    ours, theirs = load_deployed(out).module.state_dict(), load(whole).module.state_dict()
+    ours, theirs = load_trained(out).module.state_dict(), load(whole).module.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
@@ -308,7 +308,7 @@ def test_climb__is_repeated_by_its_config(data, tmp_path):
 def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path, settings):
     whole, out = started(data, tmp_path / "whole", **settings), tmp_path / "again"
     assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
-    ours, theirs = load_deployed(out).module.state_dict(), load(whole).module.state_dict()
+    ours, theirs = load_trained(out).module.state_dict(), load(whole).module.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 

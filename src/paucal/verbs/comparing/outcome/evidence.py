@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from paucal.backbones.cost import image_cost
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.evaluation.comparison import Difference, Repeated, difference, repeated
-from paucal.evaluation.deployed import Card
 from paucal.evaluation.results import ClassificationReport
+from paucal.models.saved import read_card
 from paucal.reading import read_text
 from paucal.runs import RunFolder
 from paucal.types import UserError
@@ -233,7 +233,7 @@ def _arm(
 
 
 def _macs(run: RunFolder) -> int | None:
-    spec = Card.from_dict(run.read_json(run.card.name)).backbone
+    spec = read_card(run).backbone
     fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
     cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
     return None if cost is None else cost.macs

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from paucal.cores import cores_are_shared, slowdown
+from paucal.models.features import linear_classifier
 from paucal.runs import RunFolder
 from paucal.training import TimePlan
 from paucal.types import UserError
@@ -20,7 +21,6 @@ from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.ladder.ascent import Ascent, is_free, is_timed
 from paucal.verbs.training.ladder.first_rung import measure, probe, race
-from paucal.verbs.training.ladder.frozen import linear_classifier
 from paucal.verbs.training.ladder.timing import seconds_per_image
 from paucal.verbs.training.ladder.tuning import choose_way
 

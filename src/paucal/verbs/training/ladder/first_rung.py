@@ -2,17 +2,25 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from paucal.evaluation.deployed import save_deployed
+from paucal.evaluation.predictions import predict_in_order
+from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import save_trained
 from paucal.runs import RunFolder, save_weights
+from paucal.settings.groups import JobSettings
 from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.training.assembly import HEAD, AssembledTraining
 from paucal.verbs.training.ladder.ascent import Ascent
-from paucal.verbs.training.ladder.frozen import frozen_features, linear_classifier
 from paucal.verbs.training.ladder.probe import Head, fit_head, judged, stratified
 from paucal.verbs.training.ladder.rungs import Rung
 
@@ -20,6 +28,32 @@ PROBE_SHARE = 0.2  # of the time, at most, for features of the training images: 
 PASSES_LEFT, COST_OF_TUNING = 3, 2.0  # passes that should fit; of a training image, in times of a look at it
 RACE_SHARE, RACE_SECONDS, RACE_IMAGES = 0.05, 60.0, 300  # people wait for the first model, and tuning wants time
 LARGER = 1.5  # times what the first candidate takes, that another one may
+
+
+def frozen_features(
+    model: nn.Module,
+    prepared: Prepared,
+    indices: NDArray[np.int64],
+    preprocess: Preprocessing,
+    settings: JobSettings,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Return (N, D) float32 features on the CPU, in the order of `indices`.
+
+    Args:
+        model: on the CPU or where it computes; it goes to the run's device.
+        prepared: the images.
+        indices: (N,) of them.
+        preprocess: how they are prepared.
+        settings: device and loader processes.
+        progress: called with (images done, N).
+    """
+    device = settings.device or "cpu"
+    inputs = ClassifierInputs(model.to(device))
+    try:
+        return predict_in_order(inputs, eval_loader(prepared, indices, preprocess, settings), indices, device, progress)
+    finally:
+        inputs.close()
 
 
 def race(ascent: Ascent) -> None:
@@ -138,7 +172,7 @@ def probe(ascent: Ascent) -> None:
     if classifier is not None:
         head.put_into(classifier)
     save_head(ascent.run, head, HEAD)
-    save_deployed(ascent.run, made.objective.deployable(), made.card)
+    save_trained(ascent.run, made.objective.deployable(), made.card)
     details = {
         "model": made.settings.model,
         "img_size": list(made.settings.img_size or []),

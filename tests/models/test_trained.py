@@ -10,12 +10,14 @@ from PIL import Image
 
 from paucal.backbones import BackboneSpec
 from paucal.data.decode import decode_rgb
-from paucal.evaluation.deployed import Card, Preprocessing, load_deployed, save_deployed
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.trained import load_trained, save_trained
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
 SPEC = BackboneSpec("vit_mini", 2, image_size=(16, 16), arguments={"depth": 1})
-CARD = Card(SPEC, ("cat", "dog"), Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
+CARD = ModelCard(SPEC, ("cat", "dog"), Preprocessing((16, 16), 1.0, "bicubic", (0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def run(tmp_path):
     run = RunFolder(tmp_path)
     run.write_yaml("config.yaml", {"settings": {}})
     torch.manual_seed(0)
-    save_deployed(run, SPEC.build().model, CARD)
+    save_trained(run, SPEC.build().model, CARD)
     return run
 
 
@@ -35,7 +37,7 @@ def test_probabilities__turn_a_photo_upright_as_the_commands_do(run, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     noise().save(tmp_path / "photo.jpg", exif=exif)
-    model = load_deployed(run)
+    model = load_trained(run)
     upright = decode_rgb(tmp_path / "photo.jpg", "photo.jpg")
     with Image.open(tmp_path / "photo.jpg") as photo:
         assert torch.equal(model.probabilities([photo]), model.probabilities([upright]))
@@ -46,7 +48,7 @@ def test_probabilities__turn_a_photo_upright_as_the_commands_do(run, tmp_path):
 def test_probabilities__scale_16_bit_pixels(run, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 65535, (20, 20)).astype(np.uint16)
     Image.fromarray(pixels).save(tmp_path / "xray.png")
-    model = load_deployed(run)
+    model = load_trained(run)
     expected = model.probabilities([decode_rgb(tmp_path / "xray.png", "xray.png")])
     assert torch.equal(model.probabilities([Image.open(tmp_path / "xray.png")]), expected)
     assert not torch.allclose(expected, model.probabilities([Image.new("RGB", (20, 20), "white")]), atol=1e-3)
@@ -54,19 +56,19 @@ def test_probabilities__scale_16_bit_pixels(run, tmp_path):
 
 def test_probabilities__of_nothing_are_refused(run):
     with pytest.raises(ValueError, match="no images to classify"):
-        load_deployed(run).probabilities([])
+        load_trained(run).probabilities([])
 
 
 def test_load__fetches_no_published_weights(run):
     # vit_mini has none, so asking for them would fail.
-    save_deployed(run, SPEC.build().model, replace(CARD, backbone=replace(SPEC, pretrained=True)))
-    assert load_deployed(run).probabilities([noise()]).shape == (1, 2)
+    save_trained(run, SPEC.build().model, replace(CARD, backbone=replace(SPEC, pretrained=True)))
+    assert load_trained(run).probabilities([noise()]).shape == (1, 2)
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "nonsense", "meta"])
 def test_load__names_a_device_that_is_not_there(run, device):
     with pytest.raises(UserError, match=f"the device is '{device}', and this machine has none"):
-        load_deployed(run, device)
+        load_trained(run, device)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_load__checks_every_entry_of_the_card(run, entry, value, says):
     owner[entry] = value
     run.card.write_text(json.dumps(card))
     with pytest.raises(UserError, match=says):
-        load_deployed(run)
+        load_trained(run)
 
 
 def test_load__refuses_to_prepare_other_channels_than_the_model_reads(run):
@@ -101,7 +103,7 @@ def test_load__refuses_to_prepare_other_channels_than_the_model_reads(run):
     card["preprocessing"] |= {"mean": [0.5] * 4, "std": [0.2] * 4}
     run.card.write_text(json.dumps(card))
     with pytest.raises(UserError, match="prepares images of 4 channels for a model of 3: restore it"):
-        load_deployed(run)
+        load_trained(run)
 
 
 def test_load__says_what_to_do_with_a_run_that_was_stopped_early(run):
@@ -109,13 +111,13 @@ def test_load__says_what_to_do_with_a_run_that_was_stopped_early(run):
     run.last.parent.mkdir(exist_ok=True)
     run.last.write_bytes(b"")
     with pytest.raises(UserError, match="before it saved a model: let it go on with --resume"):
-        load_deployed(run)
+        load_trained(run)
 
 
 def test_probabilities__are_those_of_the_logits_over_the_temperature(run):
-    plain = load_deployed(run)
-    save_deployed(run, plain.module, CARD.at_temperature(4.0))
-    warm = load_deployed(run)
+    plain = load_trained(run)
+    save_trained(run, plain.module, CARD.at_temperature(4.0))
+    warm = load_trained(run)
     assert warm.card.temperature == 4.0
     expected = (plain.probabilities([noise()]).log() / 4).softmax(1)
     assert torch.allclose(warm.probabilities([noise()]), expected, atol=1e-6)
@@ -126,7 +128,7 @@ def test_card__without_a_temperature_has_one_of_1(run):
     stored = json.loads(run.card.read_text())
     del stored["temperature"]
     run.card.write_text(json.dumps(stored))
-    assert load_deployed(run).card.temperature == 1.0
+    assert load_trained(run).card.temperature == 1.0
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, 1e9, "hot", None, True, float("nan")])
@@ -134,11 +136,11 @@ def test_card__refuses_a_temperature_out_of_range(run, temperature):
     stored = json.loads(run.card.read_text())
     run.card.write_text(json.dumps({**stored, "temperature": temperature}))
     with pytest.raises(UserError, match="temperature"):
-        load_deployed(run)
+        load_trained(run)
 
 
 def test_mirrored__answers_alike_for_an_image_and_its_mirror_image(run):
-    plain, both = load_deployed(run), load_deployed(run).mirrored()
+    plain, both = load_trained(run), load_trained(run).mirrored()
     picture = noise((16, 16))
     other = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     assert torch.allclose(both.probabilities([picture]), both.probabilities([other]), atol=1e-6)
@@ -148,8 +150,8 @@ def test_mirrored__answers_alike_for_an_image_and_its_mirror_image(run):
 
 def test_card__of_several_labels_has_a_sigmoid_for_each_class(run):
     several = CARD.with_thresholds([0.3, 0.6])
-    save_deployed(run, SPEC.build().model, several)
-    model = load_deployed(run)
+    save_trained(run, SPEC.build().model, several)
+    model = load_trained(run)
     assert model.card == several
     view = model.card.preprocessing.transform()(noise())[0]
     torch.testing.assert_close(model.probabilities([noise()])[0], model.module(view[None])[0].detach().sigmoid())
@@ -162,4 +164,4 @@ def test_card__of_several_labels_has_a_sigmoid_for_each_class(run):
 @pytest.mark.parametrize("thresholds", [[0.5], [0.5, 0.0], [0.5, 1.0], [0.5, "x"], [0.5, None]])
 def test_card__with_thresholds_that_are_none_is_refused(thresholds):
     with pytest.raises(UserError, match="thresholds that are not one number between 0 and 1"):
-        Card.from_dict({**CARD.to_dict(), "format": 2, "thresholds": thresholds})
+        ModelCard.from_dict({**CARD.to_dict(), "format": 2, "thresholds": thresholds})

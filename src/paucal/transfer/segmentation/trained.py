@@ -1,4 +1,4 @@
-"""A trained segmentation model as it is deployed: from the files of a run to masks of new images."""
+"""A trained segmentation model: from the files of a run to masks of new images."""
 
 import os
 from dataclasses import dataclass, replace
@@ -11,14 +11,13 @@ from torch import nn
 
 from paucal.data.channels.decoding import as_read
 from paucal.data.decode import Reading
-from paucal.data.given import given_path
 from paucal.data.views.normalisation import Normalisation
-from paucal.evaluation.deployed import usable_device
 from paucal.memory import available_memory
-from paucal.runs import RunFolder, open_model, read_weights
+from paucal.models.saved import load_saved
+from paucal.runs import RunFolder
+from paucal.transfer.segmentation.card import SegmentationCard
 from paucal.transfer.segmentation.windows import WindowOptions, fitting_scale, pixel_probabilities
 from paucal.types import UserError
-from paucal.verbs.segmenting.card import SegmentationCard
 
 COPIES = 5  # of an image's probabilities that exist at a time
 
@@ -95,20 +94,7 @@ def load_segmenter(run: str | os.PathLike[str] | RunFolder, device: torch.device
         >>> model.mask(Image.open("photo.jpg")).shape  # doctest: +SKIP
         (480, 640)
     """
-    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
-    target = usable_device(device)
-    if not folder.card.exists():
-        raise UserError(f"{str(folder.path)!r} was stopped before it saved a model: let it go on with --resume first.")
-    card = SegmentationCard.from_dict(folder.read_json(folder.card.name))
-    network = card.build()
-    try:
-        network.load_state_dict(read_weights(folder.weights))
-    except RuntimeError as problem:
-        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
-        raise UserError(
-            f"{str(folder.weights)!r} does not fit {folder.card.name} ({reason[:200]}): restore both, or train again."
-        ) from problem
-    return SegmentationModel(network.eval().to(target), card, target)
+    return SegmentationModel(*load_saved(run, SegmentationCard, device))
 
 
 def require_room(classes: int, height: int, width: int, scale: float = 1.0) -> None:

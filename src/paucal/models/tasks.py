@@ -1,4 +1,4 @@
-"""Which kind of answers a model gives, by what its run has written down."""
+"""The tasks of models, and which one a stored model is for."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,7 @@ from paucal.runs import RunFolder, open_model
 from paucal.runs.folder import MARKER
 
 CLASSIFICATION, DETECTION, SEGMENTATION = "classification", "detection", "segmentation"
+VERBS = {CLASSIFICATION: "train", DETECTION: "detect", SEGMENTATION: "segment"}  # that make models of each task
 
 
 def task_of(model: str | os.PathLike[str]) -> str:

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar
 
 from paucal.backbones.layout import Size
 from paucal.backbones.spec import BackboneSpec
 from paucal.data.masks.coding import MaskCoding
-from paucal.evaluation.deployed import MAX_SIDE, Card, Preprocessing
+from paucal.models.card import FORMAT, ModelCard
+from paucal.models.preprocessing import MAX_SIDE
+from paucal.models.tasks import SEGMENTATION
 from paucal.transfer.segmentation.network import SegmentationNetwork, segmentation_network
 from paucal.types import UserError
 
-TASK = "segmentation"
-FORMAT = 1
 MOST_WIDTH = 4096
 
 
@@ -37,7 +37,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationCard(Card):
+class SegmentationCard(ModelCard):
     """The card of a model that gives every pixel a class.
 
     Attributes:
@@ -48,25 +48,28 @@ class SegmentationCard(Card):
         resize_to: Shorter and longer side in pixels that images are brought to; None for their own size.
     """
 
+    task: ClassVar[str] = SEGMENTATION
+    formats: ClassVar[tuple[int, ...]] = (FORMAT,)
+
     head: Head
     coding: MaskCoding
     overlap: float = 1 / 3
     whole: bool = False
     resize_to: Size | None = None
 
-    def build(self, pretrained: bool = False, drop_path_rate: float | None = None) -> SegmentationNetwork:
+    def build(self, drop_path_rate: float | None = None) -> SegmentationNetwork:
         """Build the network with fresh weights.
 
         Raises:
             UserError: the backbone cannot be built.
         """
-        spec = replace(self.backbone, pretrained=pretrained)
+        spec = replace(self.backbone, pretrained=False)
         return segmentation_network(spec, len(self.classes), self.head.width, self.head.dropout, drop_path_rate)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
-            "task": TASK,
+            "task": self.task,
             "format": FORMAT,
             "backbone": self.backbone.to_dict(),
             "head": {"name": "upernet", "width": self.head.width, "dropout": self.head.dropout},
@@ -83,66 +86,26 @@ class SegmentationCard(Card):
         }
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> "SegmentationCard":
-        """Read what `to_dict` gave.
-
-        Raises:
-            UserError: it is no card of a segmentation model of this version, or its values do not fit each other.
-        """
-        if value.get("task") != TASK or value.get("format") != FORMAT:
-            raise UserError(
-                f"model.json is of task {value.get('task', 'classification')!r} and format {value.get('format')!r}, "
-                f"expected {TASK!r} and {FORMAT}: give a run of 'paucal segment'."
-            )
-        try:
-            return cls._read(value)
-        except (KeyError, TypeError, AttributeError, ValueError) as problem:
-            raise UserError(
-                f"model.json is no card of a segmentation model ({problem}): restore it or train again."
-            ) from problem
-
-    @classmethod
-    def _read(cls, value: Mapping[str, Any]) -> "SegmentationCard":
-        plain = {name: _tuples(entry) for name, entry in value["preprocessing"].items()}
-        names, masks, overlap = value["classes"], value["masks"], value["overlap"]
+    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+        masks, overlap = stored["masks"], stored["overlap"]
         coding = MaskCoding(masks["kind"], tuple(masks["values"]), masks["ignore"])
-        if not isinstance(names, list) or len(names) != coding.count or not all(type(n) is str for n in names):
-            raise UserError(f"model.json must name the {coding.count} classes of its masks: restore it.")
         if not isinstance(overlap, float | int) or not 0 <= overlap <= 0.9:
             raise UserError(f"model.json has windows that overlap by {overlap!r}, expected 0 to 0.9: restore it.")
-        whole, sides = value.get("whole", False), value.get("resize_to")  # which older cards lack
+        whole, sides = stored.get("whole", False), stored.get("resize_to")  # which older cards lack
         if type(whole) is not bool or not (sides is None or _are_sides(sides)):
             raise UserError(
                 f"model.json has whole {whole!r} and resize_to {sides!r}, expected true or false and two sides up to "
                 f"{MAX_SIDE}: restore it."
             )
-        card = cls(
-            backbone=BackboneSpec.from_dict(value["backbone"]),
-            classes=tuple(names),
-            preprocessing=Preprocessing(**cast(dict[str, Any], plain)),
-            head=Head(value["head"]["width"], value["head"]["dropout"]),
-            coding=coding,
-            overlap=float(overlap),
-            whole=whole,
-            resize_to=_tuples(sides),
-        )
-        if card.preprocessing.image_size != card.backbone.image_size:
-            raise UserError(
-                f"model.json has windows of {card.preprocessing.image_size} pixels for a model of "
-                f"{card.backbone.image_size}: restore it."
-            )
-        if card.preprocessing.channels != card.backbone.in_chans:
-            raise UserError(
-                f"model.json prepares images of {card.preprocessing.channels} channels for a model of "
-                f"{card.backbone.in_chans}: restore it."
-            )
-        return card
+        return coding.count, {
+            "head": Head(stored["head"]["width"], stored["head"]["dropout"]),
+            "coding": coding,
+            "overlap": float(overlap),
+            "whole": whole,
+            "resize_to": None if sides is None else tuple(sides),
+        }
 
 
 def _are_sides(value: Any) -> bool:
     """Tell whether a value of a file is two sides in pixels."""
     return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 8 <= n <= MAX_SIDE for n in value)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value

@@ -1,0 +1,144 @@
+"""What `model.json` says of a model: how it is built, its classes, and how images are prepared for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.data.class_names import plain_if_distinct
+from paucal.models.preprocessing import Preprocessing, is_number
+from paucal.models.tasks import CLASSIFICATION, VERBS
+from paucal.types import UserError
+
+FORMAT = 1
+FORMAT_OF_SEVERAL = 2  # of models that give several labels, which programs before them would misread
+COLDEST, HOTTEST = 0.01, 100.0  # temperatures of logits
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What `model.json` holds of a classifier, or of a backbone alone; the cards of other tasks add fields to it.
+
+    Attributes:
+        backbone: how to build the model.
+        classes: names in the order of the logits.
+        preprocessing: how to prepare images.
+        temperature: by which logits are divided before they become probabilities, see `evaluation.calibration`.
+        thresholds: (K,) probabilities from which on a class is an answer, of a model with one sigmoid per class, whose
+            images may have several labels; None of one with a softmax.
+
+    Raises:
+        UserError: the temperature or a threshold is out of range.
+    """
+
+    task: ClassVar[str] = CLASSIFICATION
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_OF_SEVERAL)
+
+    backbone: BackboneSpec
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    temperature: float = 1.0
+    thresholds: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not is_number(self.temperature) or not COLDEST <= self.temperature <= HOTTEST:
+            raise UserError(
+                f"a model card has temperature {self.temperature!r}, expected a number from {COLDEST} to {HOTTEST}."
+            )
+
+        if self.thresholds is not None:
+            fits = len(self.thresholds) == len(self.classes) and all(map(is_number, self.thresholds))
+            if not fits or not all(0 < one < 1 for one in self.thresholds):
+                raise UserError("a model card has thresholds that are not one number between 0 and 1 for each class.")
+
+    @property
+    def several(self) -> bool:
+        """Whether the model gives several labels."""
+        return self.thresholds is not None
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """Return the (N, K) probabilities of (N, K) logits."""
+        logits = logits.float() / self.temperature
+        return logits.sigmoid() if self.several else logits.softmax(1)
+
+    def with_thresholds(self, thresholds: Sequence[float]) -> "ModelCard":
+        """Return the card of the same model with one sigmoid per class and these thresholds."""
+        return replace(self, thresholds=tuple(thresholds))
+
+    def at_temperature(self, temperature: float) -> "ModelCard":
+        """Return the card of the same model with another temperature."""
+        return replace(self, temperature=temperature)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        several = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+        return {
+            "format": FORMAT_OF_SEVERAL if several else FORMAT,
+            "backbone": self.backbone.to_dict(),
+            "classes": list(self.classes),
+            "preprocessing": self.preprocessing.to_dict(),
+            "temperature": self.temperature,
+            **several,
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, from an untrusted file.
+
+        Raises:
+            UserError: the values are not those of a card of this task and version.
+        """
+        if (task := stored.get("task") or CLASSIFICATION) != cls.task:
+            raise UserError(
+                f"the model of this run is for {str(task)[:40]}, expected {cls.task}: give a run of "
+                f"'paucal {VERBS[cls.task]}'; 'paucal predict' uses models of every task."
+            )
+        try:
+            if stored["format"] not in cls.formats:
+                known = " and ".join(map(str, cls.formats))
+                raise UserError(f"model.json has format {stored['format']!r}, this version of paucal reads {known}.")
+            return cls._read(stored)
+        except (KeyError, TypeError, AttributeError, ValueError) as problem:
+            raise UserError(
+                f"model.json is no model card for {cls.task} ({problem}): restore it or train again."
+            ) from problem
+
+    @classmethod
+    def _read(cls, stored: Mapping[str, Any]) -> Self:
+        spec, names = BackboneSpec.from_dict(stored["backbone"]), stored["classes"]
+        count, own = cls._own_values(stored, spec)
+        # Lengths first: a list of as many types as a hostile card claims classes would fill the memory.
+        if not isinstance(names, list) or len(names) != count or not all(type(name) is str for name in names):
+            raise UserError(f"model.json must name the {count} classes of its model: restore it.")
+        # Images have plain names of classes; a classifier of an earlier version may have others.
+        classes = plain_if_distinct(names) if cls.task == CLASSIFICATION else tuple(names)
+        preprocessing = Preprocessing.from_dict(stored["preprocessing"])
+        prepared = (
+            (preprocessing.image_size, "pixels", spec.image_size),
+            (preprocessing.channels, "channels", spec.in_chans),
+        )
+        for given, unit, expected in prepared:
+            if given != expected:
+                raise UserError(f"model.json prepares images of {given} {unit} for a model of {expected}: restore it.")
+        return cls(backbone=spec, classes=classes, preprocessing=preprocessing, **own)
+
+    @classmethod
+    def _own_values(cls, stored: Mapping[str, Any], spec: BackboneSpec) -> tuple[int, dict[str, Any]]:
+        """Return how many classes a stored card must name, and the values of the fields that only this task has."""
+        several = stored["format"] == FORMAT_OF_SEVERAL
+        temperature = stored.get("temperature", 1.0)  # which older cards lack
+        return spec.num_classes, {
+            "temperature": temperature,
+            "thresholds": tuple(stored["thresholds"]) if several else None,
+        }
+
+    def build(self) -> nn.Module:
+        """Build the model with fresh weights from the global random generator.
+
+        Raises:
+            UserError: the backbone cannot be built.
+        """
+        # All weights come from the run; published ones would be fetched for nothing.
+        return replace(self.backbone, pretrained=False).build().model

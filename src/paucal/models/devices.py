@@ -1,0 +1,22 @@
+"""Where models compute."""
+
+import torch
+
+from paucal.types import UserError
+
+DEVICES = ("cpu", "cuda", "mps")  # torch has more, such as "meta", which computes nothing
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return the device as torch names it.
+
+    Raises:
+        UserError: it is not of a kind that paucal computes on, or torch cannot use it on this machine.
+    """
+    try:
+        found = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch has one for each way to lack a device
+        found = None
+    if found is None or found.type not in DEVICES:
+        raise UserError(f"the device is {str(device)!r}, and this machine has none that can be used: try cpu.")
+    return found

@@ -1,0 +1,115 @@
+"""Frozen features: what a trained model's classifier is given, image by image."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from paucal.backbones.layers import classifier_modules
+from paucal.backbones.probe import model_name
+from paucal.models.trained import MirrorAveraged, TrainedModel
+from paucal.types import UserError
+
+
+def linear_classifier(model: nn.Module) -> nn.Linear | None:
+    """Return the one linear layer that gives a model's logits; None where something else does."""
+    names = classifier_modules(model)
+    layer = model.get_submodule(names[0]) if len(names) == 1 else None
+    return layer if isinstance(layer, nn.Linear) and layer.bias is not None else None
+
+
+class ClassifierInputs(nn.Module):
+    """Gives the (B, D) inputs of a model's classifier in place of its logits.
+
+    These are exactly what a head fitted to them will see, whatever a family does between its last grid and its head.
+
+    Args:
+        model: a timm model; a hook stays on it until `close`.
+        classifies: whether it has a classifier; where it has none, its output is taken.
+
+    Raises:
+        UserError: no classifier is found.
+    """
+
+    def __init__(self, model: nn.Module, classifies: bool = True) -> None:
+        super().__init__()
+        self.model = model
+        self._kept: list[Tensor] | None = None
+        if not classifies:
+            self._handle = model.register_forward_hook(self._keep_output)
+            return
+        names = classifier_modules(model)
+        if not names:
+            raise UserError(f"{model_name(model)} has no classifier that features could be read before.")
+        # The first is that of the class token; others, of tokens or of a teacher, are given other things.
+        classifier = model.get_submodule(names[0])
+        self._handle = classifier.register_forward_pre_hook(self._keep_inputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (B, D) for (B, C, H, W) images."""
+        with self.calls() as take:
+            self.model(images)
+            return take()
+
+    @contextmanager
+    def calls(self) -> Iterator[Callable[[], Tensor]]:
+        """Keep what the classifier is given while the block goes on.
+
+        Yields:
+            A function that returns the (B, D) float32 features since it was last called: the mean over the calls of
+            the model, which has been called for an image and for its mirror image, for instance.
+        """
+        self._kept = []
+        try:
+            yield self._take
+        finally:
+            self._kept = None
+
+    def close(self) -> None:
+        """Take the hook away."""
+        self._handle.remove()
+
+    def _keep_inputs(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if self._kept is not None:
+            self._kept.append(inputs[0])
+
+    def _keep_output(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._keep_inputs(module, (output,))
+
+    def _take(self) -> Tensor:
+        if not self._kept:
+            raise RuntimeError("the classifier was not called")
+        features = torch.stack([_vectors(kept) for kept in self._kept]).mean(0)
+        self._kept.clear()
+        return features
+
+
+@contextmanager
+def features_of_calls(model: TrainedModel) -> Iterator[Callable[[], Tensor]]:
+    """Keep a model's features while it classifies; of a model without a classifier they are its output.
+
+    Yields:
+        A function that returns the (B, D) float32 features of the images since it was last called, on the CPU. Of a
+        model that looks at an image and its mirror image they are the mean of both.
+
+    Raises:
+        UserError: the model shows nothing of its inside, or its classifier is given something other than vectors.
+    """
+    network = model.module.module if isinstance(model.module, MirrorAveraged) else model.module
+    if next(network.parameters(), None) is None:
+        raise UserError("an ONNX model shows nothing of its inside, so it has no features: give the run instead.")
+    inputs = ClassifierInputs(network, classifies=bool(model.classes))
+    try:
+        with inputs.calls() as take:
+            yield lambda: take().cpu()
+    finally:
+        inputs.close()
+
+
+def _vectors(features: Tensor) -> Tensor:
+    """Return (B, D) of (B, D) or (B, D, 1, 1)."""
+    vectors = features.flatten(1) if features.ndim == 4 and tuple(features.shape[2:]) == (1, 1) else features
+    if vectors.ndim != 2:
+        raise UserError(f"this model's classifier is given {tuple(features.shape)} and no vector for each image.")
+    return vectors.detach().float()

@@ -1,0 +1,90 @@
+"""A model by the name that a person gives it: a run, a weights file, or a model of timm."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, overload
+
+import timm
+import torch
+
+from paucal.backbones.names import nearest_names
+from paucal.backbones.weights.start import StartWeights, start_from
+from paucal.models.card import ModelCard
+from paucal.models.devices import usable_device
+from paucal.models.published import published_card, read_timm
+from paucal.models.trained import TrainedModel, load_trained
+from paucal.runs import RunFolder, open_model
+from paucal.types import UserError, height_and_width
+
+
+@overload
+def find_named(name: str, setting: str = "") -> RunFolder | str: ...
+
+
+@overload
+def find_named(name: str, setting: str = "", *, files: Literal[True]) -> RunFolder | Path | str: ...
+
+
+def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolder | Path | str:
+    """Return what a name means; a path that exists wins over a model of timm.
+
+    Args:
+        name: a run folder, or one that holds runs, of which the newest is meant; or the name of a timm model.
+        setting: that holds the name, such as "--teacher"; "" for an argument without a flag.
+        files: whether it may be a weights file, too.
+
+    Returns:
+        The run, the path of the weights file, or the name of the timm model.
+
+    Raises:
+        UserError: there is nothing of that name.
+    """
+    path = Path(name).expanduser()
+    if files and path.is_file():
+        return path
+    if path.exists():
+        return open_model(path)
+    if timm.is_model(name):
+        return name
+    near = ", ".join(nearest_names(name))
+    raise UserError(
+        f"{setting and f'{setting}: '}{name!r} is neither a run folder{', nor a weights file,' if files else ''} nor a "
+        f"timm model{f' (near: {near})' if near else ''}: give one, such as runs/1; 'paucal models' lists timm's."
+    )
+
+
+def open_named(
+    name: str, device: torch.device | str = "cpu", image_size: Sequence[int] | None = None, setting: str = ""
+) -> TrainedModel:
+    """Open a run's model, or a timm model with its published weights.
+
+    Args:
+        name: a run folder or a timm model, see `find_named`.
+        device: where to put the model.
+        image_size: side or (height, width) in pixels that it shall take; None for its own.
+        setting: that holds the name, for people.
+
+    Raises:
+        UserError: there is nothing of that name, its weights cannot be had or do not fit, or torch cannot use the
+            device.
+    """
+    found = find_named(name, setting)
+    if isinstance(found, RunFolder):
+        trained = load_trained(found, device)
+        card = trained.card
+        if image_size is None or height_and_width(image_size) == card.backbone.image_size:
+            return trained
+        spec = replace(card.backbone, image_size=height_and_width(image_size), pretrained=False)
+        card = replace(card, backbone=spec, preprocessing=replace(card.preprocessing, image_size=spec.image_size))
+        weights = StartWeights(dict(trained.module.state_dict()), str(found.path), spec.name, card.classes)
+    else:
+        card, weights = published_card(found, image_size), read_timm(found, init=False)
+    return _with_weights(card, weights, usable_device(device))
+
+
+def _with_weights(card: ModelCard, weights: StartWeights, device: torch.device) -> TrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        module = card.build()
+    start_from(module, weights, weights.classes, head="keep")
+    return TrainedModel(module.eval().to(device), card, device)

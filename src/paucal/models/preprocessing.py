@@ -1,0 +1,133 @@
+"""How images are prepared for a model."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, get_args
+
+from paucal.backbones.weights.inputs import ImageInput
+from paucal.data.channels.arrays import MOST_CHANNELS
+from paucal.data.decode import Reading
+from paucal.data.decoded.prepare import side_for
+from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.transforms import EvalTransform
+from paucal.types import UserError
+
+MAX_SIDE = 4096  # pixels
+SMALLEST_CROP = 0.1
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes the model's input.
+
+    Attributes:
+        image_size: (height, width) in pixels.
+        crop_ratio: side of the centre crop over the side the image is resized to.
+        interpolation: "bicubic" or "bilinear".
+        mean: per channel, of pixels in [0, 1]; as many as the images have channels.
+        std: per channel, of pixels in [0, 1].
+        value_range: the values that are black and white in images of more than 8 bits a channel, measured on the
+            images of the training; None where those had 8 bits.
+        resize: how images of another shape are brought to that of the input: "crop", "letterbox" or "squash".
+        channel_ranges: in the place of `value_range`, for each channel, where there are other than three.
+
+    Raises:
+        UserError: a value is of the wrong kind or out of range.
+    """
+
+    image_size: tuple[int, int]
+    crop_ratio: float
+    interpolation: Interpolation
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    value_range: tuple[float, float] | None = None
+    resize: Resize = "crop"
+    channel_ranges: tuple[tuple[float, float], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not (len(self.image_size) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in self.image_size)):
+            self._refuse("image_size", f"height and width in pixels, at most {MAX_SIDE}")
+        if not is_number(self.crop_ratio) or not SMALLEST_CROP <= self.crop_ratio <= 1:
+            self._refuse("crop_ratio", f"a number from {SMALLEST_CROP} to 1")
+        if self.interpolation not in RESAMPLING:
+            self._refuse("interpolation", f"one of {', '.join(RESAMPLING)}")
+        if len(self.mean) != len(self.std):
+            self._refuse("mean", f"as many numbers as std has, {len(self.std)}")
+        for name, least in (("mean", -math.inf), ("std", 0.0)):
+            values = getattr(self, name)
+            if not 1 <= len(values) <= MOST_CHANNELS or not all(
+                is_number(value) and least < value < math.inf for value in values
+            ):
+                self._refuse(name, "a number for each channel, positive ones for std")
+        if self.resize not in get_args(Resize):
+            self._refuse("resize", f"one of {', '.join(get_args(Resize))}")
+        if self.value_range is not None and not _is_range(self.value_range):
+            self._refuse("value_range", "two rising numbers, or none")
+        ranges = self.channel_ranges
+        if ranges is not None and not (len(ranges) == self.channels and all(map(_is_range, ranges))):
+            self._refuse("channel_ranges", "two rising numbers for each channel, or none")
+
+    @property
+    def channels(self) -> int:
+        """How many channels the model's images have."""
+        return len(self.mean)
+
+    def _refuse(self, name: str, expected: str) -> None:
+        raise UserError(f"The preprocessing of a model has {name} {getattr(self, name)!r}, expected {expected}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without those that most models do not have."""
+        usual = {"value_range": None, "resize": "crop", "channel_ranges": None}
+        return {name: value for name, value in vars(self).items() if name not in usual or value != usual[name]}
+
+    @classmethod
+    def as_tested(cls, image_size: tuple[int, int], tested: ImageInput) -> Self:
+        """Return how images of a size are prepared for weights as when these were tested.
+
+        Raises:
+            UserError: a value is out of range.
+        """
+        return cls(image_size, tested.crop_ratio, tested.interpolation, tested.mean, tested.std)
+
+    @property
+    def tested(self) -> ImageInput:
+        """What belongs to the weights, whatever the size of the images."""
+        return ImageInput(self.crop_ratio, self.interpolation, self.mean, self.std)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave, from an untrusted file.
+
+        Raises:
+            UserError: a value is out of range.
+            AttributeError: it is no mapping.
+            TypeError: an entry is missing, unknown or of another type.
+        """
+        return cls(**{name: _as_tuples(value) for name, value in stored.items()})
+
+    @property
+    def reading(self) -> Reading:
+        """How images are read for the model: no larger than it needs, with the values of its training."""
+        return Reading(side_for(self.image_size), self.value_range, self.channels, self.channel_ranges)
+
+    def transform(self) -> EvalTransform:
+        """Return the function from a PIL image to a (C, H, W) float tensor and its geometry."""
+        normalisation = Normalisation(self.mean, self.std)
+        return EvalTransform(self.image_size, normalisation, self.crop_ratio, self.interpolation, self.resize)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def _is_range(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2 or not all(is_number(edge) for edge in value):
+        return False
+    return -math.inf < value[0] < value[1] < math.inf
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is an int or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

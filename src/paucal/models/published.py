@@ -1,0 +1,157 @@
+"""Weights that others published: those of timm, from a package, the cache or the network, and checkpoints in files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+from torch import nn
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.adapt import position_grid
+from paucal.backbones.weights.fetching import hushed, require_reachable
+from paucal.backbones.weights.inputs import input_of_timm
+from paucal.backbones.weights.load_report import LoadReport
+from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from, suggest_model
+from paucal.backbones.weights.trained import Package, named_in_order, packaged
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.runs.foreign import read_foreign
+from paucal.types import UserError, height_and_width
+
+
+def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelCard:
+    """Describe a timm model with its published weights, none of which are read.
+
+    Args:
+        name: of the model, which timm has.
+        image_size: side or (height, width) in pixels; None for the model's own.
+
+    Raises:
+        UserError: timm publishes nothing of the model.
+    """
+    config = timm.get_pretrained_cfg(name)
+    if config is None:
+        raise UserError(f"timm publishes no weights of {name}: give a run.")
+    spec = BackboneSpec(
+        name, config.num_classes, image_size=height_and_width(image_size or config.input_size[1:]), pretrained=True
+    )
+    classes = imagenet_classes(name) or tuple(f"class {number}" for number in range(config.num_classes))
+    return ModelCard(spec, classes, Preprocessing.as_tested(spec.image_size, input_of_timm(name)))
+
+
+def imagenet_classes(name: str) -> tuple[str, ...] | None:
+    """Return the names of the classes that a timm model was trained on; None where timm does not know them."""
+    config = timm.get_pretrained_cfg(name)
+    subset = None if config is None or not config.has_weights else infer_imagenet_subset(config.to_dict())
+    return None if subset is None else tuple(ImageNetInfo(subset).label_names())
+
+
+def read_timm(name: str, init: bool = True) -> StartWeights:
+    """Return the weights that timm publishes for a model: from an installed package, the cache or the network.
+
+    Args:
+        name: of the model.
+        init: whether `--init` has asked for them, of which mistakes then tell.
+
+    Raises:
+        UserError: there are none, they cannot be fetched, or the package is damaged.
+    """
+    carried = packaged(name)
+    if carried is not None and carried.package is not None:
+        return _read_package(name, carried.package)
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    if config is None or not config.has_weights:
+        raise UserError(
+            f"--init timm: timm publishes no weights of {name}; start from a run or a file, or from nothing."
+            if init
+            else f"timm publishes no weights of {name}: give a run."
+        )
+    try:
+        require_reachable(config)
+        with torch.random.fork_rng(devices=[]), hushed():
+            model = timm.create_model(name, pretrained=True)
+    except Exception as problem:  # no network, no such file any more, a proxy: each library has types of its own
+        where = config.hf_hub_id or config.url
+        reason = (str(problem).split("\n")[0].split(". ")[0] or type(problem).__name__).rstrip(".")
+        said = f"the weights of {name} could not be fetched ({reason})"
+        raise UserError(
+            f"--init timm: {said}; fetch {where} on a machine with a network and give the file to --init."
+            if init
+            else f"{said}: give a run, or try again with a network."
+        ) from problem
+    return _published(model, dict(model.state_dict()), f"timm's weights of {name}", name)
+
+
+def _read_package(name: str, package: Package) -> StartWeights:
+    with torch.random.fork_rng(devices=[]):
+        model = timm.create_model(name, pretrained=False)
+    try:
+        state = named_in_order(read_foreign(package.checked_path()), model)
+    except ValueError as problem:
+        raise UserError(
+            f"the weights in the package {package.distribution} are not those of {name}: {problem}; install another "
+            "version of it."
+        ) from problem
+    return _published(model, state, f"the weights of {name} in the package {package.distribution}", name)
+
+
+def _published(model: nn.Module, state: dict[str, torch.Tensor], source: str, name: str) -> StartWeights:
+    subset = infer_imagenet_subset(model)
+    classes = tuple(ImageNetInfo(subset).label_names()) if subset else None
+    return StartWeights(state, source, name, classes, position_grid(model))
+
+
+def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str:
+    """Return the timm name of the model that the weights in a file are of.
+
+    Args:
+        path: of the file.
+        tree: what it holds.
+        setting: that names the file, for people.
+
+    Raises:
+        UserError: the names and shapes of the tensors do not tell.
+    """
+    name = suggest_model(tree)
+    if name is None:
+        raise UserError(
+            f"{setting and f'{setting}: '}{str(path)!r} does not say which model its weights are of: give --model, "
+            "such as --model swin_tiny_patch4_window7_224."
+        )
+    return name
+
+
+def load_published(
+    model: nn.Module,
+    file: str | Path,
+    network: str | None = None,
+    classes: Sequence[str] | None = None,
+    head: Head = "auto",
+) -> LoadReport:
+    """Load a published checkpoint into a model in place; no code in the file is run.
+
+    The files of VTs-Drloc, Swin-Transformer, CvT, T2T-ViT, TokenLabeling, EsViT, DHVT, DINO and Vision Longformer are
+    recognised by the names of their tensors and translated; those of timm and torchvision need no translation.
+
+    Args:
+        model: one of timm's or ours, built with fresh weights.
+        file: what `torch.save` wrote, or safetensors.
+        network: of several in one file, the name of the one to take ("teacher", "student", "state_dict_ema"); by
+            default an average or the teacher.
+        classes: names of the model's outputs, where known.
+        head: what becomes of the classifier: kept where it fits ("auto"), insisted on ("keep"), discarded ("fresh").
+
+    Returns:
+        What was loaded, adapted, left out and not found; print it.
+
+    Raises:
+        UserError: the file is damaged or holds Python objects, little of it matches, or a recognised checkpoint is of
+            another variant.
+    """
+    path = Path(file).expanduser()
+    tree, source = read_foreign(path), f"the file {path.name}"
+    tree = tree if network is None else pick_network(tree, network, source)
+    return start_from(model, StartWeights(tree, source), classes, head)

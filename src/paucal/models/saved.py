@@ -1,0 +1,70 @@
+"""The model that a run has saved, of any task: `model.json` read, the network built from it, its weights loaded."""
+
+import os
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from paucal.data.given import given_path
+from paucal.models.card import ModelCard
+from paucal.models.devices import usable_device
+from paucal.runs import RunFolder, open_model, read_weights
+from paucal.types import UserError
+
+C = TypeVar("C", bound=ModelCard)
+
+
+def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
+    """Read the card of the model that a run has saved.
+
+    Args:
+        run: whose model.
+        kind: class of the card; that of a classifier, or of a backbone alone, by default.
+
+    Raises:
+        UserError: the run has saved no model yet, or one of another task, or `model.json` is damaged.
+    """
+    if run.last.exists() and not run.card.exists():
+        raise UserError(f"{str(run.path)!r} was stopped before it saved a model: let it go on with --resume first.")
+    return kind.from_dict(run.read_json(run.card.name))
+
+
+def stored_card(run: RunFolder | None, kind: type[C] = ModelCard) -> C | None:
+    """Read the card of a run that goes on; None where it has stored none yet, and for a new run.
+
+    Raises:
+        UserError: `model.json` is damaged, or of another task.
+    """
+    return None if run is None or not run.card.is_file() else read_card(run, kind)
+
+
+def load_saved(
+    run: str | os.PathLike[str] | RunFolder, kind: type[C], device: torch.device | str = "cpu"
+) -> tuple[nn.Module, C, torch.device]:
+    """Load the best model of a run, in evaluation mode.
+
+    Args:
+        run: a run folder.
+        kind: class of the model's card.
+        device: where to put the model.
+
+    Returns:
+        The network, its card, and the device as torch names it.
+
+    Raises:
+        UserError: there is no such run, it has saved no model yet, it is of another task, its files do not fit each
+            other, or torch cannot use the device.
+    """
+    folder = run if isinstance(run, RunFolder) else open_model(given_path(run, "the run"))
+    target = usable_device(device)
+    card = read_card(folder, kind)
+    module = card.build()
+    try:
+        module.load_state_dict(read_weights(folder.weights))
+    except RuntimeError as problem:
+        reason = str(problem).split("\n")[1].strip() if "\n" in str(problem) else str(problem)
+        raise UserError(
+            f"{str(folder.weights)!r} does not fit its model.json ({reason[:200]}): restore both, or train again."
+        ) from problem
+    return module.eval().to(target), card, target

@@ -1,0 +1,135 @@
+"""A trained model that classifies images: weights, preprocessing and class names, from the files of a run."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from paucal.data.channels.decoding import as_read
+from paucal.data.given import given_images
+from paucal.models.card import ModelCard
+from paucal.models.saved import load_saved
+from paucal.runs import RunFolder, save_weights, write_text
+from paucal.types import UserError
+
+
+class MirrorAveraged(nn.Module):
+    """Answers with the mean of the logits for an image and for its mirror image; takes twice the time.
+
+    Args:
+        module: gives (B, K) logits for (B, C, H, W) images.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (B, K) for (B, C, H, W)."""
+        return (self.module(images) + self.module(torch.flip(images, (-1,)))) / 2
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model ready to classify.
+
+    Attributes:
+        module: the timm model, in evaluation mode.
+        card: what it is and how to feed it.
+        device: where it is.
+    """
+
+    module: nn.Module
+    card: ModelCard
+    device: torch.device
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the probabilities."""
+        return self.card.classes
+
+    def require_classifier(self) -> "TrainedModel":
+        """Return the model itself.
+
+        Raises:
+            UserError: it is a backbone alone, as pre-training leaves it.
+        """
+        if not self.classes:
+            raise UserError(
+                f"the model {self.card.backbone.name} has no classifier, it was pre-trained without labels: fine-tune "
+                "it with 'paucal train --init', or judge its features with 'paucal eval --protocol knn'."
+            )
+        return self
+
+    def mirrored(self) -> "TrainedModel":
+        """Return the model that averages its answers for an image and for its mirror image; takes twice the time."""
+        return replace(self, module=MirrorAveraged(self.module))
+
+    @torch.inference_mode()
+    def probabilities(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
+        """Classify PIL images, or arrays (H, W) or (H, W, C) of as many channels as the model reads.
+
+        Returns (N, K) float32 on the CPU. Rows sum to 1, unless the model gives several labels: each class has a
+        probability of its own then. Images are turned upright by their EXIF tag and read as the training images were,
+        see `decode_image`.
+
+        Raises:
+            UserError: the model has no classifier, or something other than images was given.
+            ValueError: there is no image, or one has pixels of unknown range or another number of channels.
+        """
+        self.require_classifier()
+        return self.card.shares(self.module(self.prepared(images))).cpu()
+
+    def prepared(self, images: Sequence[Image.Image | np.ndarray]) -> Tensor:
+        """Return the model's input (N, C, H, W) on its device; see `probabilities`.
+
+        Raises:
+            UserError: something other than images was given.
+            ValueError: there is no image, or one has pixels of unknown range or another number of channels.
+        """
+        given = given_images(images)
+        if not given:
+            raise ValueError("there are no images to classify")
+        transform, reading = self.card.preprocessing.transform(), self.card.preprocessing.reading
+        return torch.stack([transform(as_read(image, reading))[0] for image in given]).to(self.device)
+
+    def classify(self, images: Iterable[Image.Image], batch_size: int = 64) -> Iterator[Tensor]:
+        """Yield one (K,) row of probabilities per image, holding one batch of images at a time."""
+        batch: list[Image.Image] = []
+        for image in images:
+            batch.append(image)
+            if len(batch) == batch_size:
+                yield from self.probabilities(batch)
+                batch = []
+        if batch:
+            yield from self.probabilities(batch)
+
+
+def save_trained(run: RunFolder, module: nn.Module, card: ModelCard) -> None:
+    """Write `model.safetensors` and `model.json`."""
+    save_weights(run.weights, module.state_dict())
+    write_text(run.card, json.dumps(card.to_dict(), indent=2, ensure_ascii=False) + "\n")
+
+
+def load_trained(run: str | os.PathLike[str] | RunFolder, device: torch.device | str = "cpu") -> TrainedModel:
+    """Load the best model of a run.
+
+    Args:
+        run: a run folder.
+        device: where to put the model.
+
+    Raises:
+        UserError: there is no such run, it has no saved model yet, its files do not fit each other, or torch cannot
+            use the device.
+
+    Example:
+        >>> model = load_trained("runs/1")  # doctest: +SKIP
+        >>> model.probabilities([Image.open("photo.jpg")])  # doctest: +SKIP
+        tensor([[0.0312, 0.9688]])
+    """
+    return TrainedModel(*load_saved(run, ModelCard, device))
