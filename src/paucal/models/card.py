@@ -93,7 +93,7 @@ class ModelCard:
         if (task := stored.get("task") or CLASSIFICATION) != cls.task:
             raise UserError(
                 f"the model of this run is for {str(task)[:40]}, expected {cls.task}: give a run of "
-                f"'paucal {VERBS[cls.task]}'; 'paucal predict' uses models of every task."
+                f"'paucal {VERBS[cls.task]}'; 'paucal predict' uses it."
             )
         try:
             if stored["format"] not in cls.formats:
