@@ -18,7 +18,7 @@ class StartFacts:
         image_size: (height, width) in pixels they were trained at; None for the size their model was designed for.
         model_args: constructor arguments they were given, as NAME=VALUE.
         normalise: the setting that gives images their mean and standard deviation.
-        chosen: whether nobody named them: they were looked for, and the run climbs from them in the time it has.
+        chosen: Whether the run chose them itself, and auto-tunes from them in its time budget.
         shown: images that they have been shown in all, where they began at random in runs of paucal; None where others
             trained them, or where nobody knows.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 from paucal.runs.folder import MARKER, RunFolder
 
 TIMM = "timm"  # as a start: the weights that timm publishes
-AUTO = "auto"  # the same, where a run has looked for them itself and climbs from them
+AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
 PUBLISHED = (TIMM, AUTO)
 LONGEST = 32  # runs that each began with the one before
 

@@ -16,8 +16,8 @@ from paucal.types import UserError
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.time_plan import FILE, change_line, store_time_plan, tried_steps, with_time
 from paucal.verbs.run.voice import Heard, Quiet
+from paucal.verbs.training.auto_tune import auto_tune
 from paucal.verbs.training.job import TrainingJob
-from paucal.verbs.training.ladder import climb
 
 TIME = TimePlan(budget=300.0, spent=20.0, closing=9.5, step=0.25, evaluation=2.0, most_steps=4000, threads=2)
 
@@ -85,7 +85,7 @@ def at_the_fifth_step(monkeypatch):
         return PlanChange(5, 12, 1) if step == 5 and not plan.changes else None
 
     monkeypatch.setattr(RunClock, "_find_change", find_change)
-    monkeypatch.setattr(climb, "seconds_per_image", lambda made, threads: 0.01)
+    monkeypatch.setattr(auto_tune, "seconds_per_image", lambda made, threads: 0.01)
 
 
 SETTINGS = {

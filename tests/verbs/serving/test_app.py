@@ -20,7 +20,7 @@ from paucal.verbs.serving.answering import Answerer
 from paucal.verbs.serving.app import make_app
 from paucal.verbs.serving.familiar import features_of
 from paucal.verbs.serving.guard import host_name
-from paucal.verbs.training.ladder.frozen import ClassifierInputs
+from paucal.verbs.training.auto_tune.frozen import ClassifierInputs
 
 HOSTILE = "<script>alert(1)</script>"
 PICTURE = {"Content-Type": "application/octet-stream"}

@@ -13,9 +13,9 @@ from paucal.objectives.supervised import Supervised
 from paucal.types import UserError
 from paucal.verbs.checking.quick import quick_check
 from paucal.verbs.run.images import Prepared, pin_data
-from paucal.verbs.training.assembly import _rungs
+from paucal.verbs.training.assembly import _tune_record
+from paucal.verbs.training.auto_tune.start import Choice
 from paucal.verbs.training.balance import balance
-from paucal.verbs.training.ladder.start import Choice
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
@@ -42,10 +42,10 @@ def test_quick_check__reads_no_image_and_takes_no_shard_for_a_group(prepared, mo
 
 def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
     settings, found = TrainSettings(time="1h"), Choice(("weights",), "")  # type: ignore[arg-type]
-    climbed, at_once = (_rungs(settings, found, None, whole=whole) for whole in (True, False))
-    assert climbed is not None
+    tuned, at_once = (_tune_record(settings, found, None, whole=whole) for whole in (True, False))
+    assert tuned is not None
     assert at_once is not None
-    assert climbed.candidates == ("weights",)
+    assert tuned.candidates == ("weights",)
     assert at_once.candidates == ()
 
 
@@ -56,7 +56,7 @@ def test_pin_data__leaves_a_url_as_it_is():
 def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():
     settings, found = TrainSettings(time="1h", epochs=0), Choice(("weights",), "")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*read as they come: give at least 1"):
-        _rungs(settings, found, None, whole=False)
+        _tune_record(settings, found, None, whole=False)
 
 
 def test_class_weights__of_streamed_images_are_those_of_any_others(prepared):

@@ -26,7 +26,7 @@ from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
 from paucal.verbs.checking.settings import CheckSettings
 from paucal.verbs.run.start_weights import read_timm
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
+from paucal.verbs.training.auto_tune.frozen import ClassifierInputs, linear_classifier
 
 Advance = Callable[[int, int], None]
 USUAL, FOR_SMALL, SMALL = 160, 128, 64  # pixels; a check needs no more to tell pictures apart

@@ -14,7 +14,7 @@ from paucal.data.images import ImageSet
 from paucal.evaluation.confident_learning import suspected_labels
 from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.ladder.probe import SOLVER, fit_head
+from paucal.verbs.training.auto_tune.probe import SOLVER, fit_head
 
 FOLDS = 5
 

@@ -36,7 +36,7 @@ from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of, trainer_plan, with_joint_norms
-from paucal.verbs.training.ladder.start import choose
+from paucal.verbs.training.auto_tune.start import choose
 from paucal.wording import counted
 
 LOOKS = 20  # at the validation images, at most, where nobody says when to look

@@ -30,7 +30,7 @@ from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.objective import PixelObjective
 from paucal.verbs.segmenting.rules import RULES
 from paucal.verbs.segmenting.settings import SegmentSettings
-from paucal.verbs.training.ladder.start import choose
+from paucal.verbs.training.auto_tune.start import choose
 
 START_LR = 1e-6  # of the peak, at the first step of the warm-up, as in the papers' programs
 WARMUP = 0.05  # of the epochs, where nobody says

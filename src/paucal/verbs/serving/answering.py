@@ -20,7 +20,7 @@ from paucal.types import UserError
 from paucal.verbs.explaining.attribution import choose_method, explain_batch
 from paucal.verbs.explaining.images import Viewed
 from paucal.verbs.serving.familiar import features_of
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
+from paucal.verbs.training.auto_tune.frozen import ClassifierInputs, linear_classifier
 
 MOST_PIXELS = 64_000_000  # more than any camera in a pocket has
 SHOWN = 10  # classes

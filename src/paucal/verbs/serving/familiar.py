@@ -19,7 +19,7 @@ from paucal.runs.atomic import write_atomically
 from paucal.types import UserError
 from paucal.verbs.run.images import open_again
 from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.ladder.frozen import ClassifierInputs, linear_classifier
+from paucal.verbs.training.auto_tune.frozen import ClassifierInputs, linear_classifier
 
 NAME = "familiar.safetensors"
 MOST_TRAIN, MOST_HELD_OUT = 2000, 500  # images, evenly spread

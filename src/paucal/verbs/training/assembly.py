@@ -42,11 +42,11 @@ from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
+from paucal.verbs.training.auto_tune.frozen import linear_classifier
+from paucal.verbs.training.auto_tune.record import TuneRecord, read_record
+from paucal.verbs.training.auto_tune.start import Choice, choose, may_choose_start, started_from
 from paucal.verbs.training.balance import balance, suit_labels
 from paucal.verbs.training.batch import fit_batch
-from paucal.verbs.training.ladder.frozen import linear_classifier
-from paucal.verbs.training.ladder.rungs import Rungs, read_rungs
-from paucal.verbs.training.ladder.start import Choice, choose, may_choose_start, started
 from paucal.verbs.training.loaders import feeding, view_transform
 from paucal.verbs.training.optimizer import check_plan, training_plan
 from paucal.verbs.training.split import split_images
@@ -64,12 +64,11 @@ class AssembledTraining(Assembled[TrainSettings]):
     """Everything a supervised run needs, checked, with nothing written yet.
 
     Attributes:
-        rungs: what is known on the way up from trained weights, or of the time there is; None where a run has its
-            length from elsewhere.
-        findings: about the images of a new run, the gravest first.
+        tune_record: Record of the auto-tuning; None for a run whose length is given.
+        findings: Findings about the images of a new run, most serious first.
     """
 
-    rungs: Rungs | None = None
+    tune_record: TuneRecord | None = None
     findings: tuple[Finding, ...] = ()
 
 
@@ -107,7 +106,7 @@ def assemble(
     if fewer:  # unreadable ones were left out, so what follows from the number of images is chosen anew
         return assemble(*asked, bars, run, split_images(asked[0], prepared.images))
     images = prepared.images
-    rungs = _rungs(settings, found, run, whole=images.stream is None)
+    tune_record = _tune_record(settings, found, run, whole=images.stream is None)
     objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
     suit_labels(settings, prepared, objective)
     if objective.data_request.label_maps:
@@ -124,7 +123,7 @@ def assemble(
         settings, reasons["batch_size"] = fit_batch(settings, prepared, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
     loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
-    if rungs is not None and run is not None and not run.last.exists():
+    if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
     findings = tuple(quick_check(prepared)) if run is None else ()
     remarks = [
@@ -142,17 +141,19 @@ def assemble(
         *notes,
     ]
     _check_request(objective.data_request, settings, card)
-    plan = _plan(settings, facts, rungs)
+    plan = _plan(settings, facts, tune_record)
     origin = origins(settings, given, reasons)
-    return AssembledTraining(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, rungs, findings)
+    return AssembledTraining(
+        settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, tune_record, findings
+    )
 
 
-def _plan(settings: TrainSettings, facts: Facts, rungs: Rungs | None) -> Plan:
+def _plan(settings: TrainSettings, facts: Facts, tune_record: TuneRecord | None) -> Plan:
     plan = training_plan(settings, facts.n_train, facts.n_classes)
-    return replace(plan, total_steps=0) if rungs is not None and not rungs.tune else plan
+    return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
 
 
-def _rungs(settings: TrainSettings, found: Choice, run: RunFolder | None, whole: bool) -> Rungs | None:
+def _tune_record(settings: TrainSettings, found: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
     """Return what is known on the way up: as it is stored, or nothing yet; None where there is no way up.
 
     Args:
@@ -165,17 +166,19 @@ def _rungs(settings: TrainSettings, found: Choice, run: RunFolder | None, whole:
         UserError: the length or the rates of a new run do not do.
     """
     if run is not None:
-        return read_rungs(run)
-    rungs = None
+        return read_record(run)
+    tune_record = None
     if found.candidates or settings.time is not None:
-        # The ladder is climbed by one process; several start from the weights at once, and so do images in shards.
+        # Auto-tuning needs one process and all images in memory; other runs fine-tune from the first step.
         candidates = found.candidates if settings.processes == 1 and whole else ()
-        rungs = Rungs(candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time"))
-    _check_new(settings, rungs, whole)
-    return rungs
+        tune_record = TuneRecord(
+            candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time")
+        )
+    _check_new(settings, tune_record, whole)
+    return tune_record
 
 
-def _check_new(settings: TrainSettings, rungs: Rungs | None, whole: bool = True) -> None:
+def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: bool = True) -> None:
     check_rates(settings)
     if settings.epochs == 0 and not whole:
         raise UserError(
@@ -183,7 +186,7 @@ def _check_new(settings: TrainSettings, rungs: Rungs | None, whole: bool = True)
             "images at once, and those in shards are read as they come: give at least 1, or train on a part of them "
             "that is small enough to be decoded once."
         )
-    if settings.epochs == 0 and (rungs is None or not rungs.candidates):
+    if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
         raise UserError(
             "--epochs 0 keeps the linear probe of trained weights as the model, and this run looks for no such weights "
             "or has found none: give at least 1."
@@ -220,7 +223,7 @@ def _look_for_start(
     found = choose(settings.model, settings.device or facts.device, facts.median_side)
     if not found.candidates:
         return replace(settings, init=None), {**given, "init": f"auto: {found.why}"}, found
-    settings, given = started(settings, found.candidates[0]), {"model": f"auto: {found.why}", **given}
+    settings, given = started_from(settings, found.candidates[0]), {"model": f"auto: {found.why}", **given}
     if "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given):
         settings = replace(settings, method=TUNING)
         given["method"] = "auto: tuned from trained weights, where the paper's gain over it is not shown"
@@ -255,7 +258,7 @@ def _at_size(
 ) -> tuple[Prepared, bool]:
     """Return the images decoded for the network's size, and whether there are fewer than before.
 
-    Larger ones than needed do where they are open already: a ladder tries smaller sizes in passing.
+    Images that are open already may be larger than needed: auto-tuning tries smaller sizes.
     """
     images = prepared.images
     like = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))

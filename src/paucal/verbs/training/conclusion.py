@@ -33,8 +33,8 @@ from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.auto_tune.summary import describe_kept_model, kept_model_score, step_rows, total_seconds
 from paucal.verbs.training.finishing import Finish, clear_epochs, finish_model
-from paucal.verbs.training.ladder.told import kept_score, kept_words, rung_rows, whole_time
 from paucal.wording import counted, percent
 
 
@@ -167,15 +167,17 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
         "grid": assembled.grid_text,
         "epochs": outcome.passes(assembled.settings.epochs),
-        "rungs": rung_rows(assembled.rungs, outcome, finish, measure),
-        "kept": None if one_epoch else kept_words(assembled.rungs, outcome, finish, _selected(assembled)),
-        f"kept_val_{measure.score}": kept_score(assembled.rungs, outcome, finish, measure),
+        "rungs": step_rows(assembled.tune_record, outcome, finish, measure),
+        "kept": None
+        if one_epoch
+        else describe_kept_model(assembled.tune_record, outcome, finish, _selected(assembled)),
+        f"kept_val_{measure.score}": kept_model_score(assembled.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if judged.calibrated is None else asdict(judged.calibrated),
         "selected": _selected(assembled),
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
-        "seconds": round(whole_time(assembled.rungs, outcome), 1),
+        "seconds": round(total_seconds(assembled.tune_record, outcome), 1),
         "peak_memory": peak_memory(assembled.settings.device or "cpu"),
         f"test_{measure.score}": judged.report.scores[measure.score].value,
         "start": None if assembled.start is None else assembled.start.short(),
@@ -192,7 +194,7 @@ def closing_lines(
     several = isinstance(report, MultiLabelReport)
     usual = percent(report.chance) if several else percent(report.majority.top1)
     line = "an order by chance" if several else f"always answering {report.majority.name!r}"
-    kept = kept_words(assembled.rungs, outcome, judged.finish, _selected(assembled))
+    kept = describe_kept_model(assembled.tune_record, outcome, judged.finish, _selected(assembled))
     due = due_line(report, assembled.prepared.images.name)
     return [
         "",
@@ -202,7 +204,7 @@ def closing_lines(
         *([calibration_line(judged.calibrated)] if judged.calibrated else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
         f"epochs: {outcome.passes(assembled.settings.epochs)}, "
-        f"{whole_time(assembled.rungs, outcome):.0f} s; kept: {kept}",
+        f"{total_seconds(assembled.tune_record, outcome):.0f} s; kept: {kept}",
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
         f"{'metrics.csv, ' if outcome.rows else ''}plots/",
         "try next:",

@@ -48,8 +48,8 @@ class Finish:
 
 def watch_of(assembled: AssembledTraining) -> Watch:
     """Return how the epochs of a run are judged on its validation images, of which there must be some."""
-    rungs, settings = assembled.rungs, assembled.settings
-    floor = None if rungs is None or rungs.probe is None else rungs.probe.score
+    tune_record, settings = assembled.tune_record, assembled.settings
+    floor = None if tune_record is None or tune_record.probe is None else tune_record.probe.score
     scores = validation(assembled.prepared, assembled.card.preprocessing, settings)
     return Watch(scores, assembled.prepared.yardstick.column, LOSS, floor, settings.soup or 0)
 

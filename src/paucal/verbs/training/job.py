@@ -18,9 +18,9 @@ from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining, assemble
+from paucal.verbs.training.auto_tune.auto_tune import auto_tune
 from paucal.verbs.training.conclusion import Result, conclude
 from paucal.verbs.training.finishing import watch_of
-from paucal.verbs.training.ladder.climb import climb
 from paucal.verbs.training.loaders import deployed_sheet, train_loader, training_sheet
 from paucal.verbs.training.optimizer import optimization
 
@@ -120,17 +120,17 @@ class TrainingJob:
 
     def is_open(self, assembled: AssembledTraining) -> bool:
         """Return whether a run has yet to find out what its length depends on."""
-        return assembled.rungs is not None and not assembled.rungs.plan
+        return assembled.tune_record is not None and not assembled.tune_record.plan
 
     def find_out(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> bool:
-        """Climb as far as the last rung's beginning."""
+        """Auto-tune the run; return False if a signal stopped it."""
         with memory_advice(assembled.plan):
-            return climb(run, assembled, voice)
+            return auto_tune(run, assembled, voice)
 
     def write_beginning(self, run: RunFolder, assembled: AssembledTraining) -> None:
         """Write down what is known so far, and draw images as the network will see them in training and after it."""
-        if assembled.rungs is not None:
-            assembled.rungs.write(run)
+        if assembled.tune_record is not None:
+            assembled.tune_record.write(run)
         write_findings(run, assembled.findings, assembled.prepared.images)
         sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
         write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))

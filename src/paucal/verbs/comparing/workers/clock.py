@@ -10,7 +10,7 @@ from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.training.assembly import AssembledTraining
-from paucal.verbs.training.ladder.timing import seconds_per_image
+from paucal.verbs.training.auto_tune.timing import seconds_per_image
 from paucal.wording import counted
 
 BESIDE = 4.0  # seconds of a run that are not training: opening, pictures, the page
@@ -22,8 +22,8 @@ def seconds_of_run(made: AssembledTraining) -> float:
     A run that is planned for a time takes that.
     """
     settings, counts = made.settings, made.prepared.counts()
-    if made.rungs is not None and settings.epochs is None:
-        return made.rungs.budget or seconds_of(settings.time or "15m")
+    if made.tune_record is not None and settings.epochs is None:
+        return made.tune_record.budget or seconds_of(settings.time or "15m")
     epochs, each = settings.epochs or 0, seconds_per_image(made)
     return BESIDE + each * (epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3)
 

@@ -19,7 +19,7 @@ from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places, unlabelled_images
-from paucal.verbs.training.ladder.timing import SLOWER, STEPS, seconds_per_batch
+from paucal.verbs.training.auto_tune.timing import OVERHEAD, TIMED_STEPS, seconds_per_batch
 
 MOST_JUDGED = 2000  # images of each part that features are judged on at a smaller scale
 CURVE = "knn_curve"  # the metric of columns that read the monitor
@@ -76,8 +76,8 @@ def seconds_of_pretraining(values: Mapping[str, Any], voice: Voice) -> float:
     settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
     made = job.assemble(job.pin(settings), origin, voice.progress)
     settings, images = made.settings, len(made.prepared.part("train"))
-    alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=STEPS + 1))
+    alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=TIMED_STEPS + 1))
     device = torch.device(settings.device or "cpu")
     each = seconds_per_batch(made.objective, job.loader(alone, 0), device, settings.precision)
     batches = made.plan.steps_per_epoch * settings.accumulate * (settings.epochs or 0)
-    return BESIDE + SLOWER * each * max(1, batches) if images else BESIDE
+    return BESIDE + OVERHEAD * each * max(1, batches) if images else BESIDE

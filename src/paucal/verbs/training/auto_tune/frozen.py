@@ -1,4 +1,4 @@
-"""What a trained network's classifier is given, image by image."""
+"""Features of a frozen network: the inputs of its linear classifier."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,19 +17,19 @@ from paucal.verbs.run.loaders import eval_loader
 
 
 def linear_classifier(model: nn.Module) -> nn.Linear | None:
-    """Return the one linear layer that gives a model's logits; None where something else does."""
+    """Return the single linear layer that computes a model's logits; None for any other classifier."""
     names = classifier_modules(model)
     found = model.get_submodule(names[0]) if len(names) == 1 else None
     return found if isinstance(found, nn.Linear) and found.bias is not None else None
 
 
 class ClassifierInputs(nn.Module):
-    """Gives the (B, D) inputs of a model's linear classifier in place of its logits.
+    """Returns the (B, D) inputs of a model's linear classifier instead of its logits.
 
-    These are exactly what a head fitted to them will see, whatever a family does between its last grid and its head.
+    A head fitted to them sees exactly these features, whatever a model does between its last grid and its head.
 
     Args:
-        model: with a linear classifier.
+        model: Model with a linear classifier.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,7 +53,7 @@ class ClassifierInputs(nn.Module):
         return found
 
     def close(self) -> None:
-        """Take the hook away."""
+        """Remove the hook."""
         self._handle.remove()
 
 
@@ -68,12 +68,12 @@ def frozen_features(
     """Return (N, D) float32 features on the CPU, in the order of `indices`.
 
     Args:
-        model: on the CPU or where it computes; it goes to the run's device.
-        prepared: the images.
-        indices: (N,) of them.
-        preprocess: how they are prepared.
-        settings: device and loader processes.
-        progress: called with (images done, N).
+        model: Model with a linear classifier; it is moved to the run's device.
+        prepared: Images of the run.
+        indices: (N,) indices of images.
+        preprocess: Preprocessing of the images.
+        settings: Device and loader processes.
+        progress: Called with (images done, N).
     """
     device = settings.device or "cpu"
     reader = ClassifierInputs(model.to(device))

@@ -1,4 +1,4 @@
-"""How long a training step takes on this machine: tried before lengths are planned."""
+"""Timing of training steps on this machine, before the length of a run is planned."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -13,54 +13,54 @@ from paucal.verbs.run.time_plan import suit_threads, tried_steps
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.loaders import train_loader
 
-MOST_IMAGES = 32  # of a batch that is tried
-STEPS = 2  # that are timed, after one that is not
-SLOWER = 1.08  # optimizer, moving average and records, which a bare step lacks
+MAX_IMAGES = 32  # images of a timed batch
+TIMED_STEPS = 2  # after one warm-up step
+OVERHEAD = 1.08  # factor for the optimizer, the moving average and records, which a timed step lacks
 
 
 def seconds_per_image(assembled: AssembledTraining, threads: bool = False) -> float:
-    """Return the seconds that training takes for an image: reading, changing, forward and backward.
+    """Return the training seconds per image: reading, augmentation, forward and backward pass.
 
     Args:
-        assembled: the run.
-        threads: whether to choose the number of threads first, where other programs use the same cores.
+        assembled: Setup of the run.
+        threads: Whether to choose the number of threads first, if other programs use the same cores.
     """
     settings, objective = assembled.settings, assembled.objective
-    size = min(settings.images_per_pass, MOST_IMAGES, max(2, len(assembled.prepared.part("train"))))
+    size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(assembled.prepared.part("train"))))
     device = torch.device(settings.device or "cpu")
     alone = replace(settings, batch_size=size, accumulate=1, workers=0)
-    plan = replace(assembled.plan, total_steps=STEPS + 1, accumulate=1)
+    plan = replace(assembled.plan, total_steps=TIMED_STEPS + 1, accumulate=1)
     loader = train_loader(
         assembled.prepared, assembled.card.preprocessing, alone, plan, objective.data_request, start=0
     )
-    return SLOWER * seconds_per_batch(objective, loader, device, settings.precision, threads) / size
+    return OVERHEAD * seconds_per_batch(objective, loader, device, settings.precision, threads) / size
 
 
 def seconds_per_batch(
     objective: Objective, loader: Iterable[Batch], device: torch.device, precision: str | None, threads: bool = False
 ) -> float:
-    """Return the seconds that a forward and backward pass over a batch takes; the objective comes back as it was.
+    """Return the seconds of a forward and backward pass over a batch; the objective is restored afterwards.
 
     Args:
-        objective: that is trained.
-        loader: of a few batches of one size; the first is not timed.
-        device: to compute on.
-        precision: of the arithmetic, as in the settings of a run.
-        threads: whether to choose the number of threads first, where other programs use the same cores.
+        objective: Objective to train.
+        loader: Loader of a few batches of one size; the first is not timed.
+        device: Device to compute on.
+        precision: Precision, as in the settings of a run.
+        threads: Whether to choose the number of threads first, if other programs use the same cores.
     """
     dtype = None if precision == "32-true" else torch.bfloat16 if precision == "bf16-mixed" else torch.float16
     times: list[float] = []
     with tried_steps(objective.train(), device):
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         for batch in loader:
             step = partial(_step, objective, batch.to(device), device, dtype)
             step()
             if threads and not times:
                 suit_threads(step, device)
             now = time.perf_counter()
-            times.append(now - begin)
-            begin = now
-            if len(times) > STEPS:
+            times.append(now - start_time)
+            start_time = now
+            if len(times) > TIMED_STEPS:
                 break
     return min(times[1:] or times)
 
@@ -69,15 +69,15 @@ def _step(objective: torch.nn.Module, batch: Batch, device: torch.device, dtype:
     with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
         terms = objective(batch, Progress(0, 1, 1))
     terms.total.backward()
-    terms.total.item()  # waits for devices that compute beside the program
+    terms.total.item()  # waits for asynchronous devices
 
 
 def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
-    """Return the image sizes worth tuning at, the largest first.
+    """Return the image sizes to try for tuning, largest first.
 
     Args:
-        native: one side, or height and width, that the weights were trained at.
-        fixed: whether there is no choice.
+        native: Side, or height and width, that the weights were trained at, in pixels.
+        fixed: Whether only the native size is allowed.
     """
     if fixed or len(native) > 1:
         return [list(native)]
