@@ -41,7 +41,7 @@ from paucal.verbs.checking.suspects import SuspectLabel, find_suspects
 from paucal.verbs.checking.writing import require_ours, write_check
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.images import Prepared
-from paucal.verbs.run.outputs import refuse_among
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.run.voice import Heard, Voice
 from paucal.verbs.training.assembly import chosen_image_size
 from paucal.wording import counted, percent, was
@@ -251,7 +251,7 @@ def _place(settings: CheckSettings) -> Path | None:
         return None
     path = named_path(settings.output)
     places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
-    refuse_among(path, places, settings.data_root)
+    refuse_inside_images(path, places, settings.data_root)
     try_folder(path)
     require_ours(path)
     return path

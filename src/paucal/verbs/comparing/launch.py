@@ -105,7 +105,7 @@ def compare(
     else:
         result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", Quiet())
     if not result.settled and asked.jobs:
-        raise UserError(f"the comparison was stopped; go on with: paucal.compare(resume={str(result.folder)!r}).")
+        raise UserError(f"the comparison was stopped; resume with: paucal.compare(resume={str(result.folder)!r}).")
     return result
 
 

@@ -24,7 +24,7 @@ from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.comparing.workers.clock import seconds_of_run
 from paucal.verbs.comparing.workers.clusters import slurm_options
 from paucal.verbs.run.images import find_images
-from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
 from paucal.verbs.run.start_weights import NONE, plain_init
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.job import TrainingJob
@@ -137,7 +137,7 @@ def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
         folder = next(folder for folder in _usual() if not folder.exists())
     else:
         folder = named_path(asked.output)
-    refuse_among(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
+    refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
     try_folder(folder)
     if not is_grid(folder) and folder.exists() and any(folder.iterdir()):
         raise UserError(f"--output: {str(folder)!r} is not empty and holds no comparison: choose another folder.")

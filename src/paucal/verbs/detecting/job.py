@@ -17,45 +17,31 @@ from paucal.verbs.detecting.loaders import MISSED, SCORE, train_loader, validati
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.timing import find_length
 from paucal.verbs.run.images import pin_data
-from paucal.verbs.run.job import Bars
+from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.voice import Voice
 
 START = 1e-3  # of the peak, at the first step of the published warm-up
 
 
-class DetectionWatcher:
-    """Scores a detector on the validation images from time to time; nothing it sees ends the run."""
-
-    def __init__(self, assembled: AssembledDetection, voice: Voice) -> None:
-        self._assembled, self._voice = assembled, voice
+class DetectionWatcher(Watcher[AssembledDetection]):
+    """Scores the detector on the validation images at intervals."""
 
     def watch(self) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        if not len(self._assembled.prepared.part("val")):
+        if not len(self.assembled.prepared.part("val")):
             return None
-        return Watch(validation(self._assembled), SCORE, MISSED)
-
-    on_start = None
+        return Watch(validation(self.assembled), SCORE, MISSED)
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Say what was seen, after how many passes over the images."""
-        each = self._assembled.settings.effective_batch
-        passes = row["step"] * each / len(self._assembled.prepared.part("train"))
+        """Print losses and scores, with the number of passes over the images."""
+        each = self.assembled.settings.effective_batch
+        passes = row["step"] * each / len(self.assembled.prepared.part("train"))
         losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
         scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED]
         parts = [f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
         parts += [f"val: {', '.join(scores)}"] if scores else []
-        self._voice.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
-
-    wants_a_change = False
-
-    def prepare_next(self) -> None:
-        """Have only one stage."""
-
-    def last_words(self) -> list[str]:
-        """Return nothing: whoever stopped the run knows why."""
-        return []
+        self.voice.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
 
 
 class DetectionJob:
@@ -97,11 +83,11 @@ class DetectionJob:
         voice.say(f"model: {assembled.describe()}")
         voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
-    def is_open(self, assembled: AssembledDetection) -> bool:
+    def needs_planning(self, assembled: AssembledDetection) -> bool:
         """Return whether the run has a time and no length yet."""
         return assembled.settings.time is not None and assembled.settings.steps is None
 
-    def find_out(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> bool:
         """Measure a few steps and plan the length."""
         voice.say("timing a few steps on this machine")
         with memory_advice(assembled.plan):

@@ -28,7 +28,7 @@ from paucal.transfer.detection.views import evaluation_view
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
 from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
-from paucal.verbs.run.outputs import refuse_among
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.run.voice import Logged, Voice
 
 Source = str | os.PathLike[str] | Given
@@ -112,7 +112,7 @@ def find_objects(
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"--pictures: {wanted.pictures!r} exists already and is not empty: give another folder.")
         for path in paths:
-            refuse_among(folder, {"PATHS": path}, flag="--pictures")
+            refuse_inside_images(folder, {"PATHS": path}, flag="--pictures")
         try_folder(folder)
     run = open_model(Path(source))
     rows = detect_objects(run, paths, settings, voice, drawn=folder is not None)

@@ -17,7 +17,7 @@ from paucal.verbs.detecting.loaders import ordered_loader, scores_of, train_load
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.resuming import store_changes
 from paucal.verbs.run.start_time import start_time
-from paucal.verbs.run.time_plan import store_time_plan, suit_threads, tried_steps
+from paucal.verbs.run.time_plan import store_time_plan, suit_threads, trial_steps
 from paucal.verbs.run.trainer_inputs import seconds_of
 from paucal.verbs.run.voice import Voice
 
@@ -73,7 +73,7 @@ def measure(assembled: AssembledDetection, threads: bool = False) -> Pace:
     accumulate = assembled.plan.accumulate
     loader = train_loader(assembled, 0, replace(assembled.plan, total_steps=STEPS + 1, accumulate=1))
     times: list[float] = []
-    with tried_steps(objective.train(), device):
+    with trial_steps(objective.train(), device):
         begin = time.perf_counter()
         for batch in loader:
             step = partial(_step, objective, batch.to(device), device)

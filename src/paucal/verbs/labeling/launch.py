@@ -21,7 +21,7 @@ from paucal.verbs.labeling.published_maps import convert_published
 from paucal.verbs.labeling.settings import LabelSettings
 from paucal.verbs.labeling.writing import require_free
 from paucal.verbs.run.images import load_images
-from paucal.verbs.run.outputs import check_file, refuse_among
+from paucal.verbs.run.outputs import check_file, refuse_inside_images
 from paucal.verbs.run.voice import Heard, Voice
 
 
@@ -98,7 +98,7 @@ def _places(settings: LabelSettings) -> tuple[Path, Path | None]:
         raise UserError("there is no --output: give a folder for the maps.")
     images, root = {"DATA": settings.data}, settings.data_root
     output = named_path(settings.output)
-    refuse_among(output, images, root)
+    refuse_inside_images(output, images, root)
     try_folder(output)
     require_free(output)
     require_maps(output)

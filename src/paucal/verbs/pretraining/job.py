@@ -34,7 +34,7 @@ class PretrainingJob:
     reads: tuple[str, ...] = ("data", "data_root", "monitor", "init")
 
     def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-        """Fill in a recipe and refuse what makes no sense."""
+        """Fill in the recipe and refuse settings that contradict each other."""
         method_of(settings)
         settings, origin = with_recipe(plain_init(settings), given)
         check_used(settings, origin)
@@ -42,7 +42,7 @@ class PretrainingJob:
         return settings, origin
 
     def pin(self, settings: PretrainSettings) -> PretrainSettings:
-        """Return settings with full paths."""
+        """Return settings with absolute paths."""
         settings = pin_start(pin_data(settings))
         if settings.monitor is None:
             return settings
@@ -51,37 +51,37 @@ class PretrainingJob:
     def assemble(
         self, settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> AssembledPretraining:
-        """Open the images, choose what was left open, build the objective of the stage that a run has reached."""
+        """Open the images, choose the open settings and build the objective of the run's stage."""
         assembled = assemble(settings, given, bars, run)
-        # The other processes are told of the run only afterwards.
+        # The other processes receive the path of the run only afterwards.
         if run is not None and is_first() and lacks_parameters(run, assembled.objective):
             add_parameters(run, assembled.objective)
         return assembled
 
     def announce(self, assembled: AssembledPretraining, voice: Voice) -> None:
-        """Say what will be trained, on what, and why the settings are what they are."""
+        """Print the data, the model, and the settings with their reasons."""
         images, split = assembled.prepared.images, assembled.prepared.split
         voice.say(f"images: {images.name}, {len(assembled.prepared.part('train'))} to learn from ({split.description})")
         voice.say(f"model: {assembled.describe()}")
         voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
-    def is_open(self, assembled: AssembledPretraining) -> bool:
-        """Return False: a run has its length from the beginning."""
+    def needs_planning(self, assembled: AssembledPretraining) -> bool:
+        """Return False: the length of the run is given."""
         return False
 
-    def find_out(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> bool:
-        """Have nothing to find out."""
+    def plan(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> bool:
+        """Do nothing: the length of the run is given."""
         return True
 
     def write_beginning(self, run: RunFolder, assembled: AssembledPretraining) -> None:
-        """Draw all crops of a few images."""
+        """Draw the crops of a few images."""
         alone = replace(assembled, settings=replace(assembled.settings, workers=0))
         batch = next(iter(self.loader(alone, 0)))
         picture = crop_sheet(batch, _statistics(assembled))  # type: ignore[arg-type]
         write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
 
     def loader(self, assembled: AssembledPretraining, start: int) -> TrainLoader:
-        """Return the loader of the crops of this process, from a forward pass on."""
+        """Return the training loader of this process, starting at a forward pass."""
         settings, prepared = assembled.settings, assembled.prepared
         transforms = views(settings, _statistics(assembled))
         dataset = ViewDataset(prepared.images, transforms, settings.seed, labels=False)
@@ -92,13 +92,13 @@ class PretrainingJob:
         return optimization(assembled.settings, assembled.plan)
 
     def watcher(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> StageWatch:
-        """Return who watches for collapse and for the next stage."""
+        """Return the watcher for collapse and for the next stage."""
         return StageWatch(run, assembled, voice)
 
     def conclude(
         self, run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watcher: StageWatch, voice: Voice
     ) -> PretrainResult:
-        """Draw the curves and write everything down."""
+        """Draw the curves and write the results."""
         return conclude(run, assembled, outcome, watcher, voice)
 
 

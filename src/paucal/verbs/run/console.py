@@ -8,33 +8,33 @@ from rich.text import Text
 
 from paucal.wording import showable
 
-WIDE = 160  # columns of a file or a pipe
-unread: set[int] = set()  # descriptors of the streams whose readers have gone, as of `head`
+FILE_WIDTH = 160  # columns of a file or a pipe
+unread: set[int] = set()  # descriptors of streams whose reader has closed, such as a pipe into `head`
 
 
 class PlainConsole(Console):
-    """Shows text as it is: nothing is coloured by its content, `:x:` is no emoji, control characters are escaped.
+    """Prints text literally: no highlighting, no emoji for `:x:`, control characters escaped.
 
-    Strings in tables pass `render_str` as well, so that no caller has to think of names of files and classes. What goes
-    into a file or a pipe is not squeezed to the width of a terminal that nobody looks at.
+    Strings in tables pass through `render_str`, so that callers need not escape names of files and classes. Output to
+    a file or a pipe is not wrapped to the width of a terminal.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
         if not self.is_terminal and "COLUMNS" not in os.environ:
-            self.width = WIDE
+            self.width = FILE_WIDTH
 
     def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
-        """Make text of a string, see the class."""
+        """Convert a string to text with control characters escaped."""
         return super().render_str(showable(text), **options)
 
     def on_broken_pipe(self) -> None:
-        """Let the call go on where nobody reads any more: a run writes files, and its end says how it went."""
+        """Continue after the reader has closed the pipe: the run still writes its files."""
         discard(self.file)
 
 
 def discard(stream: IO[str]) -> None:
-    """Send what is still written to a stream nowhere, since its reader has gone."""
+    """Redirect a stream whose reader has closed to the null device."""
     unread.add(stream.fileno())
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())

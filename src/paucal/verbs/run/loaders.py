@@ -1,4 +1,4 @@
-"""Settings turned into loaders, for any job."""
+"""Loaders and preprocessing from the settings, for any job."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,10 @@ from paucal.verbs.run.images import Prepared
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
-    """Return how images are prepared for the model of a run that goes on; None where it has stored none yet.
+    """Return the preprocessing of a resumed run; None if it has not stored any yet.
 
     Raises:
-        UserError: the run's model card is damaged.
+        UserError: The run's model card is damaged.
     """
     if run is None or not run.card.is_file():
         return None
@@ -31,15 +31,15 @@ def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
 
 
 def stored_reading(run: RunFolder | None) -> Reading | None:
-    """Return how a run that goes on reads its images; None where it has stored nothing yet."""
+    """Return how a resumed run reads its images; None if it has not stored that yet."""
     stored = stored_preprocessing(run)
     return None if stored is None else stored.reading
 
 
 def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput | None = None) -> Normalisation:
-    """Return mean and deviation: of the training images, ImageNet's, or those that belong to the weights.
+    """Return mean and standard deviation: of the training images, of ImageNet, or of the pretrained weights.
 
-    Images of other than three channels have only their own.
+    Images with other than three channels always use their own.
     """
     if settings.normalise == "computed" or prepared.images.reading.channels != RGB:
         return compute_normalisation(prepared.images, prepared.part("train"))
@@ -58,7 +58,7 @@ def step_loader(
     repeats: int = 1,
     balanced: bool = False,
 ) -> TrainLoader:
-    """Return the loader of this process over the training images, from a forward pass on."""
+    """Return the training loader of this process, starting at a forward pass."""
     train, stream = prepared.part("train"), prepared.images.stream
     sampler = StepSampler(
         train,
@@ -79,7 +79,7 @@ def step_loader(
 def eval_loader(
     prepared: Prepared, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
 ) -> DataLoader:
-    """Return a loader over given images, in order, as the deployed model will see them."""
+    """Return a loader of some images in order, preprocessed as for the deployed model."""
     return make_eval_loader(
         prepared.images,
         indices,

@@ -20,7 +20,7 @@ def command_start() -> float | None:
 
 
 @contextmanager
-def counted_from(start: float | None) -> Iterator[None]:
+def count_time_from(start: float | None) -> Iterator[None]:
     """Count the time of a run inside the block from a value of `time.monotonic()`; None for the present one."""
     token = _start.set(time.monotonic() if start is None else start)
     try:

@@ -18,7 +18,7 @@ FILE = "time_plan.json"
 
 
 @contextmanager
-def tried_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
+def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
     """Move an objective to a device for steps that are timed; after the block it is as it was before."""
     before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     objective.to(device)
@@ -42,7 +42,7 @@ def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
     run.write_json(FILE, asdict(plan))
 
 
-def with_time(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
+def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
     """Return the plan of a run with its time; unchanged where the run has none.
 
     Args:
@@ -65,7 +65,7 @@ def with_time(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
     return replace(plan, time=replace(found, spent=found.spent + time.monotonic() - planned_at))
 
 
-def change_line(plan: Plan, pace: float) -> str:
+def describe_change(plan: Plan, pace: float) -> str:
     """Return what is said where the length of a run is corrected.
 
     Args:

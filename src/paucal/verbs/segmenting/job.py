@@ -10,7 +10,7 @@ from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.training import Optimization, Outcome, Watch
 from paucal.types import UserError
-from paucal.verbs.run.job import Bars
+from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.time_plan import store_time_plan
 from paucal.verbs.run.voice import Voice
@@ -28,34 +28,16 @@ MEANINGLESS = ("data_root", "download", "image_column", "channels")
 FACTORS = (0.05, 20.0)  # that images are scaled by
 
 
-class SegmentationWatcher:
-    """Scores each epoch on the validation images; nothing it sees ends the run."""
-
-    def __init__(self, assembled: AssembledSegmentation, voice: Voice) -> None:
-        self._assembled, self._voice = assembled, voice
+class SegmentationWatcher(Watcher[AssembledSegmentation]):
+    """Scores each epoch on the validation images."""
 
     def watch(self) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        made = self._assembled
-        if not len(made.prepared.part("val")):
+        setup = self.assembled
+        if not len(setup.prepared.part("val")):
             return None
-        validate = scores(made.segmented, made.card.preprocessing, made.card.classes, quick_look(made.settings))
+        validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, quick_look(setup.settings))
         return Watch(validate, SCORE, LOSS)
-
-    on_start = None  # the weights a run begins with know nothing of the classes
-
-    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Say how an epoch went."""
-        self._voice.on_epoch(epoch, epochs, row)
-
-    wants_a_change = False
-
-    def prepare_next(self) -> None:
-        """Have only one stage."""
-
-    def last_words(self) -> list[str]:
-        """Return nothing: whoever stopped the run knows why."""
-        return []
 
 
 class SegmentationJob:
@@ -101,11 +83,11 @@ class SegmentationJob:
         voice.say(f"model: {assembled.describe()}")
         voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
-    def is_open(self, assembled: AssembledSegmentation) -> bool:
+    def needs_planning(self, assembled: AssembledSegmentation) -> bool:
         """Return False: a run has its length from the beginning."""
         return False
 
-    def find_out(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> bool:
         """Have nothing to find out."""
         return True
 

@@ -20,7 +20,7 @@ from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import InMemory, full_name, open_sources, read_all
 from paucal.verbs.prediction.settings import PredictSettings
-from paucal.verbs.run.outputs import refuse_among
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.run.voice import Logged, Voice
 from paucal.verbs.segmenting.conclusion import write_mask
 from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
@@ -89,7 +89,7 @@ def segment_all(
     names = _names(opened)
     output = named_path(str(output))
     for source in sources:
-        refuse_among(output, {"PATHS": source if SEPARATOR not in source else None})
+        refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
     _require_empty(output)
     found: list[MaskPrediction] = []
     with voice.progress("segmenting") as advance:

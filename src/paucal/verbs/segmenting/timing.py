@@ -13,7 +13,7 @@ from paucal.training import Plan, TimePlan
 from paucal.types import Batch, Progress, UserError
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.start_time import start_time
-from paucal.verbs.run.time_plan import suit_threads, tried_steps
+from paucal.verbs.run.time_plan import suit_threads, trial_steps
 from paucal.verbs.run.trainer_inputs import seconds_of, trainer_plan
 from paucal.verbs.segmenting.assembly import (
     WARMUP,
@@ -143,7 +143,7 @@ def measure(assembled: AssembledSegmentation, threads: bool = False) -> Pace:
         threads: Whether to choose the number of threads first, where other programs use the same cores.
     """
     objective, device = assembled.objective, torch.device(assembled.settings.device or "cpu")
-    with tried_steps(objective, device):
+    with trial_steps(objective, device):
         step = _seconds_per_step(assembled, objective, device, threads)
         look, test = _seconds_per_look(assembled, device)
     return Pace(SLOWER * step, look, test, CLOSING * slowdown())

@@ -23,7 +23,7 @@ from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.outputs import refuse_among
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.run.voice import Heard, Voice
 from paucal.verbs.sharding.settings import ShardSettings
 from paucal.wording import counted, was
@@ -91,7 +91,7 @@ def shard_set(settings: ShardSettings, voice: Voice) -> Sharded:
             return _write(settings, Path(folder), lambda done: upload(done, str(settings.output)), voice)
     target = named_path(settings.output, "OUT")
     _require_empty(target)
-    refuse_among(target, {"DATA": settings.data}, settings.data_root, "OUT")
+    refuse_inside_images(target, {"DATA": settings.data}, settings.data_root, "OUT")
     try_folder(target, "OUT")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))

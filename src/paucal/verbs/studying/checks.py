@@ -7,7 +7,7 @@ from paucal.reading import named_path
 from paucal.runs.writable import try_folder
 from paucal.studies.study import Study
 from paucal.types import UserError
-from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
 from paucal.verbs.studying.drawing import PICTURE
 from paucal.verbs.studying.grids.scenes import UNFINISHED
 from paucal.verbs.studying.images import TAKEN
@@ -51,7 +51,7 @@ def study_folder(found: Study, asked: StudySettings, places: Mapping[str, str]) 
     usual = f"study-{found.name}-{asked.scale}" if found.trains else f"study-{found.name}"
     folder = DEFAULT / usual if asked.output is None else named_path(asked.output)
     for place in places.values():
-        refuse_among(folder, {"DATA": place}, asked.data_root)
+        refuse_inside_images(folder, {"DATA": place}, asked.data_root)
     try_folder(folder)
     known = (PAGE, RESULTS, PICTURE, *TAKEN, *places)
     if folder.is_dir():

@@ -16,7 +16,7 @@ from paucal.reading import named_path
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.run.life import Stopped, begin, resume
-from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.job import TrainingJob
 
@@ -117,7 +117,7 @@ def _folder(settings: TrainSettings) -> Path:
         folder = DEFAULT / f"folds-{number}"
     else:
         folder = named_path(settings.output)
-    refuse_among(folder, {"DATA": settings.data}, settings.data_root)
+    refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)
     record = folder / RECORD
     if folder.exists() and not settings.overwrite and any(folder.iterdir()):
         stored = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None

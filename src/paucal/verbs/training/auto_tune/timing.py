@@ -9,7 +9,7 @@ import torch
 
 from paucal.objectives import Objective
 from paucal.types import Batch, Progress
-from paucal.verbs.run.time_plan import suit_threads, tried_steps
+from paucal.verbs.run.time_plan import suit_threads, trial_steps
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.loaders import train_loader
 
@@ -50,7 +50,7 @@ def seconds_per_batch(
     """
     dtype = None if precision == "32-true" else torch.bfloat16 if precision == "bf16-mixed" else torch.float16
     times: list[float] = []
-    with tried_steps(objective.train(), device):
+    with trial_steps(objective.train(), device):
         start_time = time.perf_counter()
         for batch in loader:
             step = partial(_step, objective, batch.to(device), device, dtype)
