@@ -9,8 +9,8 @@ import pytest
 from cli.calls import call, failure
 from cli.studied import rows_of, settings_of, shrink
 from paucal.studies.study import Study
-from paucal.verbs.comparing.cells.beginning import STARTS
 from paucal.verbs.comparing.cells.grid import read_grid
+from paucal.verbs.comparing.cells.start import STARTS
 from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, OTHERS, SCENES
 
 GRIDS = (f"{STARTS}/train", SCENES)

@@ -157,7 +157,7 @@ def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
 
 def test_compare__does_not_go_on_with_runs_without_labels(tmp_path):
     grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny", data_sets()), commands=("paucal it",))
-    with pytest.raises(UserError, match="belongs to a study: go on with its own command, paucal it"):
+    with pytest.raises(UserError, match="belongs to a study: resume it with its own command, paucal it"):
         go_on(grid.folder, GridSettings(jobs=0), Quiet())
 
 

@@ -15,10 +15,10 @@ from paucal.studies.plan import plan
 from paucal.studies.registry import data_sets, studies
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.beginning import begun_with, start_of
 from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, SUBJECT, Cell, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.scores import scores_of
+from paucal.verbs.comparing.cells.start import start_of, start_settings
 from paucal.verbs.comparing.cells.train import train_cell
 from paucal.verbs.comparing.cells.work import work
 from paucal.verbs.run.voice import Quiet
@@ -141,18 +141,18 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
         if cell.seed == 0:
             finish(cell, "model.json", {})
             if cell.arm.way == "drloc":
-                assert begun_with(start_of(cells[0])) == {"init": str(cell.run.path)}
+                assert start_settings(start_of(cells[0])) == {"init": str(cell.run.path)}
         elif cell.arm.way == "drloc":
-            with pytest.raises(UserError, match="begins with the run of drloc, seed 1, which is pending"):
-                begun_with(start_of(cells[1]))
+            with pytest.raises(UserError, match="starts from the run of drloc, seed 1, which is pending"):
+                start_settings(start_of(cells[1]))
             cell.folder.mkdir(parents=True)
             RunFolder(cell.folder).write_json(FAILED, {"error": "it did not"})
     with pytest.raises(UserError, match=r"which has failed \(it did not\)"):
-        begun_with(start_of(cells[1]))
+        start_settings(start_of(cells[1]))
     with pytest.raises(UserError, match="no run of 'drloc' with seed 2"):
         start_of(cells[2])
     assert start_of(replace(cells[0], settings={})) is None
-    assert begun_with(None) == {}
+    assert start_settings(None) == {}
     assert cells[0].given == {"seed": 0}  # the verb never sees it
 
 
@@ -226,7 +226,7 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
     order = []
 
     def trained(cell, quiet):
-        order.append((cell.verb, begun_with(start_of(cell))))
+        order.append((cell.verb, start_settings(start_of(cell))))
         finish(cell, "model.json", {})
         return True
 

@@ -11,7 +11,7 @@ from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import START, make_cell, of_verb
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
 from paucal.verbs.comparing.outcome.writing import command_of
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import prepare_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Quiet
 from paucal.verbs.studying.call import Call
@@ -101,11 +101,11 @@ def test_grid__is_stored_once_what_its_rows_begin_with_is(tmp_path):
     shared = {"data": "digits", "workers": 0, "device": "cpu"}
     words = ([Arm("row", None, None, NEEDY)], shared, "paucal study", Quiet(), {"init": "none"})
     with pytest.raises(UserError, match="the starts do not do"):
-        settle_grid(asked, *words, refuse)
+        prepare_grid(asked, *words, refuse)
     assert not is_grid(Path(asked.output or ""))
-    grid = settle_grid(asked, *words, look)
+    grid = prepare_grid(asked, *words, look)
     assert seen == [(False, (3,), [["train", "small"]])]
     assert read_grid(grid.folder).arms[0].settings == NEEDY
     assert grid.forecast["row"] > 0
-    settle_grid(GridSettings(seeds=[4], output=asked.output), *words, look)
+    prepare_grid(GridSettings(seeds=[4], output=asked.output), *words, look)
     assert seen[1] == (True, (3, 4), [["train", "small"]])  # all seeds that workers will see

@@ -20,9 +20,9 @@ from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import Cell, State, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
-from paucal.verbs.comparing.labour import labour
 from paucal.verbs.comparing.outcome.evidence import find
 from paucal.verbs.comparing.outcome.writing import write_findings
+from paucal.verbs.comparing.run_workers import run_workers
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.comparing.workers.clusters import require_team
 from paucal.verbs.run.forecast import duration, finish
@@ -173,7 +173,7 @@ def _computed(call: Call, work: Work) -> Studied:
         command=command,
     )
     write_study(folder / PAGE, page)
-    _tell(found, rows, [*warnings, *words], folder, call.voice)
+    _print_findings(found, rows, [*warnings, *words], folder, call.voice)
     return Studied(folder, lines, settled, failed)
 
 
@@ -198,7 +198,7 @@ def _laboured(grids: Sequence[Grid], asked: StudySettings, command: str, voice: 
         )
     settled = True
     for grid in grids:
-        settled = labour(grid, work, command, voice) and settled
+        settled = run_workers(grid, work, command, voice) and settled
         if asked.jobs and not settled:
             break
     return settled
@@ -227,7 +227,7 @@ def _counted(found: Study, asked: StudySettings, command: str, voice: Voice) -> 
     scale = "Counted, not trained." if timed is None else timed.words
     page = StudyPage(title, source, scale, (), rows, words, (), (), command, pictures)
     write_study(folder / PAGE, page)
-    _tell(found, rows, words, folder, voice)
+    _print_findings(found, rows, words, folder, voice)
     return Studied(folder, lines, True, {})
 
 
@@ -241,7 +241,9 @@ def _drawn(found: Study, lines: Sequence[Line], folder: Path) -> list[tuple[str,
     return [(caption, figure)]
 
 
-def _tell(found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], folder: Path, voice: Voice) -> None:
+def _print_findings(
+    found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], folder: Path, voice: Voice
+) -> None:
     voice.show(terminal_table(found, rows))
     for line in words:
         voice.say(line)

@@ -9,8 +9,8 @@ from paucal.studies.scale import Scale, Teacher
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
-from paucal.verbs.comparing.labour import labour
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import prepare_grid
+from paucal.verbs.comparing.run_workers import run_workers
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.labeling.launch import label_set
 from paucal.verbs.labeling.settings import LabelSettings
@@ -77,13 +77,13 @@ def _teacher(
         f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
     )
     one = Arm("teacher", None, None, {**_settings(small, teacher), **chosen})
-    grid = settle_grid(asked, [one], shared, "the teacher of a study", voice)
+    grid = prepare_grid(asked, [one], shared, "the teacher of a study", voice)
     if not asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
         raise UserError(
             "--jobs 0: the rows' label maps come from a teacher, which has to be trained before they can be measured "
             f"(about {duration(grid.forecast[one.name])}): leave --jobs out."
         )
-    if not labour(grid, asked, "the same command", voice):
+    if not run_workers(grid, asked, "the same command", voice):
         raise UserError("the teacher is not trained yet: the same command goes on with it.")
     cell = cells_of(grid)[0]
     state = state_of(cell)

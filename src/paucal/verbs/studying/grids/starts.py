@@ -14,11 +14,11 @@ from paucal.studies.scale import Lesson, Scale
 from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.beginning import STARTS
 from paucal.verbs.comparing.cells.cell import START
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
+from paucal.verbs.comparing.cells.start import STARTS
 from paucal.verbs.comparing.fingerprint import fingerprint
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import prepare_grid
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.call import Call
@@ -146,7 +146,7 @@ def _trained(
 ) -> None:
     few = _few(lesson, shared) if lesson.data else {}
     arms = [Arm(name, None, None, {**settings, **few}) for name, settings in own.items()]
-    settle_grid(who, arms, shared, command, voice)
+    prepare_grid(who, arms, shared, command, voice)
 
 
 def _pretrained(

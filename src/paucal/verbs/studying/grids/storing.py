@@ -10,7 +10,7 @@ import torch
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import of_verb
-from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
+from paucal.verbs.comparing.cells.grid import Grid, is_grid, merge_grids, read_grid
 from paucal.verbs.comparing.preparation import store_grid, threads_of_worker
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.run.voice import Voice
@@ -44,7 +44,7 @@ def settle_own(
         raise UserError(f"--output: {str(where)!r} is not empty and holds no study: choose another folder.")
     old = read_grid(where) if is_grid(where) else None
     new = replace(new, threads=threads_of_worker(asked) if old is None else old.threads)
-    grid = new if old is None else grown(old, new)
+    grid = new if old is None else merge_grids(old, new)
     torch.set_num_threads(new.threads)
     known = {} if old is None else dict(old.forecast)
     arms = [arm for arm in grid.arms if arm.name not in known]

@@ -9,9 +9,9 @@ from paucal.studies.scale import Scale
 from paucal.studies.study import Study
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import JUDGING, START
+from paucal.verbs.comparing.cells.evaluation import MULTI_SCALE
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.jobs import job_of
-from paucal.verbs.comparing.cells.judging import MULTI_SCALE
 from paucal.verbs.run.job import Job
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.starts import settling, with_starts
