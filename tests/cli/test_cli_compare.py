@@ -106,7 +106,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
         (["--drloc-weight", "0.1", "--methods", "supervised"], "--drloc-weight has no effect on any of supervised"),
         (["--arms", "light --method drloc"], "expected 'NAME: FLAGS of paucal train'"),
         (["--arms", "light: --method drloc --drloc-wait 1"], "did you mean --drloc-weight"),
-        (["--slurm", "a=1"], "give it with --on slurm"),
+        (["--slurm", "a=1"], "use it with --on slurm"),
         (["--seeds", "-1"], "--seeds"),
         (["--resume", "nowhere"], "leave DATA and its settings out"),
         (["--val-fraction", "0", "--lrs", "0.1", "0.01"], "--lrs needs validation images"),
@@ -168,7 +168,7 @@ def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured
     monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
     assert "no SLURM on this machine" in failure(capsys, *words, "--on", "slurm")
     assert "expected NAME=VALUE" in failure(capsys, *words, "--on", "slurm", "--jobs", "0", "--slurm", "gpus")
-    assert "give it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
+    assert "use it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
     monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: None)
     assert 'pip install "paucal[ray]"' in failure(capsys, *words, "--on", "ray")
     assert not list(tmp_path.iterdir())

@@ -152,7 +152,7 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
         (["train", "--devices", "1024", "--device", "cpu"], "--devices is 1024, and this machine has"),
         (
             ["train", "--sync-bn", "--device", "cpu"],
-            "--sync-bn: torch joins the statistics of batch norms on GPUs only",
+            "--sync-bn: torch synchronises batch norms only on GPUs",
         ),
         (["train", "--model", "vit_mini", "--model-args", "depth=1000000000"], "is more than 1,000, the most"),
         (

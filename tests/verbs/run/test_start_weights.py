@@ -175,7 +175,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
         return failure(capsys, data, "--init", init, *more, *QUICK)
 
     assert "there is no file or run folder 'runs/77'" in refused("runs/77")
-    assert "does not say which model its weights are of" in refused(tmp_path / "other.safetensors")
+    assert "does not name the model of its weights" in refused(tmp_path / "other.safetensors")
     assert "(0.0 % of the parameters)" in refused(tmp_path / "other.safetensors", *vit, "--img-size", "16")
     assert "it holds a vit_mini, so choose --model vit_mini" in refused(
         base / "run", "--model", "test_resnet", "--img-size", "64"
@@ -193,7 +193,7 @@ def test_bad_fine_tuning__is_refused_in_one_sentence(base, capsys):
     data, run = base / "photos", ["--init", base / "run"]
     for flags, sentence in (
         (["--eval-mode"], "--eval-mode keeps the running statistics of what the run starts from, and there is nothing"),
-        (["--init-head", "fresh"], "--init-head says what becomes of the classifier of --init"),
+        (["--init-head", "fresh"], "--init-head applies to the classifier of --init"),
         ([*run, "--freeze", "backbone", "--freeze-epochs", "1"], "--freeze backbone lasts for the whole run"),
         ([*run, "--freeze-epochs", "1"], "--freeze-epochs 1 leaves no epoch of 1 to the backbone"),
         ([*run, "--freeze", "9"], "--freeze is 9 and vit_mini has 1 stage or block:"),

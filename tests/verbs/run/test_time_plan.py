@@ -49,7 +49,7 @@ def test_change_line__says_what_a_step_takes_and_how_many_there_are():
         "to end in its time"
     )
     plan = replace(plan, changes=(*plan.changes, PlanChange(50, 70, 1)))
-    assert describe_change(plan, 0.5) == "plan: 1 thread from step 50 on, with which a step is quicker now"
+    assert describe_change(plan, 0.5) == "plan: 1 thread from step 50 on, which is faster now"
 
 
 def test_tried_steps__leave_no_trace():

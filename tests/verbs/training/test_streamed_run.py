@@ -28,7 +28,7 @@ def prepared() -> Prepared:
 
 
 def test_balanced_sampling__is_refused_with_what_to_use_instead(prepared):
-    with pytest.raises(UserError, match=r"--sampling balanced jumps between all shards.*--class-weights auto"):
+    with pytest.raises(UserError, match=r"--sampling balanced would read from all shards.*--class-weights auto"):
         balance(TrainSettings(sampling="balanced"), prepared, None)  # type: ignore[arg-type]
     balance(TrainSettings(), prepared, None)  # type: ignore[arg-type]
 

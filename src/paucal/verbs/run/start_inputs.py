@@ -1,4 +1,4 @@
-"""How images were prepared for the weights that a run starts from, by what it has written down."""
+"""The preprocessing of a run's initial weights, from its stored files."""
 
 from paucal.backbones.weights.inputs import ImageInput
 from paucal.backbones.weights.load_report import LoadReport
@@ -6,17 +6,17 @@ from paucal.evaluation.deployed import Card, Preprocessing
 
 
 def input_of_card(card: Card) -> ImageInput:
-    """Return how images are prepared for the model of a card."""
+    """Return the preprocessing of the model of a card."""
     fed = card.preprocessing
     return ImageInput(fed.crop_ratio, fed.interpolation, fed.mean, fed.std)
 
 
 def recorded_input(record: LoadReport) -> ImageInput | None:
-    """Return what a run that goes on has noted of its start; None where the run is older than such notes.
+    """Return the stored preprocessing of a resumed run's initial weights; None for older runs.
 
     Raises:
-        TypeError: the values are of other types.
-        UserError: a value is out of its range.
+        TypeError: A value has another type.
+        UserError: A value is out of range.
     """
     if not record.input:
         return None

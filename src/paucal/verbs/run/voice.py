@@ -1,4 +1,4 @@
-"""What a run tells people while it goes on."""
+"""Consoles: messages, tables and progress of a run, on the terminal and in its log."""
 
 import logging
 import math
@@ -19,12 +19,12 @@ from paucal.verbs.run.forecast import Expectation, Forecast
 from paucal.wording import shortened, showable
 
 log = logging.getLogger("paucal")
-EPOCH_LINES = 30  # printed in a run, at most
-REFRESH = 10  # steps between two readings of the loss, each of which waits for the device
+EPOCH_LINES = 30  # most epochs printed in a run
+REFRESH = 10  # steps between updates of the bar; reading the loss waits for the device
 
 
 class Voice:
-    """Prints to a terminal, and to the run's log once that is open."""
+    """Prints to the terminal, and to the run's log once it is open."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or PlainConsole()
@@ -33,7 +33,7 @@ class Voice:
 
     def say(self, text: str) -> None:
         """Print a line and log it."""
-        with suppress(OSError):  # the terminal may be gone while the run goes on, or ends as it should
+        with suppress(OSError):  # the run continues if the terminal is closed
             self.console.print(text, markup=False, soft_wrap=True)
         self.note(text)
 
@@ -50,7 +50,7 @@ class Voice:
 
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
-        """Write everything said so far and inside the block to a file, with times."""
+        """Log the earlier lines, and those inside the block, to a file with times."""
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.addHandler(handler)
@@ -69,7 +69,7 @@ class Voice:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show a bar for countable work, and say when it ends where it is long; yields a function of (done, total)."""
+        """Show a progress bar, and print when long work will end; yields a function of (done, total)."""
         expect = Expectation(title, self.say)
         with self._bar(transient=True) as bar:
             task = bar.add_task(title, total=None, news="")
@@ -81,11 +81,11 @@ class Voice:
             yield advance
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return Lightning callbacks that show the training."""
+        """Return the Lightning callbacks that show the progress of training."""
         return [Forecast(self.say), LiveBar(self)]
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Say how an epoch went; of a long run every nth is printed, all are logged."""
+        """Print the results of an epoch; in a long run only every nth, but all are logged."""
         text = epoch_line(epoch, epochs, row)
         if epoch % math.ceil(epochs / EPOCH_LINES) == 0 or epoch in (1, epochs):
             self.say(text)
@@ -93,7 +93,7 @@ class Voice:
             self.note(text)
 
     def show_settings(self, settings: object, origins: Mapping[str, str], remarks: Sequence[str]) -> None:
-        """Show every setting that was given or chosen, with its reason, and remarks after them."""
+        """Print every setting that was given or chosen with its reason, then the remarks."""
         table = Table(title="settings", title_justify="left", box=None, padding=(0, 2, 0, 0))
         for heading in ("setting", "value", "why"):
             table.add_column(heading, overflow="fold")
@@ -120,42 +120,42 @@ class Voice:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk ends quietly: what matters is said by the files that matter."""
+    """A log file that ignores write errors, such as a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leave the line out; logging would print a traceback."""
+        """Skip the line; logging would print a traceback."""
 
     def close(self) -> None:
-        """Close the file, with what could be written of it."""
+        """Close the file, ignoring write errors."""
         with suppress(OSError):
             super().close()
 
 
 class Quiet(Voice):
-    """Prints nothing but mistakes; the run's log has everything."""
+    """Prints nothing; the run's log has everything."""
 
     def __init__(self) -> None:
         super().__init__(PlainConsole(file=sys.stderr, quiet=True))
 
 
 class Logged(Quiet):
-    """Prints nothing, and warns of what it is told: the voice of functions that leave no file behind."""
+    """Logs messages as warnings, for functions that write no files."""
 
     def say(self, text: str) -> None:
-        """Warn of it in the log of paucal, which Python shows unless the program says otherwise."""
+        """Log a warning, which Python shows by default."""
         log.warning(showable(text))
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """Show nothing: how long a call takes is nothing to warn of."""
+        """Show nothing."""
         yield lambda done, total: None
 
 
 class Heard(Quiet):
-    """Prints nothing, and keeps the sentences for the result of the call.
+    """Prints nothing, and keeps the messages for the result of the call.
 
     Attributes:
-        said: the sentences so far.
+        said: Messages so far.
     """
 
     def __init__(self) -> None:
@@ -163,16 +163,16 @@ class Heard(Quiet):
         self.said: list[str] = []
 
     def say(self, text: str) -> None:
-        """Keep a sentence."""
+        """Keep a message."""
         self.said.append(text)
 
 
 class Mute(Quiet):
-    """Neither prints nor logs: the voice of all processes but the first."""
+    """Neither prints nor logs, for all processes but the first."""
 
     @contextmanager
     def logging_to(self, path: Path) -> Iterator[None]:
-        """Leave the log to the first process."""
+        """Do nothing: the first process writes the log."""
         yield
 
     def callbacks(self) -> Sequence[Callback]:
@@ -181,14 +181,14 @@ class Mute(Quiet):
 
 
 class LiveBar(Callback):
-    """A live bar of steps with the newest losses; only on a terminal."""
+    """A progress bar of steps with the newest losses, on a terminal only."""
 
     def __init__(self, voice: Voice) -> None:
         self.voice = voice
         self._bar: Progress | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Open the bar at the step where the run stands."""
+        """Show the bar at the current step."""
         if trainer.is_global_zero and self.voice.console.is_terminal:
             self._bar = self.voice._bar(transient=True)
             self._task = self._bar.add_task("training", total=pl_module.plan.last_step, news="")
@@ -209,7 +209,7 @@ class LiveBar(Callback):
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Close the bar, so that the message of the error is readable."""
+        """Close the bar, so that the error message is readable."""
         self._close()
 
     def _close(self) -> None:
@@ -219,7 +219,7 @@ class LiveBar(Callback):
 
 
 def epoch_line(epoch: int, epochs: int, row: Mapping[str, float]) -> str:
-    """Return one line about an epoch: losses, scores, time."""
+    """Return a line with the losses, scores and time of an epoch."""
     losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
     scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_")]
     width = len(str(epochs))

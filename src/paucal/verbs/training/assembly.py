@@ -1,4 +1,4 @@
-"""A supervised run put together from its settings and its images."""
+"""Assembly of a supervised run from its settings and its images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,11 +52,13 @@ from paucal.verbs.training.optimizer import check_plan, training_plan
 from paucal.verbs.training.split import split_images
 
 HEAD = "probe.safetensors"
-NO_PROBE = "no linear probe of the trained weights, since these images are read as they come: tuned from the first step"
+NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
 TUNING = "supervised"
 NO_CHOICE = Choice((), "")
-TOGETHER = "several processes tune the trained weights at once: the probe and the trials before it are for one process"
-SEVERAL = "several labels: trained with one sigmoid per class (binary cross-entropy), judged by mean average precision"
+SEVERAL_PROCESSES = "no linear probe and no trials, which need a single process: tuned from the first step"
+SEVERAL_LABELS = (
+    "several labels: trained with one sigmoid per class (binary cross-entropy), scored by mean average precision"
+)
 
 
 @dataclass(frozen=True)
@@ -79,38 +81,38 @@ def assemble(
     run: RunFolder | None = None,
     opened: Prepared | None = None,
 ) -> AssembledTraining:
-    """Open the data, choose what was left open, build the objective; write nothing.
+    """Open the data, choose the open settings and build the objective, without writing anything.
 
     Args:
-        settings: what was given or stored.
-        given: the origin of each setting that was given.
-        bars: shows a bar for countable work.
-        run: the run that goes on, with the split to use; None for a new one.
-        opened: its images, where they are open already.
+        settings: Settings as given or stored.
+        given: Origin of each setting that was given.
+        bars: Function that shows a progress bar.
+        run: Run to resume, with its split; None for a new one.
+        opened: Images of the run if they are open already.
 
     Raises:
-        UserError: the data or a setting does not do.
+        UserError: The data or a setting is invalid.
     """
-    looks = run is None and may_choose_start(settings, given)
+    chooses_start = run is None and may_choose_start(settings, given)
     asked = settings, given
-    start = Start() if looks else find_start(settings, run)
+    start = Start() if chooses_start else find_start(settings, run)
     prepared = opened or _open(settings, bars, run)
     found = NO_CHOICE
-    if looks:
+    if chooses_start:
         settings, given, found = _look_for_start(settings, given, prepared)
         start = find_start(settings)
     images, facts = prepared.images, replace(prepared.facts(), start=_facts_of(start, settings.init))
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
     prepared, fewer = _at_size(settings, prepared, bars, run, opened)
-    if fewer:  # unreadable ones were left out, so what follows from the number of images is chosen anew
+    if fewer:  # unreadable images were skipped: choose the settings that depend on their number again
         return assemble(*asked, bars, run, split_images(asked[0], prepared.images))
     images = prepared.images
     tune_record = _tune_record(settings, found, run, whole=images.stream is None)
     objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
     suit_labels(settings, prepared, objective)
     if objective.data_request.label_maps:
-        with bars("looking at label maps") as advance:
+        with bars("reading label maps") as advance:
             prepared = with_label_maps(prepared, settings.labels, settings.method, advance)
     fed = feeding(settings, prepared, start.input and start.input(settings.model or ""), run)
     held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, prepared.part(part)))
@@ -128,10 +130,10 @@ def assemble(
     findings = tuple(quick_check(prepared)) if run is None else ()
     remarks = [
         *([found.remark] if found.remark else ()),
-        *([TOGETHER] if found.candidates and settings.processes > 1 else ()),
+        *([SEVERAL_PROCESSES] if found.candidates and settings.processes > 1 else ()),
         *images.notes,
         *filter(None, [spoken(images.reading.channels)]),
-        *([SEVERAL] if images.multi_hot is not None else ()),
+        *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
         *([NO_PROBE] if images.stream is not None and found.candidates else ()),
         *told(findings),
         *check_plan(settings, facts.n_train),
@@ -154,16 +156,16 @@ def _plan(settings: TrainSettings, facts: Facts, tune_record: TuneRecord | None)
 
 
 def _tune_record(settings: TrainSettings, found: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
-    """Return what is known on the way up: as it is stored, or nothing yet; None where there is no way up.
+    """Return the stored or a new record of auto-tuning; None for a run without it.
 
     Args:
-        settings: of the run, complete.
-        found: the weights to start from.
-        run: the run that goes on.
-        whole: whether features of all images fit in memory, as a probe needs them; not of millions in shards.
+        settings: Resolved settings of the run.
+        found: Pretrained weights to start from.
+        run: Run to resume; None for a new one.
+        whole: Whether the features of all images fit in memory, as a probe needs; not for shards.
 
     Raises:
-        UserError: the length or the rates of a new run do not do.
+        UserError: The length or the learning rates of a new run are invalid.
     """
     if run is not None:
         return read_record(run)
@@ -182,27 +184,27 @@ def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: b
     check_rates(settings)
     if settings.epochs == 0 and not whole:
         raise UserError(
-            "--epochs 0 keeps the linear probe of trained weights as the model, which is fitted to the features of all "
-            "images at once, and those in shards are read as they come: give at least 1, or train on a part of them "
+            "--epochs 0 keeps the linear probe of pretrained weights, which is fitted to the features of all "
+            "images at once, while shards are streamed: give at least 1, or train on a part of them "
             "that is small enough to be decoded once."
         )
     if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
         raise UserError(
-            "--epochs 0 keeps the linear probe of trained weights as the model, and this run looks for no such weights "
-            "or has found none: give at least 1."
+            "--epochs 0 keeps the linear probe of pretrained weights, and this run does not look for any or has "
+            "found none: give at least 1."
         )
 
 
 def head_file(sides: Sequence[int]) -> str:
-    """Return the name of the head that a run has fitted to images of another size than the probe's."""
+    """Return the file name of the head fitted to images of another size than the probe's."""
     return f"head-{'x'.join(map(str, sides))}.safetensors"
 
 
 def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None) -> None:
-    """Give the deployed network the head that its run has fitted to images of that size; nothing where there is none.
+    """Load the head that the run has fitted for an image size into the deployed network, if there is one.
 
     Raises:
-        UserError: the file does not fit.
+        UserError: The file does not fit the model.
     """
     path = run.path / head_file(sides or [])
     path = path if path.is_file() else run.path / HEAD
@@ -218,7 +220,7 @@ def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None)
 def _look_for_start(
     settings: TrainSettings, given: Mapping[str, str], prepared: Prepared
 ) -> tuple[TrainSettings, dict[str, str], Choice]:
-    """Choose the weights to start from, and the method that suits them where nobody has named one."""
+    """Choose the pretrained weights, and the method that suits them if it is open."""
     facts = prepared.facts()
     found = choose(settings.model, settings.device or facts.device, facts.median_side)
     if not found.candidates:
@@ -231,7 +233,7 @@ def _look_for_start(
 
 
 def chosen_image_size(prepared: Prepared) -> list[int]:
-    """Return the side, or height and width, in pixels that a run would choose for images where nobody says."""
+    """Return the side, or height and width, in pixels that a run would choose for these images."""
     settings, given = TrainSettings(), {}
     settings, given, _ = _look_for_start(settings, given, prepared)
     facts = replace(prepared.facts(), start=_facts_of(find_start(settings), settings.init))
@@ -243,7 +245,7 @@ def _facts_of(start: Start, init: str | None) -> StartFacts | None:
 
 
 def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepared:
-    """Open and split the images; they are decoded where it is known already how large they will be needed."""
+    """Open and split the images, and decode them if the image size is known."""
     with bars("looking through shards") as advance:
         images = find_images(settings, advance=advance)
     if settings.img_size is not None:
@@ -256,7 +258,7 @@ def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepare
 def _at_size(
     settings: TrainSettings, prepared: Prepared, bars: Bars, run: RunFolder | None, opened: Prepared | None
 ) -> tuple[Prepared, bool]:
-    """Return the images decoded for the network's size, and whether there are fewer than before.
+    """Return the images decoded for the network's image size, and whether some were skipped.
 
     Images that are open already may be larger than needed: auto-tuning tries smaller sizes.
     """
@@ -272,7 +274,7 @@ def _at_size(
 
 
 def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
-    # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
+    # The initial weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), enough_memory():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, n_classes, channels)
@@ -281,10 +283,10 @@ def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Obje
 
 
 def _check_request(request: DataRequest, settings: TrainSettings, card: Card) -> None:
-    """Refuse settings with which an objective cannot get what it needs of the data.
+    """Refuse settings that do not give an objective the data it needs.
 
     Raises:
-        UserError: the batch is too small, or the views cannot be made.
+        UserError: The batch is too small, or the views cannot be made.
     """
     if settings.images_per_pass < request.smallest_batch:
         raise UserError(

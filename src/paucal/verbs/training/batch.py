@@ -23,14 +23,14 @@ def fit_batch(
         The settings, with the same effective batch, and the reason.
 
     Raises:
-        UserError: not even one image fits, or the devices keep pieces of the model.
+        UserError: Not even one image fits, or the model is sharded over the devices.
     """
     usual = settings.images_per_pass
     if settings.device != "cuda":
-        return settings, "what suits the data; only a GPU's memory is tried"
+        return settings, "suits the data; only the memory of a GPU is tested"
     if settings.strategy == "fsdp":
         raise UserError(
-            "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp is there to "
+            "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp should "
             "avoid: give --batch-size as a number."
         )
     plan = training_plan(settings, len(prepared.part("train")), len(prepared.images.classes))
@@ -44,6 +44,6 @@ def fit_batch(
     size = largest_batch(objective, make, sizes, torch.device("cuda"), settings.precision or "32-true")
     accumulate = settings.accumulate * (usual // size)
     if size == usual:
-        return settings, "what suits the data fits in the memory"
+        return settings, "suits the data, and fits in the memory"
     reason = f"the largest that fits in the memory; with {accumulate} passes a step the effective batch stays the same"
     return replace(settings, batch_size=size, accumulate=accumulate), reason

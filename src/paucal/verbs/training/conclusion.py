@@ -1,4 +1,4 @@
-"""The end of a run: the kept model judged once on the test images, pictures, and the page."""
+"""The end of a training run: the kept model is evaluated once on the test images, drawn and reported."""
 
 import shlex
 from dataclasses import asdict, dataclass, replace
@@ -40,13 +40,12 @@ from paucal.wording import counted, percent
 
 @dataclass(frozen=True)
 class Result(FinishedRun):
-    """What a finished run of training leaves.
+    """The result of a finished training run.
 
     Attributes:
-        folder: the run folder.
-        report: scores on the test images, with intervals, by class, and the confusion of classes where each image has
-            one label.
-        seconds: of training.
+        folder: Run folder.
+        report: Test scores with intervals, also per class, with the confusion matrix for single labels.
+        seconds: Seconds of training.
     """
 
     report: Report
@@ -54,7 +53,7 @@ class Result(FinishedRun):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores on the test images as plain numbers: "top1", "loss" and others; "map" of several labels."""
+        """The test scores as plain numbers: "top1", "loss" and others; "map" for several labels."""
         return self.report.values
 
     @property
@@ -64,13 +63,13 @@ class Result(FinishedRun):
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What is known of a run's model at its end.
+class FinalEvaluation:
+    """The final evaluation of a run's model.
 
     Attributes:
-        report: on the test images.
-        finish: what was done to the model after its last step.
-        calibrated: what the temperature has done to its confidence; None where none was fitted.
+        report: Report on the test images.
+        finish: Changes of the model after its last step.
+        calibrated: Calibration before and after temperature scaling; None without it.
     """
 
     report: Report
@@ -79,31 +78,31 @@ class Judgement:
 
 
 def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Result:
-    """Judge the kept model on the test images, which nothing has looked at before, and write everything down.
+    """Evaluate the kept model on the test images, which were not used before, and write the results.
 
-    All processes share the test images and know the result; the first one writes it down.
+    All processes share the test images and get the result; the first one writes it.
     """
     finish = finish_model(run, assembled, outcome, voice)
     plain = _predict_test(run, assembled, voice)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
-        report = _scored(assembled, predictions, finish)
+        report = _score(assembled, predictions, finish)
         return Result(run.path, report, outcome.seconds)
     chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
     best = outcome.best.get("epoch") if _selected(assembled) else None
     if outcome.rows:
         rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
         save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance, best=best))
-    report = _judge(run, assembled, predictions)
+    report = _record(run, assembled, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
-    judged = Judgement(report, finish, calibrated)
-    run.write_json("summary.json", summary(run, assembled, outcome, judged))
+    evaluation = FinalEvaluation(report, finish, calibrated)
+    run.write_json("summary.json", summary(run, assembled, outcome, evaluation))
     clear_epochs(run, assembled)
     if not assembled.card.several:
         draw_mistakes(run.plots, predictions, assembled.prepared.images, load_deployed(run), voice.say)
     page = write_report(run.path)
     voice.show(report_table(report))
-    for line in closing_lines(run, assembled, outcome, judged, page):
+    for line in closing_lines(run, assembled, outcome, evaluation, page):
         voice.say(line)
     return Result(run.path, report, outcome.seconds)
 
@@ -111,8 +110,8 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
 def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) -> Predictions:
     settings, prepared = assembled.settings, assembled.prepared
     device = settings.device or "cpu"
-    wait_for_all()  # the first process has written the model
-    # The files are loaded back, so that what is judged is what will be deployed.
+    wait_for_all()  # for the model file of the first process
+    # Load the stored files, so that exactly the deployed model is evaluated.
     model = load_deployed(run, device)
     indices = prepared.part("test")
     loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
@@ -120,7 +119,7 @@ def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) ->
         return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
 
 
-def _scored(assembled: AssembledTraining, predictions: Predictions, finish: Finish) -> Report:
+def _score(assembled: AssembledTraining, predictions: Predictions, finish: Finish) -> Report:
     """Return the report without writing anything."""
     classes = assembled.card.classes
     if assembled.card.several:
@@ -128,7 +127,7 @@ def _scored(assembled: AssembledTraining, predictions: Predictions, finish: Fini
     return classification_report(predictions, classes, _train_labels(assembled))
 
 
-def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> Report:
+def _record(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> Report:
     images, classes = assembled.prepared.images, assembled.card.classes
     if assembled.card.several:
         card = load_deployed(run).card
@@ -138,7 +137,7 @@ def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Prediction
 
 
 def _selected(assembled: AssembledTraining) -> bool:
-    """Return whether validation images have chosen the epoch that is kept."""
+    """Return whether the kept epoch was selected on validation images."""
     return len(assembled.prepared.part("val")) > 0
 
 
@@ -147,9 +146,9 @@ def _train_labels(assembled: AssembledTraining) -> torch.Tensor:
     return torch.from_numpy(prepared.images.labels[prepared.part("train")])
 
 
-def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judged: Judgement) -> dict:
-    """Return the facts of the run as plain values, for `summary.json` and the page."""
-    prepared, card, finish = assembled.prepared, assembled.card, judged.finish
+def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, evaluation: FinalEvaluation) -> dict:
+    """Return the content of `summary.json`, which the page shows."""
+    prepared, card, finish = assembled.prepared, assembled.card, evaluation.finish
     per_class = {
         part: dict(zip(card.classes, prepared.images.class_counts(prepared.part(part)).tolist(), strict=True))
         for part in prepared.counts()
@@ -173,13 +172,13 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
         else describe_kept_model(assembled.tune_record, outcome, finish, _selected(assembled)),
         f"kept_val_{measure.score}": kept_model_score(assembled.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
-        "calibration": None if judged.calibrated is None else asdict(judged.calibrated),
+        "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
         "selected": _selected(assembled),
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(assembled.tune_record, outcome), 1),
         "peak_memory": peak_memory(assembled.settings.device or "cpu"),
-        f"test_{measure.score}": judged.report.scores[measure.score].value,
+        f"test_{measure.score}": evaluation.report.scores[measure.score].value,
         "start": None if assembled.start is None else assembled.start.short(),
         "remarks": [*assembled.remarks, *outcome.remarks],
         "next_steps": next_steps(run, assembled),
@@ -187,25 +186,25 @@ def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judg
 
 
 def closing_lines(
-    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judged: Judgement, page: Path
+    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, evaluation: FinalEvaluation, page: Path
 ) -> list[str]:
-    """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
-    report, score = judged.report, score_lines(judged.report)[0]
+    """Return the last lines to print: the test score, what was trained, where it is, and what to do next."""
+    report, score = evaluation.report, score_lines(evaluation.report)[0]
     several = isinstance(report, MultiLabelReport)
     usual = percent(report.chance) if several else percent(report.majority.top1)
-    line = "an order by chance" if several else f"always answering {report.majority.name!r}"
-    kept = describe_kept_model(assembled.tune_record, outcome, judged.finish, _selected(assembled))
+    baseline = "a random order" if several else f"always answering {report.majority.name!r}"
+    kept = describe_kept_model(assembled.tune_record, outcome, evaluation.finish, _selected(assembled))
     due = due_line(report, assembled.prepared.images.name)
     return [
         "",
         f"test {assembled.prepared.yardstick.title}: {score.value} (95 % interval {score.interval}, "
-        f"{counted(report.images, 'image')}); {line}: {usual}",
+        f"{counted(report.images, 'image')}); {baseline}: {usual}",
         *([due] if due else []),
-        *([calibration_line(judged.calibrated)] if judged.calibrated else []),
+        *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
         f"trained: {assembled.describe()}, {assembled.settings.method}, "
         f"epochs: {outcome.passes(assembled.settings.epochs)}, "
         f"{total_seconds(assembled.tune_record, outcome):.0f} s; kept: {kept}",
-        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
+        f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
         f"{'metrics.csv, ' if outcome.rows else ''}plots/",
         "try next:",
         *(f"  {step}" for step in next_steps(run, assembled)),
@@ -213,10 +212,10 @@ def closing_lines(
 
 
 def calibration_line(found: Calibration) -> str:
-    """Return what the temperature has done, as a sentence."""
+    """Return a line on the effect of temperature scaling."""
     (before, after), images = found.error, counted(found.images, "validation image")
     if found.temperature == 1.0:
-        why = "are too few to correct it" if found.images < FEWEST else "gave no reason to correct it"
+        why = "are too few to correct it" if found.images < FEWEST else "show no need to correct it"
         return f"confidence: off by {percent(before)} on average; {images} {why}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
@@ -225,7 +224,7 @@ def calibration_line(found: Calibration) -> str:
 
 
 def next_steps(run: RunFolder, assembled: AssembledTraining) -> list[str]:
-    """Return commands that make sense now."""
+    """Return commands to run next."""
     settings = assembled.settings
     steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
     contrast = method_of(settings).contrast
@@ -242,17 +241,17 @@ def next_steps(run: RunFolder, assembled: AssembledTraining) -> list[str]:
 
 
 def command_again(assembled: AssembledTraining, **changes: Any) -> str:
-    """Return the command of this run, but for some settings and for where it writes."""
+    """Return the command of this run with other settings and without its output folder."""
     settings = {**vars(assembled.settings), **changes}
     given = {name for name, origin in assembled.origin.items() if origin in ("flag", "config", "given")}
-    # What belongs to a method or to a length is chosen anew where that changes.
+    # Settings of the method and of the length are chosen again if these change.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
         dropped |= unused_by(replace(assembled.settings, method=changes["method"]))
     defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
     words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
     if "init" in given and settings["init"] is None:
-        words += ["--init", "none"]  # else the command would look for trained weights
+        words += ["--init", "none"]  # otherwise the command would look for pretrained weights
     for name, value in settings.items():
         kept = name in changes or (name in given and name not in dropped)
         if not kept or value is False or (value == defaults[name] and name not in changes):

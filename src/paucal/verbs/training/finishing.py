@@ -1,4 +1,4 @@
-"""Between the last step and the test images: epochs that are averaged, and probabilities that mean what they say."""
+"""Changes of the model between the last step and the test: averaged epochs, temperature and thresholds."""
 
 import math
 from collections.abc import Mapping
@@ -28,15 +28,15 @@ LOSS = "val_loss"
 
 @dataclass(frozen=True)
 class Finish:
-    """What was done to a trained model before it was judged.
+    """Changes of a trained model before its evaluation.
 
     Attributes:
-        epochs: whose weights were averaged; none where the model is that of one epoch, or the probe.
-        score: of the average on the validation images; None without one.
-        temperature: by which its logits are divided.
-        images: validation images that the temperature was fitted to; 0 for none.
-        thresholds: probabilities from which on a class is an answer, chosen on the validation images; None where each
-            image has one label, or where there are no such images.
+        epochs: Epochs whose weights were averaged; empty for the model of one epoch or the probe.
+        score: Validation score of the average; None without one.
+        temperature: Temperature that divides the logits.
+        images: Validation images that the temperature was fitted to; 0 for none.
+        thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
+            labels or without validation images.
     """
 
     epochs: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class Finish:
 
 
 def watch_of(assembled: AssembledTraining) -> Watch:
-    """Return how the epochs of a run are judged on its validation images, of which there must be some."""
+    """Return how the epochs of a run are scored on its validation images, which must exist."""
     tune_record, settings = assembled.tune_record, assembled.settings
     floor = None if tune_record is None or tune_record.probe is None else tune_record.probe.score
     scores = validation(assembled.prepared, assembled.card.preprocessing, settings)
@@ -55,16 +55,14 @@ def watch_of(assembled: AssembledTraining) -> Watch:
 
 
 def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Finish:
-    """Average epochs where the validation images prefer that, and store the run's model anew.
+    """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
 
-    The temperature is fitted to them, or where images may have several labels the threshold of each class is chosen.
-
-    All processes share the images and know the result; the first one writes. A run that is killed here does the same
-    again when it goes on.
+    All processes share the validation images and get the result; the first one writes. A run that is killed here
+    repeats this when it is resumed.
     """
     if not len(assembled.prepared.part("val")):
         return Finish()
-    wait_for_all()  # the first process has written the model and the epochs
+    wait_for_all()  # for the files of the first process
     watch = watch_of(assembled)
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
@@ -74,27 +72,27 @@ def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome,
     if assembled.settings.calibrate == "none":
         return done
     model = load_deployed(run, assembled.settings.device or "cpu")
-    found = _answers(model, assembled, voice)
-    temperature = fit_temperature(found.logits, found.labels)
-    wait_for_all()  # all have read the model
+    predictions = _predict_validation(model, assembled, voice)
+    temperature = fit_temperature(predictions.logits, predictions.labels)
+    wait_for_all()  # until all have read the model
     if rank() == 0:
         save_deployed(run, model.module, model.card.at_temperature(temperature))
-    return Finish(done.epochs, done.score, temperature, len(found))
+    return Finish(done.epochs, done.score, temperature, len(predictions))
 
 
 def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish, voice: Voice) -> Finish:
-    """Choose from which probability on a class is an answer, and store it with the model."""
+    """Choose the probability above which each class is predicted, and store it with the model."""
     model = load_deployed(run, assembled.settings.device or "cpu")
-    found = _answers(model, assembled, voice)
-    thresholds = choose_thresholds(found.probabilities, found.labels)
-    wait_for_all()  # all have read the model
+    predictions = _predict_validation(model, assembled, voice)
+    thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
+    wait_for_all()  # until all have read the model
     if rank() == 0:
         save_deployed(run, model.module, model.card.with_thresholds(thresholds))
     return replace(done, thresholds=thresholds)
 
 
 def clear_epochs(run: RunFolder, assembled: AssembledTraining) -> None:
-    """Remove the weights of single epochs, once the run's model is the last that it will have."""
+    """Remove the weights of single epochs, once the run's model is final."""
     if len(assembled.prepared.part("val")) and (kept := kept_epochs(run, watch_of(assembled))) is not None:
         kept.clear()
 
@@ -105,17 +103,17 @@ def _averaged(
     files = kept.kept(outcome.rows)
     if len(files) < 2:
         return Finish()
-    # A network of its own: the one that was trained may lie in pieces.
+    # A new network: the trained one may be sharded.
     measure = assembled.prepared.yardstick
     module = replace(assembled.card.backbone, pretrained=False).build().model.eval()
     device = torch.device(assembled.settings.device or "cpu")
 
-    def judge(state: Mapping[str, Tensor]) -> tuple[float, float]:
+    def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
         scores = watch.validate(module.to(device), device)
         return scores[measure.column], -scores[LOSS]
 
-    mean, chosen, score = greedy_soup(files, judge)
+    mean, chosen, score = greedy_soup(files, evaluate)
     best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
     wait_for_all()
     if len(chosen) < 2 or score <= best:
@@ -132,7 +130,7 @@ def _averaged(
     return Finish(epochs, score[0])
 
 
-def _answers(model: Deployed, assembled: AssembledTraining, voice: Voice) -> Predictions:
+def _predict_validation(model: Deployed, assembled: AssembledTraining, voice: Voice) -> Predictions:
     indices = assembled.prepared.part("val")
     loader = eval_loader(assembled.prepared, indices, model.card.preprocessing, assembled.settings)
     with voice.progress("calibrating") as advance:

@@ -14,9 +14,9 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
 from paucal.training.clock import RunClock
 from paucal.types import UserError
-from paucal.verbs.run.life import Stopped, resume, start_time
+from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.voice import Quiet
-from paucal.verbs.training.assembly import TOGETHER, assemble
+from paucal.verbs.training.assembly import SEVERAL_PROCESSES, assemble
 from paucal.verbs.training.auto_tune import auto_tune as auto_tune_module
 from paucal.verbs.training.auto_tune import start as starting
 from paucal.verbs.training.auto_tune import trials, tuning
@@ -64,7 +64,7 @@ class Heard(Quiet):
 
 def started_from(data, output, voice=None, **settings):
     given = {**SHORT, **settings, "data": str(data), "output": str(output)}
-    return start_time(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), voice or Quiet())
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), voice or Quiet())
 
 
 def rungs_of(run):
@@ -180,8 +180,8 @@ def test_processes__that_are_several_tune_at_once_and_say_so(data):
     alone, together = assembled(1), assembled(2)
     assert (len(alone.tune_record.candidates), together.tune_record.candidates) == (1, ())
     assert together.settings.init == alone.settings.init == "auto"
-    assert TOGETHER in together.remarks
-    assert TOGETHER not in alone.remarks
+    assert SEVERAL_PROCESSES in together.remarks
+    assert SEVERAL_PROCESSES not in alone.remarks
 
 
 def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, monkeypatch):

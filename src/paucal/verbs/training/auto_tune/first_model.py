@@ -12,7 +12,7 @@ from paucal.runs import RunFolder, save_weights
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.training.assembly import HEAD, AssembledTraining
 from paucal.verbs.training.auto_tune.frozen import frozen_features, linear_classifier
-from paucal.verbs.training.auto_tune.probe import Head, fit_head, judged, stratified
+from paucal.verbs.training.auto_tune.probe import Head, fit_head, head_score, stratified
 from paucal.verbs.training.auto_tune.record import TuneStep
 from paucal.verbs.training.auto_tune.state import TuneState
 
@@ -176,7 +176,7 @@ def fit_probe_head(state: TuneState, setup: AssembledTraining, title: str) -> Fi
     seconds = (time.perf_counter() - start_time) / max(len(together), 1)
     labels, count = all_labels[together], len(rows)
     head = fit_head(features[:count], labels[:count], len(setup.card.classes), settings.seed)
-    score = judged(head, features[count:], labels[count:]) if len(val) else head.cross_validated
+    score = head_score(head, features[count:], labels[count:]) if len(val) else head.cross_validated
     return Fitted(head, 0.0 if score is None else score, count, seconds)
 
 
