@@ -171,7 +171,7 @@ def test_strategy__that_does_not_fit_is_refused(trained, tmp_path, capsys):
     message = failure(capsys, "train", *QUICK, "--strategy", "fsdp")
     assert "--strategy fsdp is for several devices and this run has one" in message
     both = ["--strategy", "fsdp", "--devices", "2", "--precision", "16-mixed"]
-    assert "does not go with --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
+    assert "is not supported for --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
     run = tmp_path / "run"
     shutil.copytree(trained / "run", run)
     (run / "summary.json").unlink()

@@ -29,7 +29,7 @@ def test_watcher__says_once_what_is_wrong_and_when_it_is_over():
     assert said[0].startswith("epoch 8: constant output: the teacher's view head gives all images the same answer")
     assert said[0].endswith("the last healthy epoch was 5.")
     assert "Raise the teacher temperature" in said[1]
-    assert said[1].endswith("The run goes on (--on-collapse warn).")
+    assert said[1].endswith("The run continues (--on-collapse warn).")
     assert said[2] == "epoch 10: no sign of constant output any more"
     assert [(entry["epoch"], entry["kind"]) for entry in seen.history()] == [(8.0, "constant output"), (10.0, None)]
     json.dumps(seen.history())

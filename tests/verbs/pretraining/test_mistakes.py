@@ -43,7 +43,7 @@ WRONG = {
     "counts": ({"local_crops": [2, 2]}, "give one number for each size"),
     "pair": ({"global_crops": 1, "local_crops": [0]}, "make no pair"),
     "scale": ({"local_scale": [0.5, 0.2]}, "two shares of the area"),
-    "mixup": ({"mixup": 0.8}, "no one counterpart"),
+    "mixup": ({"mixup": 0.8}, "no single counterpart"),
     "recipe": ({"recipe": "esvit-swin-tine"}, "did you mean 'esvit-swin-tiny'"),
     "temperature": ({"teacher_temperature": 0.0}, "expected a number above 0"),
     "late": ({"region_after": 4}, "leaves no epoch of 4"),

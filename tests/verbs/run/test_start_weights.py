@@ -192,7 +192,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
 def test_bad_fine_tuning__is_refused_in_one_sentence(base, capsys):
     data, run = base / "photos", ["--init", base / "run"]
     for flags, sentence in (
-        (["--eval-mode"], "--eval-mode keeps the running statistics of what the run starts from, and there is nothing"),
+        (["--eval-mode"], "--eval-mode keeps the running statistics of pretrained weights, and there are none"),
         (["--init-head", "fresh"], "--init-head applies to the classifier of --init"),
         ([*run, "--freeze", "backbone", "--freeze-epochs", "1"], "--freeze backbone lasts for the whole run"),
         ([*run, "--freeze-epochs", "1"], "--freeze-epochs 1 leaves no epoch of 1 to the backbone"),

@@ -1,4 +1,4 @@
-"""A pre-training run put together from its settings and its images."""
+"""Assembly of a pre-training run from its settings and its images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,12 +44,12 @@ from paucal.wording import counted
 
 @dataclass(frozen=True)
 class AssembledPretraining(Assembled[PretrainSettings]):
-    """Everything a pre-training run needs, checked, with nothing written yet."""
+    """The setup of a pre-training run, before anything is written."""
 
     monitor: Monitor | None = None
 
     def describe(self) -> str:
-        """Return one line: name, parameters, crops, grid, method."""
+        """Return one line with name, parameters, crops, grid and method."""
         crops, title = describe_crops(self.settings), method_of(self.settings).title(self.settings)
         return f"{self.card.backbone.name}, {self.weights_text}, {crops}, grid {self.grid_text}; {title}"
 
@@ -57,16 +57,16 @@ class AssembledPretraining(Assembled[PretrainSettings]):
 def assemble(
     settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
 ) -> AssembledPretraining:
-    """Open the images, choose what was left open, build the objective; write nothing.
+    """Open the images, choose the open settings and build the objective, without writing anything.
 
     Args:
-        settings: what was given or stored.
-        given: the origin of each setting that was given.
-        bars: shows a bar for countable work.
-        run: the run that goes on; None for a new one.
+        settings: Settings as given or stored.
+        given: Origin of each setting that was given.
+        bars: Function that shows a progress bar.
+        run: Run to resume; None for a new one.
 
     Raises:
-        UserError: the images or a setting do not do.
+        UserError: The images or a setting are invalid.
     """
     start = find_start(settings, run)
     prepared, facts, settings, reasons = _open(settings, bars, run, start)
@@ -78,7 +78,7 @@ def assemble(
     method.check(settings)
     _check_images(settings, facts.n_train, method.smallest_set)
     objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
-    named = timm_name(settings.model or "")  # timm knows the weights of a Swin under its own
+    named = timm_name(settings.model or "")  # timm's name of the published weights
     card = Card(spec, (), _feeding(settings, prepared, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
@@ -100,9 +100,9 @@ def assemble(
 def _open(
     settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
 ) -> tuple[Prepared, Facts, PretrainSettings, dict[str, str]]:
-    """Open the images, and choose what was left open of the settings; then decode them at the size that was chosen.
+    """Open the images, choose the open settings, and decode the images at the chosen size.
 
-    What depends on the number of images is chosen again where some could not be read.
+    Settings that depend on the number of images are chosen again if some could not be read.
     """
     with bars("looking through shards") as advance:
         found = load_unlabelled(settings, advance)
@@ -124,7 +124,7 @@ def _facts(images: ImageSet, start: Start) -> Facts:
 
 def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
-    # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
+    # The initial weights must not depend on earlier random numbers, nor change later ones.
     with torch.random.fork_rng(devices=[]), enough_memory():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0, channels)
@@ -133,9 +133,9 @@ def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, Backbo
 
 
 def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, run: RunFolder | None) -> Preprocessing:
-    """Return how images are prepared for a run's model: as it has stored, or with the start's mean and deviation.
+    """Return the preprocessing of a run: as stored, or with the mean and deviation of the pretrained weights.
 
-    The crop is EsViT's whatever the start's is: these weights become weights of crops like its.
+    The crop is always EsViT's, since these weights will be trained on such crops.
     """
     stored = stored_preprocessing(run)
     if stored is not None:
@@ -149,14 +149,14 @@ def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, 
 
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
-    """Open the images of any nesting of folders without their labels, and without a look at their pixels.
+    """Open images in any nesting of folders, without labels and without reading their pixels.
 
     Args:
-        settings: where they are.
-        advance: called with (shards, shards in all) where shards are looked through.
+        settings: Location of the images.
+        advance: Called with (shards read, shards in total) for shards.
 
     Raises:
-        UserError: there are none, or a list of test images in the folder is damaged.
+        UserError: There are no images, or a list of test images in the folder is damaged.
     """
     images = open_images(
         settings.data,
@@ -174,10 +174,10 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
 
 
 def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:
-    """Return the function that tries nearest neighbours on labelled images; None where none are given.
+    """Return the monitor of nearest neighbours on labelled images; None without such images.
 
     Raises:
-        UserError: the images do not do.
+        UserError: The images cannot be used.
     """
     if settings.monitor is None:
         return None
@@ -194,7 +194,7 @@ def open_monitor(settings: PretrainSettings, card: Card) -> Monitor | None:
 
 
 def _split(images: ImageSet) -> Split:
-    """Take all images but those that training on the same data would test with."""
+    """Use all images except those that supervised training on the same data would test with."""
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")
@@ -209,10 +209,10 @@ def _split(images: ImageSet) -> Split:
 
 
 def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> None:
-    """Refuse sets that are too small.
+    """Refuse data sets that are too small.
 
     Raises:
-        UserError: there are fewer images than the method compares, or than a step takes.
+        UserError: There are fewer images than the method compares, or than a step takes.
     """
     if n_train < smallest:
         raise UserError(f"there is {n_train} image, and {settings.method} compares several: give more images.")
@@ -225,7 +225,7 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
 
 
 def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
-    """Return the optimizer's settings in steps; what a method does in its own way is its objective's."""
+    """Return the optimizer with its schedule in steps; special rules of a method are in its objective."""
     method, warmup = method_of(settings), round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
     schedule = WarmupThenCosine(settings.lr or 0.0, plan.total_steps, warmup, settings.min_lr or 0.0)
     return Optimization(

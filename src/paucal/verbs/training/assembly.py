@@ -13,7 +13,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import Card
 from paucal.evaluation.seen_images import seen_by_start
 from paucal.evaluation.thresholds import USUAL
-from paucal.methods.contract import Circumstances
+from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import check_tuning
 from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
@@ -116,7 +116,7 @@ def assemble(
             prepared = with_label_maps(prepared, settings.labels, settings.method, advance)
     fed = feeding(settings, prepared, start.input and start.input(settings.model or ""), run)
     held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, prepared.part(part)))
-    settle_terms(settings, objective, Circumstances(images, held_out, Normalisation(fed.mean, fed.std)))
+    settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, prepared, objective)
     card = Card(spec, images.classes, fed)
     if images.multi_hot is not None:
