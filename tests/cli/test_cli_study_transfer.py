@@ -183,7 +183,7 @@ def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA", "--init", "drlok=RUN"],
             "expected NAME=RUN with NAME one of plain, drloc, got 'drlok=RUN'",
         ),
-        (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "begin with the same: give one"),
+        (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "start from the same weights: give one"),
         (["drloc-table-12", "--data", "DATA"], "has no images in it"),
     ],
 )

@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     found = find_study(values.name)  # a mistyped name should not take seconds
     if found.kind == "facts":  # which the table itself answers
         if own:
-            raise UserError(f"{values.name} runs nothing, since it says what is used: leave --{next(iter(own))} out.")
+            raise UserError(f"{values.name} is a reference table; nothing to run: leave --{next(iter(own))} out.")
         return _show(values.name)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.run.voice import Voice

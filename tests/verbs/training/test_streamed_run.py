@@ -55,7 +55,7 @@ def test_pin_data__leaves_a_url_as_it_is():
 
 def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():
     settings, found = TrainSettings(time="1h", epochs=0), Choice(("weights",), "")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*read as they come: give at least 1"):
+    with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*shards are streamed: give at least 1"):
         _tune_record(settings, found, None, whole=False)
 
 

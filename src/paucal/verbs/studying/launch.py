@@ -144,7 +144,7 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
 def _computed(call: Call, work: Work) -> Studied:
     """Let workers compute what is open, and say and write what has come of it."""
     found, runs, small, folder, command = call.study, call.runs, call.small, call.folder, call.command
-    settled = _laboured([*work.starts, *work.grids], call.asked, command, call.voice)
+    settled = _run_grids([*work.starts, *work.grids], call.asked, command, call.voice)
     before = [read_grid(grid.folder) for grid in work.starts]
     stored = [read_grid(grid.folder) for grid in work.grids]
     whole = called(plan_whole(found, call.asked.scale, data_sets(), call.asked.columns or ()), call.asked)
@@ -184,10 +184,10 @@ def _reports(states: Mapping[Cell, State]) -> list[tuple[str, Path]]:
     return [(words, page) for words, page in pages if page.is_file()]
 
 
-def _laboured(grids: Sequence[Grid], asked: StudySettings, command: str, voice: Voice) -> bool:
-    """Let workers compute one grid after the other, and return whether all is settled.
+def _run_grids(grids: Sequence[Grid], asked: StudySettings, command: str, voice: Voice) -> bool:
+    """Let workers compute one grid after the other, and return whether all cells are settled.
 
-    A later grid may begin with the runs of an earlier one, so none is begun before the last one is settled.
+    A later grid may start from the runs of an earlier one, so each grid waits for the one before it.
     """
     work = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm, retry=asked.retry)
     cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
@@ -247,9 +247,9 @@ def _print_findings(
     voice.show(terminal_table(found, rows))
     for line in words:
         voice.say(line)
-    voice.say(f"everything lies in {folder}: {PAGE} (open it in a browser), {RESULTS}, and the runs")
+    voice.say(f"results are in {folder}: {PAGE} (open it in a browser), {RESULTS}, and the runs")
 
 
 def _heading(small: Scale | None, grids: Sequence[Grid]) -> str:
-    """Return what stands over numbers of ours: those of stand-ins are no measurement of the published models."""
+    """Return the heading of measured numbers: those of stand-ins do not measure the published models."""
     return "measured" if small is None else f"stand-ins on {grids[0].folder.name}"

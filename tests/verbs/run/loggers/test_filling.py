@@ -123,7 +123,7 @@ def test_epochs__that_a_kill_has_undone_are_not_logged_twice(tmp_path, opened):
         loggers.log_row(rows[2])
     assert [[step for step, _ in logger.rows] for logger in opened] == [[5, 10], [15]]
     with Loggers(run, ["wandb"], Heard()) as loggers:
-        loggers.go_back()  # changed on purpose: what comes differs from what was
+        loggers.forget_step()  # changed on purpose: what comes differs from what was
         loggers.log_row(rows[0])
     assert [step for step, _ in opened[-1].rows] == [5]
 

@@ -270,7 +270,7 @@ def test_time__that_does_not_suffice_for_a_pass_is_refused(data, tmp_path, monke
 
 
 def test_time__and_epochs_are_one_too_many(data):
-    with pytest.raises(UserError, match="--time 1m and --epochs 3 both say how long"):
+    with pytest.raises(UserError, match="--time 1m and --epochs 3 both set the length"):
         paucal.train(data, time="1m", epochs=3)
 
 

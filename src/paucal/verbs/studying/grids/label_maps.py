@@ -1,4 +1,4 @@
-"""Label maps for the rows of a smaller scale: a teacher is trained on the same images, and asked about all of them."""
+"""Label maps for the rows of a smaller scale, from a teacher that is trained on the same images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +17,9 @@ from paucal.verbs.labeling.settings import LabelSettings
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.voice import Voice
 
-LEAST = 0.3  # of the images that the teacher must get right
-CHOOSING = ("fraction", "classes")  # which images of a set are used; the same for all rows
-CUT = ("fraction", "val_fraction", "test_fraction")  # what the split of the teacher says already
+MIN_ACCURACY = 0.3  # of the teacher
+CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
+CUT = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
 
 
 def with_maps(
@@ -54,7 +54,7 @@ def with_maps(
         LabelSettings(
             teacher=str(run),
             output=str(maps),
-            min_accuracy=LEAST,
+            min_accuracy=MIN_ACCURACY,
             **{name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")},
         ),
         voice,
@@ -84,17 +84,17 @@ def _teacher(
             f"(about {duration(grid.forecast[one.name])}): leave --jobs out."
         )
     if not run_workers(grid, asked, "the same command", voice):
-        raise UserError("the teacher is not trained yet: the same command goes on with it.")
+        raise UserError("the teacher is not trained yet: the same command resumes its training.")
     cell = cells_of(grid)[0]
     state = state_of(cell)
     if state.name == "failed":
         why = state.error.rstrip(".")
-        raise UserError(f"the teacher could not be trained ({why}): once that is mended, --retry tries it again.")
+        raise UserError(f"the teacher could not be trained ({why}): once that is fixed, --retry tries it again.")
     return cell.run.path.resolve()
 
 
 def _settings(small: Scale, teacher: Teacher) -> dict[str, Any]:
-    """Return the settings of the teacher, which are the same whichever rows are wanted."""
+    """Return the settings of the teacher, which do not depend on the rows."""
     side = small.side if small.lesson is None else small.lesson.side
     model = {"model": teacher.name, "model_args": list(teacher.args)}
     own = {"img_size": [side], "epochs": teacher.epochs, "lr": teacher.lr, "method": "supervised"}

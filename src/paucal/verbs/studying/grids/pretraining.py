@@ -1,4 +1,4 @@
-"""The grids of a study whose rows learn without labels: the cells of a comparison, each with a judge at its end."""
+"""The grids of a study whose rows learn without labels, each with an evaluation of its features."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,9 +21,9 @@ from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places, unlabelled_images
 from paucal.verbs.training.auto_tune.timing import OVERHEAD, TIMED_STEPS, seconds_per_batch
 
-MOST_JUDGED = 2000  # images of each part that features are judged on at a smaller scale
+MOST_JUDGED = 2000  # images of each part for the evaluation of features at a smaller scale
 CURVE = "knn_curve"  # the metric of columns that read the monitor
-BESIDE = 20.0  # seconds of a run that are not training: opening, judging, pictures
+RUN_OVERHEAD = 20.0  # seconds of a run beside training: opening images, evaluation, pictures
 
 
 def settle_pretraining(call: Call) -> list[Grid]:
@@ -46,7 +46,7 @@ def _settings(run: Planned, small: Scale | None, places: Places, images: int) ->
         return {**run.settings, JUDGING: {"augment": True, **elsewhere}}  # the published linear probe sees new views
     settings = dict(run.settings)
     settings["batch_size"] = min(settings["batch_size"], images)
-    # As many images are shown as the scale means to: of a larger set fewer epochs.
+    # The scale fixes the number of images shown, so larger data sets get fewer epochs.
     settings["epochs"] = max(1, round(run.epochs * min(1.0, small.images / images)))
     if settings.get("region_after", 0) >= settings["epochs"]:
         del settings["region_after"]
@@ -54,23 +54,23 @@ def _settings(run: Planned, small: Scale | None, places: Places, images: int) ->
 
 
 def _watched(run: Planned, places: Places) -> dict[str, Any]:
-    """Return the settings that have nearest neighbours looked at after every epoch, where a column asks for that."""
+    """Return the settings of a monitor, if a column needs its curve."""
     if all(column.metric != CURVE for column in run.columns):
         return {}
     return {"monitor": pinned_data(places.by_name[run.judged], places.shared)["data"]}
 
 
 def pinned_data(data: str, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that find the same images from any folder."""
+    """Return the settings of images with absolute paths."""
     made = pin_data(PretrainSettings(data=data, data_root=shared.get("data_root")))
     return {"data": made.data, **({} if made.data_root is None else {"data_root": made.data_root})}
 
 
 def seconds_of_pretraining(values: Mapping[str, Any], voice: Voice) -> float:
-    """Put a run together, and return how long it takes by timing a few of its steps.
+    """Assemble a run, and return its expected seconds by timing a few steps.
 
     Raises:
-        UserError: a setting does not do.
+        UserError: A setting is invalid.
     """
     job = PretrainingJob()
     settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
@@ -80,4 +80,4 @@ def seconds_of_pretraining(values: Mapping[str, Any], voice: Voice) -> float:
     device = torch.device(settings.device or "cpu")
     each = seconds_per_batch(made.objective, job.loader(alone, 0), device, settings.precision)
     batches = made.plan.steps_per_epoch * settings.accumulate * (settings.epochs or 0)
-    return BESIDE + OVERHEAD * each * max(1, batches) if images else BESIDE
+    return RUN_OVERHEAD + OVERHEAD * each * max(1, batches) if images else RUN_OVERHEAD

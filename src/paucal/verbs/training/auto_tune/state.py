@@ -56,7 +56,7 @@ class TuneState:
         """Return the seconds left for training, after the reserve and the final evaluations."""
         return (1 - RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(shrink)
 
-    def keep(self, **changes: Any) -> None:
+    def save(self, **changes: Any) -> None:
         """Store changes of the record in the run."""
         self.record = self.record.but(**changes, spent=self.spent).write(self.run)
 
@@ -70,7 +70,7 @@ class TuneState:
         changed = assemble(settings, given, self.voice.progress, self.run, setup.prepared)
         return replace(changed, plan=replace(changed.plan, deadline=setup.plan.deadline))
 
-    def store(self, setup: AssembledTraining, reasons: Mapping[str, str]) -> None:
+    def adopt(self, setup: AssembledTraining, reasons: Mapping[str, str]) -> None:
         """Make a setup that of the run, and store its settings with the reasons."""
         origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
         self.setup = replace(setup, origin=origin)
