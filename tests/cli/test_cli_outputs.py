@@ -15,7 +15,7 @@ from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, set_aside
 from paucal.types import UserError
 from paucal.verbs.run import life
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.verbs.training import launch
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -73,7 +73,7 @@ def test_overwrite__replaces_the_run_once_the_new_one_is_safe(trained, run):
         data=str(trained / "photos"), img_size=[16], model_args=["depth=1"], epochs=2, workers=0, batch_size=8,
         output=str(run), overwrite=True,
     )  # fmt: skip
-    launch.train_run(settings, {}, Voice(), [Looks()])
+    launch.train_run(settings, {}, Console(), [Looks()])
     assert seen[0] == (True, False)
     assert all(aside != saved for aside, saved in seen[:-1])
     assert not aside_of(run).exists()
@@ -272,7 +272,7 @@ def test_hangup__saves_and_goes_on(trained, tmp_path):
         data=str(trained / "photos"), img_size=[16], model_args=["depth=1"], epochs=2, workers=0,
         output=str(tmp_path / "r"),
     )  # fmt: skip
-    stopped = launch.train_run(settings, {}, Voice(), [HangsUp()])
+    stopped = launch.train_run(settings, {}, Console(), [HangsUp()])
     assert (stopped.step, (tmp_path / "r" / "checkpoints" / "last.ckpt").exists()) == (1, True)
     assert not (tmp_path / "r" / "lock.json").exists()
 

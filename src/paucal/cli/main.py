@@ -14,7 +14,7 @@ from paucal.cli.streams import CLOSED_PIPE, is_read, restart_in_utf8, tolerant_s
 from paucal.memory import kept_memory
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
-from paucal.verbs.run.console import PlainConsole
+from paucal.verbs.run.plain_console import PlainConsole
 from paucal.verbs.run.start_time import begin_command
 from paucal.wording import sentence
 

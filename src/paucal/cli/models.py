@@ -14,7 +14,7 @@ from paucal.backbones.sources import is_ours, source_of
 from paucal.cli.arguments import new_parser, parse
 from paucal.objectives import default_weight
 from paucal.types import UserError
-from paucal.verbs.run.console import PlainConsole
+from paucal.verbs.run.plain_console import PlainConsole
 
 DESCRIPTION = (
     "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may hold wildcards, "

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paucal.verbs.run.console import discard, unread
+from paucal.verbs.run.plain_console import discard, unread
 
 ESCAPED = "paucal.escaped"  # what `errors` of a stream is called
 CLOSED_PIPE = 141  # as a shell says of a program that SIGPIPE has ended

@@ -25,8 +25,8 @@ from paucal.verbs.detecting.job import DetectionJob, _schedule
 from paucal.verbs.detecting.rules import RULES, BoxFacts
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.structure import detector_options
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.start_weights import plain_init
-from paucal.verbs.run.voice import Quiet
 from transfer.detection.made import write_coco
 from verbs.detecting.test_detect_runs import GIVEN, TINY
 
@@ -165,12 +165,12 @@ def test_steps__fall_by_ten_each_and_warm_up_from_the_start():
 def test_optimization__falls_after_passes_and_clips_as_asked(tmp_path: Path):
     images = write_coco(tmp_path / "set", 20).parent
     settings = DetectSettings(str(images), epochs=4, milestones=[2, 3], clip=0.0, lr=1.0, warmup_epochs=0, **TINY)
-    made = assemble(plain_init(settings), {**GIVEN, "epochs": "flag"}, Quiet().progress)
+    made = assemble(plain_init(settings), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
     found = DetectionJob().optimization(made)
     per_pass = made.plan.total_steps // 4
     assert [found.schedule(passes * per_pass) for passes in range(4)] == pytest.approx([1.0, 1.0, 0.1, 0.01])
     assert found.clip is None
-    usual = assemble(plain_init(replace(settings, milestones=None, clip=5.0)), GIVEN, Quiet().progress)
+    usual = assemble(plain_init(replace(settings, milestones=None, clip=5.0)), GIVEN, SilentConsole().progress)
     assert DetectionJob().optimization(usual).clip == 5.0
     assert isinstance(DetectionJob().optimization(usual).schedule, CosineWarmup)
 
@@ -250,7 +250,7 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
     images = with_empty_and_thin(tmp_path / "set")
     settings = DetectSettings(str(images), epochs=1, **TINY)
     kept, dropped = (
-        assemble(plain_init(replace(settings, empty_images=how)), {**GIVEN, "epochs": "flag"}, Quiet().progress)
+        assemble(plain_init(replace(settings, empty_images=how)), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
         for how in ("keep", "drop")
     )
     before, after = kept.prepared.counts(), dropped.prepared.counts()

@@ -18,9 +18,9 @@ from paucal.verbs.detecting.job import DetectionJob
 from paucal.verbs.detecting.launch import detect
 from paucal.verbs.detecting.prediction import detect_objects
 from paucal.verbs.detecting.settings import DetectSettings
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.start_weights import plain_init
-from paucal.verbs.run.voice import Quiet
 from transfer.detection.made import change, write_coco
 from transfer.detection.outlined import write_outlined
 from verbs.pretraining.short_runs import StopAfter
@@ -80,9 +80,9 @@ def test_eval__judges_masks_as_the_run_did(finished: Path, tmp_path: Path, capsy
 
 def test_resumed_run__is_the_one_that_was_not_stopped(finished: Path, images: Path, tmp_path: Path):
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), steps=4, judge_every=2, **TINY)
-    stopped = begin(DetectionJob(), settings, GIVEN, Quiet(), [StopAfter(3)])
+    stopped = begin(DetectionJob(), settings, GIVEN, SilentConsole(), [StopAfter(3)])
     assert isinstance(stopped, Stopped)
-    resume(DetectionJob(), stopped.run, Quiet())
+    resume(DetectionJob(), stopped.run, SilentConsole())
     ours, theirs = read_weights(stopped.run / "model.safetensors"), read_weights(finished / "model.safetensors")
     assert any("mask_head" in name for name in ours)
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -110,7 +110,7 @@ def test_predictions__of_the_command_line_hold_masks(finished: Path, images: Pat
 
 def assembled(data: Path, **changes: object):
     settings = plain_init(DetectSettings(**{"data": str(data), "steps": 2, **TINY, "copy_paste": 0.0, **changes}))
-    return assemble(settings, {}, Quiet().progress)
+    return assemble(settings, {}, SilentConsole().progress)
 
 
 def some_bare(folder: Path, count: int) -> Path:

@@ -25,8 +25,8 @@ from paucal.objectives import Supervised
 from paucal.rules.circumstances import Facts, StartFacts
 from paucal.types import UserError
 from paucal.verbs.run import start_weights as starting
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.start_weights import find_start, load_start, pin_start
-from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.conclusion import Result
 from paucal.verbs.training.launch import Stopped, resume_run, train_run
 
@@ -127,12 +127,12 @@ def test_init__is_not_needed_to_go_on_nor_to_judge(base, tmp_path):
     settings = TrainSettings(
         data=str(base / "photos"), init=str(tmp_path / "source"), epochs=4, batch_size=8, freeze_epochs=1, workers=0
     )
-    whole = train_run(replace(settings, output=str(tmp_path / "whole")), {}, Quiet())
-    assert train_run(replace(settings, output=str(tmp_path / "run")), {}, Quiet(), [StopAfter(4)]) == Stopped(
+    whole = train_run(replace(settings, output=str(tmp_path / "whole")), {}, SilentConsole())
+    assert train_run(replace(settings, output=str(tmp_path / "run")), {}, SilentConsole(), [StopAfter(4)]) == Stopped(
         tmp_path / "run", 4, 12
     )
     shutil.rmtree(tmp_path / "source")
-    resumed = resume_run(tmp_path / "run", Quiet())
+    resumed = resume_run(tmp_path / "run", SilentConsole())
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "whole")
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     assert resumed.report.scores["top1"].value == whole.report.scores["top1"].value
@@ -146,13 +146,13 @@ def test_init__is_read_again_where_no_state_was_saved(base, tmp_path):
         data=str(base / "photos"), init=str(tmp_path / "source"), epochs=3, batch_size=8, workers=0, freeze="backbone"
     )
     output = tmp_path / "run"
-    assert isinstance(train_run(replace(settings, output=str(output)), {}, Quiet(), [StopAfter(2)]), Stopped)
+    assert isinstance(train_run(replace(settings, output=str(output)), {}, SilentConsole(), [StopAfter(2)]), Stopped)
     (output / "checkpoints/last.ckpt").unlink()
     shutil.move(tmp_path / "source", tmp_path / "away")
     with pytest.raises(UserError, match="--init: there is no file or run folder"):
-        resume_run(output, Quiet())
+        resume_run(output, SilentConsole())
     shutil.move(tmp_path / "away", tmp_path / "source")
-    assert isinstance(resume_run(output, Quiet()), Result)
+    assert isinstance(resume_run(output, SilentConsole()), Result)
     source = weights(base / "run")
     assert all(torch.equal(value, source[n]) for n, value in weights(output).items() if not n.startswith("head"))
 

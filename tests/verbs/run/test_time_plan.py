@@ -13,9 +13,9 @@ from paucal.runs import RunFolder, read_weights
 from paucal.training import Plan, PlanChange, TimePlan
 from paucal.training.clock import RunClock
 from paucal.types import UserError
+from paucal.verbs.run.console import RecordingConsole, SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.time_plan import FILE, add_time_plan, describe_change, store_time_plan, trial_steps
-from paucal.verbs.run.voice import Heard, Quiet
 from paucal.verbs.training.auto_tune import auto_tune
 from paucal.verbs.training.job import TrainingJob
 
@@ -94,23 +94,23 @@ SETTINGS = {
 }
 
 
-def started(output, voice, callbacks=()):
+def started(output, console, callbacks=()):
     given = {**SETTINGS, "output": str(output)}
-    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), voice, callbacks)
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console, callbacks)
 
 
 @pytest.mark.usefixtures("blank_pictures", "at_the_fifth_step")
 def test_run__that_goes_on_after_a_change_ends_as_one_that_was_not_stopped(tmp_path):
-    voice = Heard()
-    whole = started(tmp_path / "whole", voice)
-    assert sum("12 steps instead of" in line for line in voice.said) == 1
+    console = RecordingConsole()
+    whole = started(tmp_path / "whole", console)
+    assert sum("12 steps instead of" in line for line in console.said) == 1
     for stop_at in (5, 8):
         run = tmp_path / f"stopped-{stop_at}"
-        stopped = started(run, Quiet(), [StopAt(stop_at)])
+        stopped = started(run, SilentConsole(), [StopAt(stop_at)])
         assert isinstance(stopped, Stopped)
         assert (stopped.step, stopped.total_steps) == (stop_at, 12)
         assert f"after step {stop_at} of 12" in str(stopped)
-        resumed = resume(TrainingJob(), run, Quiet())
+        resumed = resume(TrainingJob(), run, SilentConsole())
         one, two = (read_weights(RunFolder(result.folder).weights) for result in (whole, resumed))
         assert all(torch.equal(value, two[name]) for name, value in one.items())
         assert [row["train_loss"] for row in resumed.history] == [row["train_loss"] for row in whole.history]
@@ -119,4 +119,4 @@ def test_run__that_goes_on_after_a_change_ends_as_one_that_was_not_stopped(tmp_p
     assert whole.history[-1]["step"] == 12
     assert summary["epochs"] == round(12 / per_epoch, 2) < RunFolder(whole.folder).settings["epochs"]
     assert any("12 were made where" in line for line in summary["remarks"])
-    assert any(f"epochs: {summary['epochs']}, " in line for line in voice.said)
+    assert any(f"epochs: {summary['epochs']}, " in line for line in console.said)

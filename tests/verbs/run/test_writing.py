@@ -11,7 +11,7 @@ from paucal.runs import create_run
 from paucal.runs.lock import LOCK, RunLock
 from paucal.runs.replacing import aside_of, set_aside
 from paucal.types import UserError
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.writing import RunLockCallback, Writing, is_valid_state
 
 
@@ -29,7 +29,7 @@ def failing(problem, work):
     """Write a run with a function that ends with a problem; return the message."""
 
     def write():
-        with Writing(Quiet()) as writing:
+        with Writing(SilentConsole()) as writing:
             work(writing)
 
     with pytest.raises(problem) as caught:
@@ -95,7 +95,7 @@ def test_is_sound__by_skipped_steps(step, skipped, weight, sound):
 
 def test_run__that_ends_well_replaces_the_old_one(tmp_path):
     old = make_run(tmp_path / "run", "old")
-    with Writing(Quiet()) as writing:
+    with Writing(SilentConsole()) as writing:
         writing.begin(str(old.path), True).write_json("summary.json", {"title": "new"})
     assert old.read_json("summary.json")["title"] == "new"
     assert list(tmp_path.iterdir()) == [old.path]

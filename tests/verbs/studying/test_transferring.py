@@ -21,7 +21,7 @@ from paucal.verbs.comparing.cells.scores import scores_of
 from paucal.verbs.comparing.cells.start import start_of, start_settings
 from paucal.verbs.comparing.cells.train import train_cell
 from paucal.verbs.comparing.cells.work import work
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.studying.checks import study_folder
 from paucal.verbs.studying.grids.scenes import LESSON, SCENES, UNFINISHED, draw, draw_all, share_out
 from paucal.verbs.studying.grids.transfer_images import open_marked
@@ -240,9 +240,9 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
 @pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
     folder = draw_all(tmp_path / "drawn", 20, 48) / SCENES
-    first = open_marked(kind, str(folder), Quiet())
+    first = open_marked(kind, str(folder), SilentConsole())
     assert first.training == 20
-    assert open_marked(kind, str(folder), Quiet()) == first
+    assert open_marked(kind, str(folder), SilentConsole()) == first
     if kind == "detect":
         path = folder / "train" / "boxes.json"
         content = json.loads(path.read_text())
@@ -253,4 +253,4 @@ def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
         mask = np.asarray(Image.open(path)).copy()
         mask[[0, 1]] = mask[[1, 0]] if not np.array_equal(mask[0], mask[1]) else 1
         Image.fromarray(mask).save(path)
-    assert open_marked(kind, str(folder), Quiet()).fingerprint != first.fingerprint
+    assert open_marked(kind, str(folder), SilentConsole()).fingerprint != first.fingerprint

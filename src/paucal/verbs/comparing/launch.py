@@ -26,7 +26,7 @@ from paucal.verbs.comparing.preparation import fingerprint_of, prepare_grid
 from paucal.verbs.comparing.run_workers import run_workers
 from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
 from paucal.verbs.comparing.workers.clusters import require_team
-from paucal.verbs.run.voice import Quiet, Voice
+from paucal.verbs.run.console import Console, SilentConsole
 from paucal.wording import counted
 
 
@@ -101,16 +101,20 @@ def compare(
     refuse_varied(shared)
     named = {name: _train_values(values) for name, values in (ways or {}).items()}
     if resume is not None:
-        result = go_on(Path(os.fspath(resume)), asked, Quiet())
+        result = go_on(Path(os.fspath(resume)), asked, SilentConsole())
     else:
-        result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", Quiet())
+        result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", SilentConsole())
     if not result.settled and asked.jobs:
         raise UserError(f"the comparison was stopped; resume with: paucal.compare(resume={str(result.folder)!r}).")
     return result
 
 
 def compare_all(
-    asked: GridSettings, shared: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]], command: str, voice: Voice
+    asked: GridSettings,
+    shared: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Any]],
+    command: str,
+    console: Console,
 ) -> Comparison:
     """Create or extend a grid, and compute it; see `compare`.
 
@@ -119,7 +123,7 @@ def compare_all(
         shared: Settings of `paucal.train` for all runs.
         named: Settings of further arms by name.
         command: Command to store with the grid.
-        voice: Console for messages and progress.
+        console: Console for messages and progress.
     """
     # A stored grid can be shown without workers; they are checked once there is something to compute.
     known = asked.output is not None and is_grid(named_path(asked.output))
@@ -127,15 +131,15 @@ def compare_all(
     arms = make_arms(asked, named)
     threads = torch.get_num_threads()
     try:
-        grid = prepare_grid(asked, arms, shared, command, voice)
+        grid = prepare_grid(asked, arms, shared, command, console)
         if len(arms) == 1 and len(grid.arms) == 1:
-            voice.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
-        return _conclude(grid, asked, voice)
+            console.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
+        return _conclude(grid, asked, console)
     finally:
         torch.set_num_threads(threads)
 
 
-def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
+def go_on(folder: Path, asked: GridSettings, console: Console) -> Comparison:
     """Compute a stored grid.
 
     Raises:
@@ -157,7 +161,7 @@ def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
         require_images(grid, fingerprint_of(grid.shared, grid.arms[0]))
     threads = torch.get_num_threads()
     try:
-        return _conclude(grid, asked, voice)
+        return _conclude(grid, asked, console)
     finally:
         torch.set_num_threads(threads)
 
@@ -185,25 +189,25 @@ def _check(asked: GridSettings, workers: int) -> None:
     require_team(asked.on, asked.slurm, workers)
 
 
-def _conclude(grid: Grid, asked: GridSettings, voice: Voice) -> Comparison:
+def _conclude(grid: Grid, asked: GridSettings, console: Console) -> Comparison:
     again = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
-    settled = run_workers(grid, asked, again, voice)
+    settled = run_workers(grid, asked, again, console)
     found = find(read_grid(grid.folder))
     page = write_findings(found)
-    _print_findings(found, page, voice)
+    _print_findings(found, page, console)
     if not settled:
         left = sum(not state.settled for state in found.states.values())
-        voice.say(f"{counted(left, 'run')} to come; resume with: {again}")
+        console.say(f"{counted(left, 'run')} to come; resume with: {again}")
     return Comparison(grid.folder, found, settled)
 
 
-def _print_findings(found: Findings, page: Path, voice: Voice) -> None:
-    voice.show(terminal_table(found))
+def _print_findings(found: Findings, page: Path, console: Console) -> None:
+    console.show(terminal_table(found))
     for line in [*verdicts(found), *fairness(found), *failures(found)]:
-        voice.say(line)
+        console.say(line)
     if found.failed:
-        voice.say("once the reason is fixed, --retry runs failed ones again")
-    voice.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
+        console.say("once the reason is fixed, --retry runs failed ones again")
+    console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
 
 
 def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from paucal.verbs.comparing.fingerprint import fingerprint
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.comparing.workers.clock import seconds_of_run
 from paucal.verbs.comparing.workers.clusters import slurm_options
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import find_images
 from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
 from paucal.verbs.run.start_weights import NONE, plain_init
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.job import TrainingJob
 
 SEEDS = (0, 1, 2)
@@ -38,7 +38,7 @@ def prepare_grid(
     arms: Sequence[Arm],
     shared: Mapping[str, Any],
     command: str,
-    voice: Voice,
+    console: Console,
     absent: Mapping[str, Any] | None = None,
     before: Callable[[Grid], object] | None = None,
 ) -> Grid:
@@ -49,7 +49,7 @@ def prepare_grid(
         arms: Ways to train.
         shared: Settings of all runs, as given.
         command: Command to store with the grid.
-        voice: Console for progress.
+        console: Console for progress.
         absent: Settings that replace what does not exist yet, such as the weights that a run starts from.
         before: Called with the new grid after all checks, before workers can see it.
 
@@ -69,7 +69,7 @@ def prepare_grid(
     grid = new if old is None else merge_grids(old, new)
     torch.set_num_threads(threads)
     known = {} if old is None else old.forecast
-    found = _forecast(grid, [arm for arm in grid.arms if arm.name not in known], voice, absent or {})
+    found = _forecast(grid, [arm for arm in grid.arms if arm.name not in known], console, absent or {})
     forecast = {**known, **found}
     if before is not None:
         before(grid)
@@ -112,17 +112,17 @@ def store_grid(folder: Path, new: Grid) -> Grid:
         lock.release()
 
 
-def _forecast(grid: Grid, arms: Sequence[Arm], voice: Voice, absent: Mapping[str, Any]) -> dict[str, float]:
+def _forecast(grid: Grid, arms: Sequence[Arm], console: Console, absent: Mapping[str, Any]) -> dict[str, float]:
     """Assemble a run of every arm, which finds errors before anything is trained, and time a few of its steps."""
     found: dict[str, float] = {}
-    with voice.progress("measuring") as advance:
+    with console.progress("measuring") as advance:
         for number, arm in enumerate(arms):
             values = {**absent, **of_verb(settings_of(grid.shared, arm)), "seed": grid.seeds[0]}
             values |= {"lr": grid.rates[0]} if grid.rates else {}
             job, given = TrainingJob(), dict.fromkeys(values, "given")
             try:
                 settings, origin = job.check(_settings(values), given)
-                made = job.assemble(job.pin(settings), origin, voice.progress)
+                made = job.assemble(job.pin(settings), origin, console.progress)
             except UserError as problem:
                 raise UserError(f"{arm.name}: {problem}") from problem
             if grid.rates and not len(made.prepared.part("val")):

@@ -14,18 +14,18 @@ from paucal.verbs.comparing.workers.clock import describe_work
 from paucal.verbs.comparing.workers.clusters import Ray, Slurm
 from paucal.verbs.comparing.workers.progress_reporter import ProgressReporter
 from paucal.verbs.comparing.workers.teams import Processes, Team
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.wording import counted
 
 
-def run_workers(grid: Grid, asked: GridSettings, again: str, voice: Voice) -> bool:
+def run_workers(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
     """Let workers compute the open cells of a stored grid.
 
     Args:
         grid: Stored grid.
         asked: Number and kind of the workers.
         again: Command that resumes the grid.
-        voice: Console for messages and progress.
+        console: Console for messages and progress.
 
     Returns:
         Whether all cells are settled.
@@ -34,32 +34,32 @@ def run_workers(grid: Grid, asked: GridSettings, again: str, voice: Voice) -> bo
         KeyboardInterrupt: It was stopped, and has printed how to resume.
     """
     if asked.retry:
-        _clear_failures(grid, voice)
+        _clear_failures(grid, console)
     settled = all(state_of(cell).settled for cell in cells_of(grid))
     if settled or not asked.jobs:
         return settled
     try:
-        return _compute(grid, asked, again, voice)
+        return _compute(grid, asked, again, console)
     except KeyboardInterrupt:
-        voice.say(f"stopped; resume with: {again}")
+        console.say(f"stopped; resume with: {again}")
         raise
 
 
-def _compute(grid: Grid, asked: GridSettings, again: str, voice: Voice) -> bool:
-    reporter = ProgressReporter(voice, asked.jobs)
-    voice.say(describe_work(reporter.look(grid), asked.jobs))
-    voice.say(f"results go to {grid.folder}; an interrupt loses nothing, and a second call adds workers: {again}")
+def _compute(grid: Grid, asked: GridSettings, again: str, console: Console) -> bool:
+    reporter = ProgressReporter(console, asked.jobs)
+    console.say(describe_work(reporter.look(grid), asked.jobs))
+    console.say(f"results go to {grid.folder}; an interrupt loses nothing, and a second call adds workers: {again}")
     if asked.on == "here" and asked.jobs == 1:
-        return work(grid.folder, lambda cell, threads: train_cell(cell, threads, voice), reporter.look)
+        return work(grid.folder, lambda cell, threads: train_cell(cell, threads, console), reporter.look)
     while True:
         team = _team(grid, asked)
-        voice.say(f"started {team.describe()}")
+        console.say(f"started {team.describe()}")
         _watch(grid, team, reporter)
         if all(state_of(cell).settled for cell in cells_of(read_grid(grid.folder))):
             return True
         if not team.lost:
             return False
-        voice.say(f"note: {counted(team.lost, 'worker')} crashed; new ones take over")
+        console.say(f"note: {counted(team.lost, 'worker')} crashed; new ones take over")
 
 
 def _team(grid: Grid, asked: GridSettings) -> Team:
@@ -82,9 +82,9 @@ def _watch(grid: Grid, team: Team, reporter: ProgressReporter) -> None:
     reporter.look(read_grid(grid.folder))
 
 
-def _clear_failures(grid: Grid, voice: Voice) -> None:
+def _clear_failures(grid: Grid, console: Console) -> None:
     failed = [cell for cell in cells_of(grid) if state_of(cell).name == "failed"]
     for cell in failed:
         clear_failure(cell)
     if failed:
-        voice.say(f"trying {counted(len(failed), 'failed run')} again")
+        console.say(f"trying {counted(len(failed), 'failed run')} again")

@@ -25,9 +25,9 @@ from paucal.transfer.detection.pictures import SHOWN, at_width, draw_found, mist
 from paucal.types import UserError
 from paucal.verbs.detecting.assembly import AssembledDetection
 from paucal.verbs.detecting.loaders import SCORE, ordered_loader
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.run.voice import Voice
 
 EVALUATION = "detection"
 DRAWN = 9  # images on a page
@@ -69,13 +69,13 @@ class DetectResult(FinishedRun):
         raise UserError(f"{str(self.folder)!r} is a detector: call paucal.detect_objects(run, images).")
 
 
-def conclude(run: RunFolder, assembled: AssembledDetection, outcome: Outcome, voice: Voice) -> DetectResult:
+def conclude(run: RunFolder, assembled: AssembledDetection, outcome: Outcome, console: Console) -> DetectResult:
     """Judge the kept detector on the test images, which nothing has looked at before, and write everything down."""
     wait_for_all()  # the first process has written the model
     indices = [int(index) for index in assembled.prepared.part("test")]
     device = torch.device(assembled.settings.device or "cpu")
     detector, card = load_detector(run, device)
-    with voice.progress("judging") as advance:
+    with console.progress("judging") as advance:
         loader = ordered_loader(assembled, assembled.prepared.part("test"), card)
         answers = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
     found, truth = [answers[index] for index in indices], [assembled.images.of(index) for index in indices]
@@ -86,7 +86,7 @@ def conclude(run: RunFolder, assembled: AssembledDetection, outcome: Outcome, vo
     if rank() == 0:
         _write(run, assembled, outcome, result, found, judged)
         for line in closing_lines(run, assembled, outcome, result):
-            voice.say(line)
+            console.say(line)
     return result
 
 

@@ -16,10 +16,10 @@ from paucal.verbs.detecting.conclusion import DetectResult, conclude
 from paucal.verbs.detecting.loaders import MISSED, SCORE, train_loader, validation
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.timing import find_length
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
-from paucal.verbs.run.voice import Voice
 
 START = 1e-3  # of the peak, at the first step of the published warm-up
 
@@ -41,7 +41,7 @@ class DetectionWatcher(Watcher[AssembledDetection]):
         scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED]
         parts = [f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
         parts += [f"val: {', '.join(scores)}"] if scores else []
-        self.voice.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
+        self.console.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
 
 
 class DetectionJob:
@@ -71,27 +71,27 @@ class DetectionJob:
         """Open the images, choose what was left open, build the detector."""
         return assemble(settings, given, bars, run)
 
-    def announce(self, assembled: AssembledDetection, voice: Voice) -> None:
+    def announce(self, assembled: AssembledDetection, console: Console) -> None:
         """Say what will be trained, on what, and why the settings are what they are."""
         boxed, counts = assembled.images, assembled.prepared.counts()
         boxes = boxed.count(range(len(boxed.images)))
-        voice.say(
+        console.say(
             f"data: {boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {len(boxed.classes)} classes; "
             f"{counts['train']} images to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        voice.say(f"split: {assembled.prepared.split.description}")
-        voice.say(f"model: {assembled.describe()}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {assembled.prepared.split.description}")
+        console.say(f"model: {assembled.describe()}")
+        console.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
     def needs_planning(self, assembled: AssembledDetection) -> bool:
         """Return whether the run has a time and no length yet."""
         return assembled.settings.time is not None and assembled.settings.steps is None
 
-    def plan(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, assembled: AssembledDetection, console: Console) -> bool:
         """Measure a few steps and plan the length."""
-        voice.say("timing a few steps on this machine")
+        console.say("timing a few steps on this machine")
         with memory_advice(assembled.plan):
-            find_length(run, assembled, voice)
+            find_length(run, assembled, console)
         return True
 
     def write_beginning(self, run: RunFolder, assembled: AssembledDetection) -> None:
@@ -117,15 +117,20 @@ class DetectionJob:
             average_decay=settings.average or None,
         )
 
-    def watcher(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> DetectionWatcher:
+    def watcher(self, run: RunFolder, assembled: AssembledDetection, console: Console) -> DetectionWatcher:
         """Return who scores the detector."""
-        return DetectionWatcher(assembled, voice)
+        return DetectionWatcher(assembled, console)
 
     def conclude(
-        self, run: RunFolder, assembled: AssembledDetection, outcome: Outcome, watcher: DetectionWatcher, voice: Voice
+        self,
+        run: RunFolder,
+        assembled: AssembledDetection,
+        outcome: Outcome,
+        watcher: DetectionWatcher,
+        console: Console,
     ) -> DetectResult:
         """Judge the best detector on the test images and write everything down."""
-        return conclude(run, assembled, outcome, voice)
+        return conclude(run, assembled, outcome, console)
 
 
 def _schedule(settings: DetectSettings, steps: int, warmup: int, per_pass: int) -> CosineWarmup | WarmupThenSteps:

@@ -14,12 +14,12 @@ from paucal.transfer.detection.judging import detect_all
 from paucal.types import Batch, Progress, UserError
 from paucal.verbs.detecting.assembly import AssembledDetection
 from paucal.verbs.detecting.loaders import ordered_loader, scores_of, train_loader
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.resuming import store_changes
 from paucal.verbs.run.start_time import start_time
 from paucal.verbs.run.time_plan import store_time_plan, suit_threads, trial_steps
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.run.voice import Voice
 
 STEPS = 4  # that are timed, after one that is not
 LOOKED_AT = 4  # images that are judged
@@ -134,7 +134,7 @@ def planned(pace: Pace, left: float, counts: dict[str, int], passes: float, most
     return Length(steps, every, steps * pace.step + looks * look + ending)
 
 
-def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> None:
+def find_length(run: RunFolder, assembled: AssembledDetection, console: Console) -> None:
     """Plan the length of a run for its time, and store it with the run.
 
     Raises:
@@ -165,4 +165,4 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     )
     store_time_plan(run, time_plan)
     store_changes(run, changed, origins(changed, free, reasons))
-    voice.say(f"plan: {words}; about {duration(found.seconds)} from now, until {finish(found.seconds)}")
+    console.say(f"plan: {words}; about {duration(found.seconds)} from now, until {finish(found.seconds)}")

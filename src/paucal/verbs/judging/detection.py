@@ -28,8 +28,8 @@ from paucal.types import UserError
 from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import Advance, decoded, reading_for
-from paucal.verbs.run.voice import Voice
 from paucal.wording import counted
 
 TOGETHER = 4  # images in a forward pass, which are padded to the largest of them
@@ -60,7 +60,7 @@ class DetectedSet:
     mask_per_class: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[DetectedSet]:
+def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
     """Judge the detector of a run on each set of images with boxes, on its own where there is none.
 
     Raises:
@@ -72,19 +72,19 @@ def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voic
     detector, card = load_detector(run, device)
     found = []
     for target in data or [None]:
-        boxed, indices = _images(run, target, settings, card, voice)
+        boxed, indices = _images(run, target, settings, card, console)
         judged = [int(index) for index in indices]
-        with voice.progress("evaluating") as advance:
+        with console.progress("evaluating") as advance:
             progress = partial(_advance, advance, len(judged))
             answers = detect_all(detector, _loader(boxed, indices, card, settings), device, progress)
         folder = report_folder(run, target, data, settings)
         found.append(_record(folder, card, boxed, judged, [answers[index] for index in judged]))
-        _tell(found[-1], voice)
+        _tell(found[-1], console)
     return found
 
 
 def _images(
-    run: RunFolder, target: str | None, settings: EvalSettings, card: DetectorCard, voice: Voice
+    run: RunFolder, target: str | None, settings: EvalSettings, card: DetectorCard, console: Console
 ) -> tuple[BoxedImages, NDArray[np.int64]]:
     """Return images whose boxes have the detector's numbers of classes, and the positions to judge."""
     place = target if target is not None else run.settings.get("data")
@@ -92,12 +92,12 @@ def _images(
         raise UserError(f"{str(run.path)!r} does not say on which images it was trained: give DATA.")
     boxed = with_classes(open_boxed(place), card.classes)
     for note in boxed.images.notes if target is not None else ():
-        voice.say(f"note: {note}")
-    with voice.progress("reading images") as advance:
+        console.say(f"note: {note}")
+    with console.progress("reading images") as advance:
         reading = reading_for([max(card.resize_to)], WHOLE)
         boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
     judged = choose_judged(run, boxed.images, settings.part, target)
-    say_notes(voice, boxed.images, card.preprocessing.reading, judged)
+    say_notes(console, boxed.images, card.preprocessing.reading, judged)
     return boxed, judged.positions
 
 
@@ -149,9 +149,9 @@ def _record(
     return DetectedSet(boxed.images.name, len(indices), *parts, folder, judged.mask_per_class)
 
 
-def _tell(one: DetectedSet, voice: Voice) -> None:
+def _tell(one: DetectedSet, console: Console) -> None:
     known = sorted((value, name) for name, value in one.per_class.items() if value is not None)
     worst = ", ".join(f"{name} {value:.3f}" for value, name in known[:WORST])
     words = ", ".join(f"{title} {told(one.scores[name])}" for name, title in TITLES.items() if name in one.scores)
-    voice.say(f"{one.data}: {words} on {counted(one.images, 'image')}; tables and pictures lie in {one.folder}")
-    voice.say(f"AP by class, the weakest first: {worst}")
+    console.say(f"{one.data}: {words} on {counted(one.images, 'image')}; tables and pictures lie in {one.folder}")
+    console.say(f"AP by class, the weakest first: {worst}")

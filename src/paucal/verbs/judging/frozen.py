@@ -34,9 +34,9 @@ from paucal.verbs.judging.models import find_run, open_subject
 from paucal.verbs.judging.pages import renew_report
 from paucal.verbs.judging.pictures import draw_matches, draw_scores, no_matches
 from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import reading_for
 from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.voice import Voice
 
 SUITE = "table9"
 MOST_COMPARED = MOST_MODELS - 2  # beside the one that is judged and the random one
@@ -58,7 +58,12 @@ class FrozenTable:
 
 
 def judge_frozen(
-    model: str, data: Sequence[str], protocols: Sequence[Protocol], settings: EvalSettings, folder: Path, voice: Voice
+    model: str,
+    data: Sequence[str],
+    protocols: Sequence[Protocol],
+    settings: EvalSettings,
+    folder: Path,
+    console: Console,
 ) -> FrozenTable:
     """Judge a model, those to compare it with and the random one; print and store the table.
 
@@ -68,7 +73,7 @@ def judge_frozen(
         protocols: which.
         settings: of the protocols, the images and the machine.
         folder: for the table.
-        voice: what is told.
+        console: what is told.
 
     Raises:
         UserError: a model or a data set is not there, or does not suit a protocol; or a model has no such features.
@@ -81,33 +86,33 @@ def judge_frozen(
     for subject in subjects:
         check_batch(_together(settings, subject), subject.preprocessing.image_size)
         _require_features(subject, settings, protocols)
-    _introduce(subjects, voice)
+    _introduce(subjects, console)
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
     drawn: JudgedData | None = None
-    for one in _opened(data, run, settings, voice, _reading(subjects)):
-        one = _without_seen(one, model, voice)
-        seen = _seen(one, [model, *(settings.compare or [])], voice)
+    for one in _opened(data, run, settings, console, _reading(subjects)):
+        one = _without_seen(one, model, console)
+        seen = _seen(one, [model, *(settings.compare or [])], console)
         asked = _suiting(protocols, one) if SUITE in data else protocols
-        outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
+        outcomes = {subject.name: judge(subject, one, asked, options, console.progress) for subject in subjects}
         rows += compare(one.name, outcomes, Resampling(settings.seed, settings.bootstrap))
         facts = {"classes": one.n_classes, "metric": one.metric, "how": one.how, "seen_unlabelled": seen}
         sets.append({"name": one.name, **one.counts(), **facts})
         drawn = drawn or (one if "correspondence" in asked else None)
     if not rows:
         raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
-    _show(rows, voice)
+    _show(rows, console)
     about = _about(subjects, sets, settings, protocols)
     store_table(folder, rows, about)
     draw_scores(folder, rows, about["level"])
     if drawn is None:
         no_matches(folder)
     else:
-        draw_matches(folder, subjects[0], drawn, options, voice.say)
-    voice.say(f"the table and its pictures lie in {folder}")
+        draw_matches(folder, subjects[0], drawn, options, console.say)
+    console.say(f"the table and its pictures lie in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
-        renew_report(run, voice.say)
+        renew_report(run, console.say)
     return FrozenTable(rows, about, folder)
 
 
@@ -124,24 +129,24 @@ def _reading(subjects: Sequence[Subject]) -> Reading:
 
 
 def _opened(
-    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, voice: Voice, reading: Reading
+    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading
 ) -> Iterator[JudgedData]:
     """Open one data set after the other; those of a suite that are not there are left out with a note."""
     for target in _targets(data) or [None]:
         try:
-            one = open_data(target, run, settings, settings, voice, reading)
+            one = open_data(target, run, settings, settings, console, reading)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
-            voice.say(f"left out: {problem}")
+            console.say(f"left out: {problem}")
             continue
         for note in (*one.images.notes, *depth_notes(one.images, reading)):
-            voice.say(f"note: {note}")
-        voice.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
+            console.say(f"note: {note}")
+        console.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
         yield one
 
 
-def _without_seen(data: JudgedData, model: str, voice: Voice) -> JudgedData:
+def _without_seen(data: JudgedData, model: str, console: Console) -> JudgedData:
     """Leave out the test images whose labels the judged model knows, and say so.
 
     Raises:
@@ -156,14 +161,14 @@ def _without_seen(data: JudgedData, model: str, voice: Voice) -> JudgedData:
     if not len(left):
         require_unseen(model, run, data.images, test)
     elif len(left) < len(test):
-        voice.say(
+        console.say(
             f"note: left out {len(test) - len(left)} of the {len(test)} test images of {data.name}, which {model}, or "
             f"a run it began with, was trained on or chosen by: {len(left)} remain"
         )
     return replace(data, parts={**data.parts, "test": left})
 
 
-def _seen(data: JudgedData, models: Sequence[str], voice: Voice) -> dict[str, list[str]]:
+def _seen(data: JudgedData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
     """Say how many test images the pre-training of each model has seen; return the sentences.
 
     Raises:
@@ -174,7 +179,7 @@ def _seen(data: JudgedData, models: Sequence[str], voice: Voice) -> dict[str, li
         require_unseen(name, run, data.images, test)
     said = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
     for text in dict.fromkeys(text for texts in said.values() for text in texts):
-        voice.say(text)
+        console.say(text)
     return said
 
 
@@ -183,16 +188,16 @@ def _suiting(protocols: Sequence[Protocol], data: JudgedData) -> Sequence[Protoc
     return protocols if data.labels.ndim == 1 else [name for name in protocols if name in SEVERAL_CLASSES]
 
 
-def _introduce(subjects: Sequence[Subject], voice: Voice) -> None:
+def _introduce(subjects: Sequence[Subject], console: Console) -> None:
     for subject in subjects:
         size = f"{subject.parameters / 1e6:.2f} M parameters"
-        voice.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
+        console.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
 
 
-def _show(rows: Sequence[Row], voice: Voice) -> None:
-    voice.show(protocol_table(rows, Resampling().level))
+def _show(rows: Sequence[Row], console: Console) -> None:
+    console.show(protocol_table(rows, Resampling().level))
     for text in remarks(rows):
-        voice.say(text)
+        console.say(text)
 
 
 def _require_sense(settings: FrozenSettings) -> None:

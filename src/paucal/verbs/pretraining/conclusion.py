@@ -21,9 +21,9 @@ from paucal.verbs.pretraining.assembly import AssembledPretraining
 from paucal.verbs.pretraining.crops import describe_crops
 from paucal.verbs.pretraining.monitor import NAME
 from paucal.verbs.pretraining.stage_watch import StageWatch
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.run.voice import Voice
 from paucal.wording import counted, percent
 
 
@@ -49,7 +49,7 @@ class PretrainResult(FinishedRun):
 
 
 def conclude(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, stage_watch: StageWatch, voice: Voice
+    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, stage_watch: StageWatch, console: Console
 ) -> PretrainResult:
     """Draw the curves and write the results on the first process, while the others wait."""
     last = outcome.rows[-1] if outcome.rows else {}
@@ -64,7 +64,7 @@ def conclude(
         run.write_json("summary.json", summary(run, assembled, outcome, verdict, stage_watch))
         page = write_pretraining_report(run.path)
         for line in closing_lines(run, assembled, outcome, verdict, page):
-            voice.say(line)
+            console.say(line)
     wait_for_all()
     return PretrainResult(run.path, last, verdict, outcome.seconds)
 

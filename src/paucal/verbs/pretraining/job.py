@@ -18,12 +18,12 @@ from paucal.verbs.pretraining.conclusion import PretrainResult, conclude
 from paucal.verbs.pretraining.crops import views
 from paucal.verbs.pretraining.stage_watch import StageWatch
 from paucal.verbs.pretraining.stages import add_parameters, lacks_parameters
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import step_loader
 from paucal.verbs.run.processes import is_first
 from paucal.verbs.run.start_weights import pin_start, plain_init
-from paucal.verbs.run.voice import Voice
 
 
 class PretrainingJob:
@@ -58,18 +58,20 @@ class PretrainingJob:
             add_parameters(run, assembled.objective)
         return assembled
 
-    def announce(self, assembled: AssembledPretraining, voice: Voice) -> None:
+    def announce(self, assembled: AssembledPretraining, console: Console) -> None:
         """Print the data, the model, and the settings with their reasons."""
         images, split = assembled.prepared.images, assembled.prepared.split
-        voice.say(f"images: {images.name}, {len(assembled.prepared.part('train'))} to learn from ({split.description})")
-        voice.say(f"model: {assembled.describe()}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(
+            f"images: {images.name}, {len(assembled.prepared.part('train'))} to learn from ({split.description})"
+        )
+        console.say(f"model: {assembled.describe()}")
+        console.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
     def needs_planning(self, assembled: AssembledPretraining) -> bool:
         """Return False: the length of the run is given."""
         return False
 
-    def plan(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, assembled: AssembledPretraining, console: Console) -> bool:
         """Do nothing: the length of the run is given."""
         return True
 
@@ -91,15 +93,15 @@ class PretrainingJob:
         """Return the optimizer and its schedule."""
         return optimization(assembled.settings, assembled.plan)
 
-    def watcher(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> StageWatch:
+    def watcher(self, run: RunFolder, assembled: AssembledPretraining, console: Console) -> StageWatch:
         """Return the watcher for collapse and for the next stage."""
-        return StageWatch(run, assembled, voice)
+        return StageWatch(run, assembled, console)
 
     def conclude(
-        self, run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watcher: StageWatch, voice: Voice
+        self, run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watcher: StageWatch, console: Console
     ) -> PretrainResult:
         """Draw the curves and write the results."""
-        return conclude(run, assembled, outcome, watcher, voice)
+        return conclude(run, assembled, outcome, watcher, console)
 
 
 def _statistics(assembled: AssembledPretraining) -> Normalisation:

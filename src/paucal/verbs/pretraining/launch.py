@@ -12,8 +12,8 @@ from paucal.settings.values import shows_settings
 from paucal.verbs.pretraining.conclusion import PretrainResult
 from paucal.verbs.pretraining.job import PretrainingJob
 from paucal.verbs.run import life
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.life import Stopped
-from paucal.verbs.run.voice import Voice
 
 
 @shows_settings(PretrainSettings)
@@ -48,14 +48,14 @@ def pretrain(
 
 
 def pretrain_run(
-    settings: PretrainSettings, given: Mapping[str, str], voice: Voice, callbacks: Sequence[Callback] = ()
+    settings: PretrainSettings, given: Mapping[str, str], console: Console, callbacks: Sequence[Callback] = ()
 ) -> PretrainResult | Stopped:
     """Start a pre-training run; see `life.begin`."""
-    return life.begin(PretrainingJob(), settings, given, voice, callbacks)
+    return life.begin(PretrainingJob(), settings, given, console, callbacks)
 
 
 def resume_pretraining(
-    path: str | Path, voice: Voice, changes: Mapping[str, Any] | None = None, callbacks: Sequence[Callback] = ()
+    path: str | Path, console: Console, changes: Mapping[str, Any] | None = None, callbacks: Sequence[Callback] = ()
 ) -> PretrainResult | Stopped:
     """Resume a stopped run; see `life.resume`."""
-    return life.resume(PretrainingJob(), path, voice, changes, callbacks)
+    return life.resume(PretrainingJob(), path, console, changes, callbacks)

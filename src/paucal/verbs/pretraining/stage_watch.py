@@ -12,9 +12,9 @@ from paucal.training import Watch, checkpoint_rows
 from paucal.verbs.pretraining.assembly import AssembledPretraining
 from paucal.verbs.pretraining.collapse_watcher import CollapseWatcher
 from paucal.verbs.pretraining.monitor import NAME
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.job import Watcher
 from paucal.verbs.run.resuming import store_changes
-from paucal.verbs.run.voice import Voice
 
 MOST_ROLLBACKS = 2
 HEALTHY = "healthy.ckpt"
@@ -28,13 +28,13 @@ class StageWatch(Watcher[AssembledPretraining]):
     Args:
         run: Run folder.
         assembled: Setup of the stage.
-        voice: Console for messages.
+        console: Console for messages.
     """
 
     scores_start = True
 
-    def __init__(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> None:
-        super().__init__(assembled, voice)
+    def __init__(self, run: RunFolder, assembled: AssembledPretraining, console: Console) -> None:
+        super().__init__(assembled, console)
         self.run = run
         settings, self.method = assembled.settings, method_of(assembled.settings)
         scale = health_scale(assembled)
@@ -42,7 +42,7 @@ class StageWatch(Watcher[AssembledPretraining]):
         def judge(rows: Sequence[Mapping[str, float]], patience: int | None) -> Verdict | None:
             return self.method.judge(settings, rows, scale, patience)
 
-        self.watcher = CollapseWatcher(settings.on_collapse, judge, voice.say)
+        self.watcher = CollapseWatcher(settings.on_collapse, judge, console.say)
         for row in checkpoint_rows(run.last):  # later rows of `metrics.csv` are computed again
             self.watcher.look(row, silent=True)
         self._verdict: Verdict | None = None
@@ -62,7 +62,7 @@ class StageWatch(Watcher[AssembledPretraining]):
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool:
         """Print the results of an epoch; return whether the run has to stop here."""
-        self.voice.on_epoch(epoch, epochs, row)
+        self.console.on_epoch(epoch, epochs, row)
         settings = self.assembled.settings
         self._verdict = self.watcher.look(row)
         if self._verdict is None and not self.watcher.suspicious:
@@ -90,7 +90,7 @@ class StageWatch(Watcher[AssembledPretraining]):
         if self._can_roll_back():
             self._roll_back()
         else:
-            self.voice.say(self.method.stage_news)
+            self.console.say(self.method.stage_news)
 
     def stop_message(self) -> list[str]:
         """Return why the run stays stopped, and what to do."""
@@ -124,7 +124,7 @@ class StageWatch(Watcher[AssembledPretraining]):
         # Rows after the healthy state must not affect later verdicts.
         self.run.write_rows(checkpoint_rows(self.run.last))
         values = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in changes.items())
-        self.voice.say(f"{reason}: back to the last healthy state, with {values}")
+        self.console.say(f"{reason}: back to the last healthy state, with {values}")
 
 
 def health_scale(assembled: AssembledPretraining) -> HealthScale:

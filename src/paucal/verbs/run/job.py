@@ -9,9 +9,9 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Optimization, Outcome, Watch
 from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.images import Advance
-from paucal.verbs.run.voice import Voice
 
 A = TypeVar("A", bound=Assembled[Any])
 S = TypeVar("S", bound=JobSettings)
@@ -27,13 +27,13 @@ class Watcher(Generic[A]):
 
     Args:
         assembled: Setup of the run.
-        voice: Console for messages.
+        console: Console for messages.
     """
 
     scores_start = False
 
-    def __init__(self, assembled: A, voice: Voice) -> None:
-        self.assembled, self.voice = assembled, voice
+    def __init__(self, assembled: A, console: Console) -> None:
+        self.assembled, self.console = assembled, console
 
     def watch(self) -> Watch | None:
         """Return how weights are scored after each epoch; None without validation."""
@@ -44,7 +44,7 @@ class Watcher(Generic[A]):
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
         """Print the results of an epoch; return True to save and stop the run."""
-        self.voice.on_epoch(epoch, epochs, row)
+        self.console.on_epoch(epoch, epochs, row)
 
     @property
     def should_restart(self) -> bool:
@@ -91,7 +91,7 @@ class Job(Protocol[S, R]):
         """
         ...
 
-    def announce(self, assembled: Any, voice: Voice) -> None:
+    def announce(self, assembled: Any, console: Console) -> None:
         """Print the data, the model, and the settings with their reasons."""
         ...
 
@@ -103,7 +103,7 @@ class Job(Protocol[S, R]):
         """Return whether measurements have to decide the length of the run; the same on all processes."""
         ...
 
-    def plan(self, run: RunFolder, assembled: Any, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, assembled: Any, console: Console) -> bool:
         """Choose the length on the first process and store it in the run; return False if a signal stopped it."""
         ...
 
@@ -115,10 +115,10 @@ class Job(Protocol[S, R]):
         """Return the optimizer and its schedule."""
         ...
 
-    def watcher(self, run: RunFolder, assembled: Any, voice: Voice) -> Any:
+    def watcher(self, run: RunFolder, assembled: Any, console: Console) -> Any:
         """Return the `Watcher` of the run."""
         ...
 
-    def conclude(self, run: RunFolder, assembled: Any, outcome: Outcome, watcher: Any, voice: Voice) -> R:
+    def conclude(self, run: RunFolder, assembled: Any, outcome: Outcome, watcher: Any, console: Console) -> R:
         """Evaluate the model, draw, write the results and print them."""
         ...

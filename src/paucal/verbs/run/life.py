@@ -23,6 +23,7 @@ from paucal.settings.values import from_python, given_names
 from paucal.training import Outcome, Records, checkpoint_position, fit
 from paucal.types import UserError
 from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.console import Console, NullConsole, SilentConsole
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.job import Job, Watcher
 from paucal.verbs.run.loggers.filling import Loggers
@@ -42,7 +43,6 @@ from paucal.verbs.run.resuming import places_of, reopen, store_changes, stored_s
 from paucal.verbs.run.start_time import count_time_from
 from paucal.verbs.run.start_weights import RECORD
 from paucal.verbs.run.time_plan import add_time_plan, describe_change
-from paucal.verbs.run.voice import Mute, Quiet, Voice
 from paucal.verbs.run.writing import Writing
 
 S = TypeVar("S", bound=JobSettings)
@@ -74,7 +74,7 @@ def begin(
     job: Job[S, R],
     settings: S,
     given: Mapping[str, str],
-    voice: Voice,
+    console: Console,
     callbacks: Sequence[Callback] = (),
     start: float | None = None,
 ) -> R | Stopped:
@@ -84,7 +84,7 @@ def begin(
         job: Kind of run.
         settings: Settings as given; None for those left open.
         given: Origin of each setting that was given.
-        voice: Console for messages and progress.
+        console: Console for messages and progress.
         callbacks: Further Lightning callbacks.
         start: `time.monotonic()` of the start of the run's time; None for now.
 
@@ -100,22 +100,22 @@ def begin(
     setups: list[Assembled[S]] = []
 
     def create() -> Path:
-        setup = _check_and_assemble(job, settings, given, voice)
+        setup = _check_and_assemble(job, settings, given, console)
         setups.append(setup)
         require_guard(setup.settings.workers)
-        job.announce(setup, voice)
+        job.announce(setup, console)
         run = writing.begin(setup.settings.output, setup.settings.overwrite)
         _write_start(job, run, setup)
         return run.path
 
-    with count_time_from(start), own_threads(), Writing(voice) as writing:
-        return _execute(job, RunFolder(broadcast_path(create)), setups[0], voice, [*callbacks, *writing.callbacks()])
+    with count_time_from(start), own_threads(), Writing(console) as writing:
+        return _execute(job, RunFolder(broadcast_path(create)), setups[0], console, [*callbacks, *writing.callbacks()])
 
 
 def resume(
     job: Job[S, R],
     path: str | Path,
-    voice: Voice,
+    console: Console,
     changes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> R | Stopped:
@@ -124,7 +124,7 @@ def resume(
     Args:
         job: Kind of run.
         path: Run folder, or a folder of runs whose newest run is resumed.
-        voice: Console for messages and progress.
+        console: Console for messages and progress.
         changes: Settings to change: those in `CHANGEABLE`, which do not change the result, and the paths of images
             and other inputs that have moved.
         callbacks: Further Lightning callbacks.
@@ -140,18 +140,18 @@ def resume(
     def reopen_run() -> Path:
         run, settings, origin = reopen(path, changes or {}, job)
         writing.go_on(run)
-        setup = _reassemble(job, run, settings, origin, voice)
+        setup = _reassemble(job, run, settings, origin, console)
         setups.append(setup)
         if set(changes or {}) & set(places_of(job)):
             require_same_images(run.split, setup.prepared.images)
-        job.announce(setup, voice)
+        job.announce(setup, console)
         if changes:  # only now: an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
-    with count_time_from(None), own_threads(), Writing(voice) as writing:
+    with count_time_from(None), own_threads(), Writing(console) as writing:
         run = RunFolder(broadcast_path(reopen_run))
-        return _execute(job, run, setups[0], voice, [*callbacks, *writing.callbacks()])
+        return _execute(job, run, setups[0], console, [*callbacks, *writing.callbacks()])
 
 
 def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path | None, name: str) -> R:
@@ -171,9 +171,9 @@ def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path
     note_late_import()
     with kept_memory():
         if resumed is None:
-            result = begin(job, typed, dict.fromkeys(given, "given"), Quiet())
+            result = begin(job, typed, dict.fromkeys(given, "given"), SilentConsole())
         else:
-            result = resume(job, resumed, Quiet(), {word: getattr(typed, word) for word in given})
+            result = resume(job, resumed, SilentConsole(), {word: getattr(typed, word) for word in given})
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result
@@ -181,7 +181,7 @@ def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path
 
 def show_config(job: Job[S, Any], settings: S, given: Mapping[str, str]) -> str:
     """Return all settings as YAML for `--config`, each with its reason, without training or writing anything."""
-    assembled = _check_and_assemble(job, replace(settings, output=None), given, Quiet())
+    assembled = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
     return "".join(
         f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {assembled.origin[name]}\n"
         if not isinstance(value, list)
@@ -197,23 +197,25 @@ def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict
     return {**values, "init": "none" if from_scratch else values["init"]}
 
 
-def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], voice: Voice) -> Assembled[S]:
+def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], console: Console) -> Assembled[S]:
     settings, given = job.check(settings, given)
     check_loggers(settings.logger)
-    settings = job.pin(resolve_output(settings, job.reads, voice))
-    return job.assemble(settings, given, voice.progress)
+    settings = job.pin(resolve_output(settings, job.reads, console))
+    return job.assemble(settings, given, console.progress)
 
 
-def _reassemble(job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], voice: Voice) -> Assembled[S]:
+def _reassemble(
+    job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console
+) -> Assembled[S]:
     """Assemble an existing run at its current state."""
-    return replace(job.assemble(settings, origin, voice.progress, run), origin=origin)
+    return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
 
 
 def _follow(job: Job[S, R], callbacks: Sequence[Callback]) -> R | Stopped:
     """Join the run that the first process opened."""
-    run, voice = RunFolder(receive_path()), Mute()
+    run, console = RunFolder(receive_path()), NullConsole()
     settings, origin = stored_settings(run, job.kind, job.verb)
-    return _execute(job, run, _reassemble(job, run, settings, origin, voice), voice, callbacks)
+    return _execute(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
 
 
 def _write_start(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) -> None:
@@ -228,47 +230,47 @@ def _write_start(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) -> N
 
 
 def _execute(
-    job: Job[S, R], run: RunFolder, assembled: Assembled[S], voice: Voice, callbacks: Sequence[Callback]
+    job: Job[S, R], run: RunFolder, assembled: Assembled[S], console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
     names = assembled.settings.logger if is_first() else None
     pass_run_to_children(run.path)
     try:
-        with voice.logging_to(run.log), Loggers(run, names, voice) as loggers:
+        with console.logging_to(run.log), Loggers(run, names, console) as loggers:
             if job.needs_planning(assembled):
-                planned = _plan_run(job, run, assembled, voice)
+                planned = _plan_run(job, run, assembled, console)
                 if planned is None:
                     stopped = Stopped(run.path, 0, assembled.plan.total_steps, job.verb)
-                    voice.say(str(stopped))
+                    console.say(str(stopped))
                     return stopped
                 assembled = planned
             loggers.describe(assembled.settings)
             while True:
-                watcher = job.watcher(run, assembled, voice)
-                outcome = _fit(job, run, assembled, voice, watcher, callbacks, loggers)
+                watcher = job.watcher(run, assembled, console)
+                outcome = _fit(job, run, assembled, console, watcher, callbacks, loggers)
                 if outcome.finished:
-                    result = job.conclude(run, assembled, outcome, watcher, voice)
+                    result = job.conclude(run, assembled, outcome, watcher, console)
                     loggers.finish(result.test_scores, outcome.step)
                     return result
                 if not broadcast_flag(watcher.should_restart):
                     break
                 loggers.forget_step()
-                assembled = _next_stage(job, run, assembled, watcher, voice)
+                assembled = _next_stage(job, run, assembled, watcher, console)
             stopped = Stopped(run.path, outcome.step, (outcome.plan or assembled.plan).last_step, job.verb)
             for line in [*watcher.stop_message(), str(stopped)]:
-                voice.say(line)
+                console.say(line)
             return stopped
     finally:
         forget_run_of_children()
 
 
-def _plan_run(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], voice: Voice) -> Assembled[S] | None:
+def _plan_run(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], console: Console) -> Assembled[S] | None:
     """Plan the length of a run on the first process, and assemble the run again; None if a signal stopped it."""
     finished = True
 
     def plan() -> None:
         nonlocal finished
         try:
-            finished = job.plan(run, assembled, voice)
+            finished = job.plan(run, assembled, console)
         except KeyboardInterrupt:
             if not run.card.exists():  # there is nothing to resume yet
                 raise
@@ -279,19 +281,19 @@ def _plan_run(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], voice: 
     if not broadcast_flag(finished):
         return None
     settings, origin = stored_settings(run, job.kind, job.verb)
-    setup = _reassemble(job, run, settings, origin, voice)
+    setup = _reassemble(job, run, settings, origin, console)
     return replace(setup, plan=replace(setup.plan, deadline=assembled.plan.deadline), planned_at=planned_at)
 
 
 def _next_stage(
-    job: Job[S, Any], run: RunFolder, assembled: Assembled[S], watcher: Watcher, voice: Voice
+    job: Job[S, Any], run: RunFolder, assembled: Assembled[S], watcher: Watcher, console: Console
 ) -> Assembled[S]:
     """Advance a run to its next stage on the first process, and assemble it again on every process."""
     setups: list[Assembled[S]] = []
 
     def reassemble() -> None:
         settings, origin = stored_settings(run, job.kind, job.verb)
-        setups.append(_reassemble(job, run, settings, origin, voice))
+        setups.append(_reassemble(job, run, settings, origin, console))
 
     def advance() -> None:
         watcher.advance_stage()
@@ -308,7 +310,7 @@ def _fit(
     job: Job[S, Any],
     run: RunFolder,
     assembled: Assembled[S],
-    voice: Voice,
+    console: Console,
     watcher: Watcher,
     callbacks: Sequence[Callback],
     loggers: Loggers,
@@ -321,9 +323,9 @@ def _fit(
     records = Records(
         *(run, saver(run, assembled.card), watcher.watch(), loggers.log_before(watcher.on_epoch)),
         watcher.on_start if watcher.scores_start else None,
-        lambda plan, pace: voice.say(describe_change(plan, pace)),
+        lambda plan, pace: console.say(describe_change(plan, pace)),
     )
-    callbacks = [*voice.callbacks(), *callbacks]
+    callbacks = [*console.callbacks(), *callbacks]
     return fit(
         assembled.objective, lambda: job.loader(assembled, start), job.optimization(assembled), plan, records, callbacks
     )

@@ -19,7 +19,7 @@ from paucal.runs.writable import try_file, try_folder
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import flag
 from paucal.types import UserError
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 S = TypeVar("S", bound=JobSettings)
 DEFAULT = Path("runs")
@@ -39,7 +39,7 @@ OTHER_FORMS = {
 }
 
 
-def resolve_output(settings: S, reads: Iterable[str], voice: Voice) -> S:
+def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
     """Check the output folder of a run before any work is done, and return the settings with its absolute path.
 
     A run that a killed call had set aside is moved back first.
@@ -57,7 +57,7 @@ def resolve_output(settings: S, reads: Iterable[str], voice: Voice) -> S:
     path = named_path(str(settings.output))
     refuse_inside_images(path, images, settings.data_root)
     if settle(path):
-        voice.say(f"moved the run that a stopped call had set aside from {aside_of(path)} back to {path}")
+        console.say(f"moved the run that a stopped call had set aside from {aside_of(path)} back to {path}")
     if not _taken(path):
         try_folder(path)
     elif not settings.overwrite:

@@ -12,18 +12,18 @@ from paucal.runs import RunFolder, create_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, sweep
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 
 class Writing:
     """Exclusive access of the first process to a run folder, as a context manager.
 
     Args:
-        voice: Console for messages about a replaced run.
+        console: Console for messages about a replaced run.
     """
 
-    def __init__(self, voice: Voice) -> None:
-        self.voice = voice
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self._run: RunFolder | None = None
         self._lock: RunLock | None = None
         self._replaced = False
@@ -93,10 +93,10 @@ class Writing:
             self.keep()
             return
         if self._lock is None and self._run.path.exists():  # another process was faster
-            self.voice.say(f"the old run is in {aside_of(self._run.path)}")
+            self.console.say(f"the old run is in {aside_of(self._run.path)}")
             return
         put_back(self._run.path)
-        self.voice.say(f"restored the old run in {self._run.path}: the new one ended before it saved a valid state")
+        self.console.say(f"restored the old run in {self._run.path}: the new one ended before it saved a valid state")
 
     def _set_aside(self, path: Path) -> None:
         require_replaceable(path)
@@ -109,7 +109,7 @@ class Writing:
             lock.folder, lock.path = aside, aside / lock.path.name
         finally:
             lock.release()
-        self.voice.say(f"the old run is kept in {aside} until the new one has saved its first state")
+        self.console.say(f"the old run is kept in {aside} until the new one has saved its first state")
 
     def _hold(self, run: RunFolder) -> None:
         lock = RunLock(run.path)

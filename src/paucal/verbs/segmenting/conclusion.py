@@ -21,9 +21,9 @@ from paucal.report.segmentation import write_segmentation_report
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.training import Outcome
 from paucal.transfer.segmentation.windows import scales_in_words
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.assembly import AssembledSegmentation, careful_look
 from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
 from paucal.verbs.segmenting.pictures import comparison, legend, palette, stacked
@@ -70,10 +70,10 @@ class SegmentResult(FinishedRun):
         return load_segmenter(self.folder)
 
 
-def conclude(run: RunFolder, assembled: AssembledSegmentation, outcome: Outcome, voice: Voice) -> SegmentResult:
+def conclude(run: RunFolder, assembled: AssembledSegmentation, outcome: Outcome, console: Console) -> SegmentResult:
     """Judge the kept model on the test images, which nothing has looked at before, and write everything down."""
     wait_for_all()  # the first process has written the model
-    tallies = _test(run, assembled, voice)
+    tallies = _test(run, assembled, console)
     report = segmentation_report(tallies, assembled.card.classes, assembled.settings.seed)
     if rank() != 0:
         return SegmentResult(run.path, report, outcome.seconds)
@@ -88,13 +88,13 @@ def conclude(run: RunFolder, assembled: AssembledSegmentation, outcome: Outcome,
         save_figure(run.plots / "curves.png", curves_figure(rows, best=best))
     run.write_json("summary.json", summary(run, assembled, outcome, report))
     page = write_segmentation_report(run.path)
-    voice.show(report_table(report))
+    console.show(report_table(report))
     for line in closing_lines(run, assembled, outcome, report, page):
-        voice.say(line)
+        console.say(line)
     return SegmentResult(run.path, report, outcome.seconds)
 
 
-def _test(run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> list[Tally]:
+def _test(run: RunFolder, assembled: AssembledSegmentation, console: Console) -> list[Tally]:
     """Return the counts of the test images, and write their predicted masks."""
     settings, prepared = assembled.settings, assembled.segmented
     # The files are loaded back, so that what is judged is what will be deployed.
@@ -104,7 +104,7 @@ def _test(run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> lis
     def keep(index: int, shares: Tensor) -> None:
         write_mask(folder, prepared.images.keys[index], shares.argmax(0).cpu().numpy(), model.card.coding)
 
-    with voice.progress("testing") as advance:
+    with console.progress("testing") as advance:
         return count_pixels(
             model.network,
             prepared,

@@ -10,10 +10,10 @@ from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.training import Optimization, Outcome, Watch
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.time_plan import store_time_plan
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.assembly import AssembledSegmentation, assemble, optimization, quick_look
 from paucal.verbs.segmenting.conclusion import SegmentResult, conclude
 from paucal.verbs.segmenting.images import PATHS, pin_paths
@@ -71,23 +71,23 @@ class SegmentationJob:
         with bars("trying how long a step takes"):
             return plan_for_time(assembled)
 
-    def announce(self, assembled: AssembledSegmentation, voice: Voice) -> None:
+    def announce(self, assembled: AssembledSegmentation, console: Console) -> None:
         """Say what will be trained, on what, and why the settings are what they are."""
         prepared, classes = assembled.prepared, assembled.card.classes
         counts = prepared.counts()
-        voice.say(
+        console.say(
             f"data: {prepared.images.name}, {len(prepared.images)} images with masks, {len(classes)} classes; "
             f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        voice.say(f"split: {prepared.split.description}")
-        voice.say(f"model: {assembled.describe()}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {prepared.split.description}")
+        console.say(f"model: {assembled.describe()}")
+        console.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
     def needs_planning(self, assembled: AssembledSegmentation) -> bool:
         """Return False: a run has its length from the beginning."""
         return False
 
-    def plan(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, assembled: AssembledSegmentation, console: Console) -> bool:
         """Have nothing to find out."""
         return True
 
@@ -107,9 +107,9 @@ class SegmentationJob:
         """Return AdamW and its schedule."""
         return optimization(assembled)
 
-    def watcher(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> SegmentationWatcher:
+    def watcher(self, run: RunFolder, assembled: AssembledSegmentation, console: Console) -> SegmentationWatcher:
         """Return who scores the epochs."""
-        return SegmentationWatcher(assembled, voice)
+        return SegmentationWatcher(assembled, console)
 
     def conclude(
         self,
@@ -117,10 +117,10 @@ class SegmentationJob:
         assembled: AssembledSegmentation,
         outcome: Outcome,
         watcher: SegmentationWatcher,
-        voice: Voice,
+        console: Console,
     ) -> SegmentResult:
         """Judge the best model on the test images and write everything down."""
-        return conclude(run, assembled, outcome, voice)
+        return conclude(run, assembled, outcome, console)
 
 
 def _refuse_meaningless(settings: SegmentSettings) -> None:

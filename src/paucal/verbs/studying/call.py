@@ -8,7 +8,7 @@ from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
 from paucal.studies.study import Study
 from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.verbs.studying.images import Places
 from paucal.verbs.studying.settings import StudySettings
 
@@ -25,7 +25,7 @@ class Call:
         places: Locations of the images.
         folder: Folder of the study.
         command: Command to store with the grids.
-        voice: Console for messages and progress.
+        console: Console for messages and progress.
     """
 
     study: Study
@@ -35,7 +35,7 @@ class Call:
     places: Places
     folder: Path
     command: str
-    voice: Voice
+    console: Console
 
     @property
     def seeds(self) -> list[int]:

@@ -27,11 +27,11 @@ from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.training import Outcome
 from paucal.verbs.explaining.mistakes import draw_mistakes
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.auto_tune.summary import describe_kept_model, kept_model_score, step_rows, total_seconds
 from paucal.verbs.training.finishing import Finish, clear_epochs, finish_model
@@ -77,13 +77,13 @@ class FinalEvaluation:
     calibrated: Calibration | None
 
 
-def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Result:
+def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, console: Console) -> Result:
     """Evaluate the kept model on the test images, which were not used before, and write the results.
 
     All processes share the test images and get the result; the first one writes it.
     """
-    finish = finish_model(run, assembled, outcome, voice)
-    plain = _predict_test(run, assembled, voice)
+    finish = finish_model(run, assembled, outcome, console)
+    plain = _predict_test(run, assembled, console)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
         report = _score(assembled, predictions, finish)
@@ -99,15 +99,15 @@ def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voi
     run.write_json("summary.json", summary(run, assembled, outcome, evaluation))
     clear_epochs(run, assembled)
     if not assembled.card.several:
-        draw_mistakes(run.plots, predictions, assembled.prepared.images, load_deployed(run), voice.say)
+        draw_mistakes(run.plots, predictions, assembled.prepared.images, load_deployed(run), console.say)
     page = write_report(run.path)
-    voice.show(report_table(report))
+    console.show(report_table(report))
     for line in closing_lines(run, assembled, outcome, evaluation, page):
-        voice.say(line)
+        console.say(line)
     return Result(run.path, report, outcome.seconds)
 
 
-def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) -> Predictions:
+def _predict_test(run: RunFolder, assembled: AssembledTraining, console: Console) -> Predictions:
     settings, prepared = assembled.settings, assembled.prepared
     device = settings.device or "cpu"
     wait_for_all()  # for the model file of the first process
@@ -115,7 +115,7 @@ def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) ->
     model = load_deployed(run, device)
     indices = prepared.part("test")
     loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
-    with voice.progress("testing") as advance:
+    with console.progress("testing") as advance:
         return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
 
 

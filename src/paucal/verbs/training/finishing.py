@@ -16,9 +16,9 @@ from paucal.runs import RunFolder
 from paucal.training import Outcome, Watch
 from paucal.training.keeper import kept_epochs
 from paucal.training.soup import KeptEpochs, greedy_soup
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.loaders import validation
 from paucal.wording import counted, percent
@@ -54,7 +54,7 @@ def watch_of(assembled: AssembledTraining) -> Watch:
     return Watch(scores, assembled.prepared.yardstick.column, LOSS, floor, settings.soup or 0)
 
 
-def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Finish:
+def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, console: Console) -> Finish:
     """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
 
     All processes share the validation images and get the result; the first one writes. A run that is killed here
@@ -66,13 +66,13 @@ def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome,
     watch = watch_of(assembled)
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
-        done = _averaged(run, assembled, outcome, kept, watch, voice)
+        done = _averaged(run, assembled, outcome, kept, watch, console)
     if assembled.card.several:
-        return _with_thresholds(run, assembled, done, voice)
+        return _with_thresholds(run, assembled, done, console)
     if assembled.settings.calibrate == "none":
         return done
     model = load_deployed(run, assembled.settings.device or "cpu")
-    predictions = _predict_validation(model, assembled, voice)
+    predictions = _predict_validation(model, assembled, console)
     temperature = fit_temperature(predictions.logits, predictions.labels)
     wait_for_all()  # until all have read the model
     if rank() == 0:
@@ -80,10 +80,10 @@ def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome,
     return Finish(done.epochs, done.score, temperature, len(predictions))
 
 
-def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish, voice: Voice) -> Finish:
+def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish, console: Console) -> Finish:
     """Choose the probability above which each class is predicted, and store it with the model."""
     model = load_deployed(run, assembled.settings.device or "cpu")
-    predictions = _predict_validation(model, assembled, voice)
+    predictions = _predict_validation(model, assembled, console)
     thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
     wait_for_all()  # until all have read the model
     if rank() == 0:
@@ -98,7 +98,7 @@ def clear_epochs(run: RunFolder, assembled: AssembledTraining) -> None:
 
 
 def _averaged(
-    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, kept: KeptEpochs, watch: Watch, voice: Voice
+    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
 ) -> Finish:
     files = kept.kept(outcome.rows)
     if len(files) < 2:
@@ -123,15 +123,15 @@ def _averaged(
         save_deployed(run, module, assembled.card)
     wait_for_all()
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
-    voice.say(
+    console.say(
         f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
         f"{measure.told(score[0], 'validation images')}, the best alone {percent(best[0])}"
     )
     return Finish(epochs, score[0])
 
 
-def _predict_validation(model: Deployed, assembled: AssembledTraining, voice: Voice) -> Predictions:
+def _predict_validation(model: Deployed, assembled: AssembledTraining, console: Console) -> Predictions:
     indices = assembled.prepared.part("val")
     loader = eval_loader(assembled.prepared, indices, model.card.preprocessing, assembled.settings)
-    with voice.progress("calibrating") as advance:
+    with console.progress("calibrating") as advance:
         return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))

@@ -15,9 +15,9 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runs import RunFolder
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.job import TrainingJob
 
 RECORD = "folds.json"
@@ -50,7 +50,7 @@ class CrossValidated:
         return {name: statistics.stdev(scores[name] for scores in self.folds) for name in self.folds[0]}
 
 
-def cross_validate(settings: TrainSettings, given: Mapping[str, str], voice: Voice) -> CrossValidated | Stopped:
+def cross_validate(settings: TrainSettings, given: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
     """Train once per fold and evaluate each model on the fold that it has not seen.
 
     Finished folds are not trained again and a stopped one is resumed, so the same call continues after an interrupt.
@@ -58,7 +58,7 @@ def cross_validate(settings: TrainSettings, given: Mapping[str, str], voice: Voi
     Args:
         settings: Settings of every run, with `folds`; `--time` and `--time-limit` apply to each run.
         given: Origin of each setting that was given.
-        voice: Console for messages and progress.
+        console: Console for messages and progress.
 
     Returns:
         The scores, or the point at which a run was stopped.
@@ -73,33 +73,35 @@ def cross_validate(settings: TrainSettings, given: Mapping[str, str], voice: Voi
         raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
     folder, found = _folder(settings), []
     for number in range(1, folds + 1):
-        voice.say(f"fold {number} of {folds}")
-        scores = _train_fold(folder / f"fold-{number}", number, settings, given, voice)
+        console.say(f"fold {number} of {folds}")
+        scores = _train_fold(folder / f"fold-{number}", number, settings, given, console)
         if isinstance(scores, Stopped):
-            voice.say(f"cross-validation was stopped in fold {number}: resume with the same call and --output {folder}")
+            console.say(
+                f"cross-validation was stopped in fold {number}: resume with the same call and --output {folder}"
+            )
             return scores
         found.append(scores)
     result = CrossValidated(folder, found)
     content = {"settings": _comparable(settings), "folds": found, "mean": result.metrics, "spread": result.spread}
     RunFolder(folder).write_json(RECORD, content)
-    voice.show(_table(result))
-    voice.say(f"results are in {folder}: {RECORD} and a run for each fold")
+    console.show(_table(result))
+    console.say(f"results are in {folder}: {RECORD} and a run for each fold")
     return result
 
 
 def _train_fold(
-    path: Path, number: int, settings: TrainSettings, given: Mapping[str, str], voice: Voice
+    path: Path, number: int, settings: TrainSettings, given: Mapping[str, str], console: Console
 ) -> dict[str, float] | Stopped:
     run = RunFolder(path)
     if not settings.overwrite and run.finished:
-        voice.say(f"{path} is finished already")
+        console.say(f"{path} is finished already")
         return _scores(run)
     if not settings.overwrite and run.config.is_file():
-        result = resume(TrainingJob(), path, voice)
+        result = resume(TrainingJob(), path, console)
     else:
         own = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
         origin = {name: word for name, word in given.items() if name != "folds"}
-        result = begin(TrainingJob(), own, {**origin, "fold": given.get("folds", "given"), "output": "given"}, voice)
+        result = begin(TrainingJob(), own, {**origin, "fold": given.get("folds", "given"), "output": "given"}, console)
     return result if isinstance(result, Stopped) else _scores(run)
 
 

@@ -12,11 +12,11 @@ from paucal.training import Optimization, Outcome, Watch
 from paucal.training.memory import memory_advice
 from paucal.types import UserError
 from paucal.verbs.checking.quick import write_findings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining, assemble
 from paucal.verbs.training.auto_tune.auto_tune import auto_tune
 from paucal.verbs.training.conclusion import Result, conclude
@@ -86,26 +86,26 @@ class TrainingJob:
         """Open the data, choose the open settings and build the objective."""
         return assemble(settings, given, bars, run)
 
-    def announce(self, assembled: AssembledTraining, voice: Voice) -> None:
+    def announce(self, assembled: AssembledTraining, console: Console) -> None:
         """Print the data, the model, and the settings with their reasons."""
         prepared, classes = assembled.prepared, assembled.card.classes
         counts = prepared.counts()
-        voice.say(
+        console.say(
             f"data: {prepared.images.name}, {len(prepared.images)} images, {len(classes)} classes; "
             f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        voice.say(f"split: {prepared.split.description}")
-        voice.say(f"model: {assembled.describe()}; method: {assembled.settings.method}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {prepared.split.description}")
+        console.say(f"model: {assembled.describe()}; method: {assembled.settings.method}")
+        console.show_settings(assembled.settings, assembled.origin, assembled.remarks)
 
     def needs_planning(self, assembled: AssembledTraining) -> bool:
         """Return whether auto-tuning still has to decide the length of the run."""
         return assembled.tune_record is not None and not assembled.tune_record.plan
 
-    def plan(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, assembled: AssembledTraining, console: Console) -> bool:
         """Auto-tune the run; return False if a signal stopped it."""
         with memory_advice(assembled.plan):
-            return auto_tune(run, assembled, voice)
+            return auto_tune(run, assembled, console)
 
     def write_beginning(self, run: RunFolder, assembled: AssembledTraining) -> None:
         """Write the first files, and draw images as the network will see them in training and evaluation."""
@@ -126,12 +126,12 @@ class TrainingJob:
         """Return AdamW and its schedule."""
         return optimization(assembled.settings, assembled.plan)
 
-    def watcher(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> TrainingWatcher:
+    def watcher(self, run: RunFolder, assembled: AssembledTraining, console: Console) -> TrainingWatcher:
         """Return the watcher that scores each epoch."""
-        return TrainingWatcher(assembled, voice)
+        return TrainingWatcher(assembled, console)
 
     def conclude(
-        self, run: RunFolder, assembled: AssembledTraining, outcome: Outcome, watcher: TrainingWatcher, voice: Voice
+        self, run: RunFolder, assembled: AssembledTraining, outcome: Outcome, watcher: TrainingWatcher, console: Console
     ) -> Result:
         """Evaluate the best model on the test images and write the results."""
-        return conclude(run, assembled, outcome, voice)
+        return conclude(run, assembled, outcome, console)

@@ -11,8 +11,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.types import UserError
 from paucal.verbs.run import life
+from paucal.verbs.run.console import Console, SilentConsole
 from paucal.verbs.run.life import Stopped
-from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.training.conclusion import Result
 from paucal.verbs.training.folds import CrossValidated
 from paucal.verbs.training.folds import cross_validate as train_folds
@@ -76,21 +76,21 @@ def cross_validate(data: str | os.PathLike[str] | None = None, *, folds: int = 5
     """
     values = {**settings, "folds": folds} if data is None else {**settings, "folds": folds, "data": data}
     typed = from_python(TrainSettings, values, "paucal.cross_validate", "train")
-    result = train_folds(typed, dict.fromkeys(given_names(values), "given"), Quiet())
+    result = train_folds(typed, dict.fromkeys(given_names(values), "given"), SilentConsole())
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result
 
 
 def train_run(
-    settings: TrainSettings, given: Mapping[str, str], voice: Voice, callbacks: Sequence[Callback] = ()
+    settings: TrainSettings, given: Mapping[str, str], console: Console, callbacks: Sequence[Callback] = ()
 ) -> Result | Stopped:
     """Start a training run; see `life.begin`."""
-    return life.begin(TrainingJob(), settings, given, voice, callbacks)
+    return life.begin(TrainingJob(), settings, given, console, callbacks)
 
 
 def resume_run(
-    path: str | Path, voice: Voice, changes: Mapping[str, Any] | None = None, callbacks: Sequence[Callback] = ()
+    path: str | Path, console: Console, changes: Mapping[str, Any] | None = None, callbacks: Sequence[Callback] = ()
 ) -> Result | Stopped:
     """Resume a stopped run; see `life.resume`."""
-    return life.resume(TrainingJob(), path, voice, changes, callbacks)
+    return life.resume(TrainingJob(), path, console, changes, callbacks)

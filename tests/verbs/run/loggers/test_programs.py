@@ -13,7 +13,7 @@ import pytest
 import paucal
 from cli.calls import QUICK, make_photos
 from paucal.runs import RunFolder
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.training.launch import resume_run, train_run
 from verbs.pretraining.short_runs import StopAfter
 from verbs.run.loggers.test_filling import SHORT, settings_of
@@ -34,8 +34,8 @@ def _no_network(monkeypatch):
 def stopped_and_resumed(photos, output, logger):
     """Return the result of a run that was stopped in its second epoch, and went on."""
     settings, given = settings_of(photos, output, logger=[logger])
-    train_run(settings, given, Quiet(), [StopAfter(4)])
-    return resume_run(output, Quiet())
+    train_run(settings, given, SilentConsole(), [StopAfter(4)])
+    return resume_run(output, SilentConsole())
 
 
 def rows_of(run, name):

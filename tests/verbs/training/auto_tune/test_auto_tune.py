@@ -14,8 +14,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
 from paucal.training.clock import RunClock
 from paucal.types import UserError
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
-from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.assembly import SEVERAL_PROCESSES, assemble
 from paucal.verbs.training.auto_tune import auto_tune as auto_tune_module
 from paucal.verbs.training.auto_tune import start as starting
@@ -50,7 +50,7 @@ def data(tmp_path, monkeypatch):
     return photos(tmp_path / "photos")
 
 
-class Heard(Quiet):
+class RecordingConsole(SilentConsole):
     """Remembers what is said."""
 
     def __init__(self):
@@ -62,9 +62,9 @@ class Heard(Quiet):
         super().say(text)
 
 
-def started_from(data, output, voice=None, **settings):
+def started_from(data, output, console=None, **settings):
     given = {**SHORT, **settings, "data": str(data), "output": str(output)}
-    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), voice or Quiet())
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console or SilentConsole())
 
 
 def rungs_of(run):
@@ -72,8 +72,8 @@ def rungs_of(run):
 
 
 def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
-    voice = Heard()
-    result = started_from(data, tmp_path / "run", voice, epochs=2)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=2)
     found, rows = rungs_of(result.folder), RunFolder(result.folder).read_rows()
     assert found["probe"]["details"]["images"] > 100
     assert [trial["name"] for trial in found["trials"]] == [
@@ -92,7 +92,7 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     assert not (result.folder / "trials").exists()
     summary = json.loads((result.folder / "summary.json").read_text())
     assert [row["kept"] for row in summary["rungs"]].count(True) == 1
-    said = "\n".join(voice.lines)
+    said = "\n".join(console.lines)
     assert "first model after" in said
     assert "plan: 2 epochs, as given; about" in said
     assert "The way to this model" in (result.folder / "report.html").read_text()
@@ -144,7 +144,7 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
         else:
             assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
     assert rungs_of(tmp_path / "run")["plan"] == ""
-    result = resume(TrainingJob(), tmp_path / "run", Quiet())
+    result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert [t["score"] for t in rungs_of(result.folder)["trials"]] == [
         t["score"] for t in rungs_of(whole.folder)["trials"]
     ]
@@ -175,7 +175,7 @@ def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
 def test_processes__that_are_several_tune_at_once_and_say_so(data):
     def assembled(devices):
         given = {**SHORT, "data": str(data), "epochs": 1, "devices": devices}
-        return assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), Quiet().progress)
+        return assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
 
     alone, together = assembled(1), assembled(2)
     assert (len(alone.tune_record.candidates), together.tune_record.candidates) == (1, ())
@@ -186,14 +186,14 @@ def test_processes__that_are_several_tune_at_once_and_say_so(data):
 
 def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "seconds_per_image", no_memory)
-    voice = Heard()
-    result = started_from(data, tmp_path / "run", voice, epochs=2)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=2)
     found = rungs_of(result.folder)
     assert (found["tune"], found["trials"], set(found["sizes"].values())) == (False, [], {None})
     assert (
         found["plan"] == "the memory is too small for tuning (--batch-size 8 needs half of it): the probe is the model"
     )
-    assert "note: the memory is too small for tuning on images of 32" in voice.lines
+    assert "note: the memory is too small for tuning on images of 32" in console.lines
     assert result.report.images > 0
 
 
@@ -204,13 +204,13 @@ def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
         return real(assembled, *others) if assembled.settings.freeze else no_memory()
 
     monkeypatch.setattr(trials, "_fit", tight)
-    voice = Heard()
-    result = started_from(data, tmp_path / "run", voice, epochs=1)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=1)
     first, *others = rungs_of(result.folder)["trials"]
     assert first["score"] > 0
     assert len(others) > 0
     assert {other["score"] for other in others} == {0.0}
-    assert sum("the memory of the device (cpu) does not suffice" in line for line in voice.lines) == len(others)
+    assert sum("the memory of the device (cpu) does not suffice" in line for line in console.lines) == len(others)
     assert RunFolder(result.folder).settings["freeze"]
     assert len(RunFolder(result.folder).read_rows()) == 1
 
@@ -284,9 +284,9 @@ def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data,
 def test_start__without_any_weights_says_what_would_help(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, ())
     monkeypatch.setattr(starting, "TRAINED", ())
-    voice = Heard()
-    started_from(photos(tmp_path / "photos", each=12), tmp_path / "run", voice, epochs=1)
-    assert any('pip install "paucal[weights]"' in line for line in voice.lines)
+    console = RecordingConsole()
+    started_from(photos(tmp_path / "photos", each=12), tmp_path / "run", console, epochs=1)
+    assert any('pip install "paucal[weights]"' in line for line in console.lines)
     assert RunFolder(tmp_path / "run").settings["init"] is None
 
 
@@ -320,18 +320,18 @@ def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path
 def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp_path, monkeypatch):
     real, seen = tuning.run_trial, []
 
-    def slower(run, setup, preset, steps, voice, time_plan):
+    def slower(run, setup, preset, steps, console, time_plan):
         seen.append((steps, list(setup.settings.img_size)))
         if len(seen) == 2:
             raise KeyboardInterrupt
         assert time_plan is None  # so many passes were asked for
-        return real(run, setup, preset, steps, voice)
+        return real(run, setup, preset, steps, console)
 
     monkeypatch.setattr(tuning, "run_trial", slower)
     assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
     monkeypatch.setattr(tuning, "TRIAL_SHARE", 1e-9)  # as if the machine had become slow
     monkeypatch.setattr(tuning, "seconds_per_image", lambda setup: 1e6)
-    resume(TrainingJob(), tmp_path / "run", Quiet())
+    resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert len(seen) == 4  # three ways, the second one twice
     assert all(one == seen[0] for one in seen)
 

@@ -56,7 +56,7 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
         eval_seconds=lambda shrink=1.0: 0.0,
         left=lambda shrink=1.0: left,
         epoch=epoch,
-        voice=SimpleNamespace(say=said.append),
+        console=SimpleNamespace(say=said.append),
         said=said,
     )
 
@@ -110,7 +110,7 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     state.record.trials = (TuneStep("careful", 0.5, 30.0, {"steps": 10}),)
     state.record.tuning = {"careful": {"steps": 20}, "bold": {"steps": 30}}
 
-    def run_trial(run, setup, preset, steps, voice, time_plan):
+    def run_trial(run, setup, preset, steps, console, time_plan):
         asked.append((steps, time_plan))
         return TuneStep(preset.name, 0.6, 20.0, {"steps": steps})
 

@@ -14,14 +14,14 @@ from paucal.verbs.judging.frozen import judge_frozen
 from paucal.verbs.judging.frozen_data import find_judged
 from paucal.verbs.judging.segmentation import judge_segmenter
 from paucal.verbs.judging.settings import EvalSettings, OpeningSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 MULTI_SCALE = "mean_iou_scales"
 MACHINE = ("data_root", "device", "workers", "download")  # settings that do not change the scores
 TEST_FRACTION = 0.2  # for data sets without a test part
 
 
-def evaluate_cell(cell: Cell, voice: Voice) -> None:
+def evaluate_cell(cell: Cell, console: Console) -> None:
     """Evaluate a cell's finished run, or its subject, and store the scores in the cell's folder.
 
     The cell has settings of `paucal eval`, and for a pre-trained backbone "on", the DATA of the evaluation.
@@ -32,12 +32,12 @@ def evaluate_cell(cell: Cell, voice: Voice) -> None:
     if cell.verb == EVAL:
         subject = start_settings(start_of(cell)).get("init") or str(cell.settings[SUBJECT])
         own = {name: value for name, value in cell.given.items() if name not in ("data", *MACHINE)}
-        scores = _features(cell, subject, own, voice)
+        scores = _features(cell, subject, own, console)
     elif cell.verb == "segment":
-        scores = _rescored_segmentation(cell, dict(cell.settings[JUDGING]), voice)
+        scores = _rescored_segmentation(cell, dict(cell.settings[JUDGING]), console)
     else:
         asked = {"protocol": ["knn", "linear"], **cell.settings[JUDGING]}
-        scores = _features(cell, str(cell.run.path), asked, voice)
+        scores = _features(cell, str(cell.run.path), asked, console)
     RunFolder(cell.folder).write_json(JUDGED, {"scores": scores})
 
 
@@ -47,21 +47,21 @@ def _machine(cell: Cell) -> dict[str, Any]:
     return {"device": cell.settings.get("device") or best_device()[0], **workers}
 
 
-def _rescored_segmentation(cell: Cell, asked: Mapping[str, Any], voice: Voice) -> dict[str, dict[str, float]]:
+def _rescored_segmentation(cell: Cell, asked: Mapping[str, Any], console: Console) -> dict[str, dict[str, float]]:
     """Return the score of a segmentation model with other evaluation settings than its run's."""
     settings = EvalSettings(**{**_machine(cell), **asked, "output": str(cell.folder / "judged")})
-    (found,) = judge_segmenter(str(cell.run.path), [], settings, voice)
+    (found,) = judge_segmenter(str(cell.run.path), [], settings, console)
     return {MULTI_SCALE: {"trained": found.metrics["mean_iou"]}}
 
 
-def _features(cell: Cell, subject: str, asked: dict[str, Any], voice: Voice) -> dict[str, dict[str, float]]:
+def _features(cell: Cell, subject: str, asked: dict[str, Any], console: Console) -> dict[str, dict[str, float]]:
     """Return the scores of frozen features, beside those of random weights."""
     data = asked.pop("on", None) or cell.settings.get("data", "digits")
     sets = {name: cell.settings[name] for name in ("data_root", "download") if name in cell.settings}
     places = {**_machine(cell), **sets}
     settings = EvalSettings(**{**places, **_cut(data, places), **asked, "seed": cell.seed})
     protocols: list[Protocol] = [name for name in PROTOCOLS if name in settings.protocols]
-    table = judge_frozen(subject, [data], protocols, settings, cell.folder / "judged", voice)
+    table = judge_frozen(subject, [data], protocols, settings, cell.folder / "judged", console)
     return _scores(table.rows)
 
 

@@ -15,15 +15,15 @@ from paucal.verbs.comparing.cells.grid import EVAL
 from paucal.verbs.comparing.cells.jobs import job_of
 from paucal.verbs.comparing.cells.start import start_of, start_settings
 from paucal.verbs.comparing.cells.work import PAUSE, compute_next, work
+from paucal.verbs.run.console import Console, LiveBar, SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.resuming import typed_settings
-from paucal.verbs.run.voice import LiveBar, Quiet, Voice
 
 
-class CellConsole(Quiet):
+class CellConsole(SilentConsole):
     """Prints only the progress bar of training, on a terminal; the run's log has everything."""
 
-    def __init__(self, outer: Voice) -> None:
+    def __init__(self, outer: Console) -> None:
         super().__init__()
         self._outer = outer
 
@@ -32,14 +32,14 @@ class CellConsole(Quiet):
         return [LiveBar(self._outer)]
 
 
-def train_cell(cell: Cell, threads: int, voice: Voice | None = None) -> bool:
+def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
     """Train and evaluate a cell as its verb and settings say; a `Compute`.
 
     Raises:
         UserError: The data or a setting is invalid, or another process trains this run.
     """
     torch.set_num_threads(threads)
-    quiet = Quiet() if voice is None else CellConsole(voice)
+    quiet = SilentConsole() if console is None else CellConsole(console)
     if not cell.run.finished and not _start_settled(cell, threads):
         return False
     if cell.verb != EVAL and not cell.run.finished and not _trained(cell, quiet):
@@ -65,7 +65,7 @@ def _start_settled(cell: Cell, threads: int) -> bool:
     return True
 
 
-def _trained(cell: Cell, quiet: Voice) -> bool:
+def _trained(cell: Cell, quiet: Console) -> bool:
     """Train a run to its end; return False if a signal stopped it."""
     run, job = cell.run, job_of(cell.verb)
     _wait_for_silence(run.path)

@@ -6,8 +6,8 @@ from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import Cell, State, cells_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.workers.clock import Progress, progress_of
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.voice import Voice
 from paucal.wording import percent
 
 # The score that is said of a run that has ended, and the words before it, by the verb that made it.
@@ -19,12 +19,12 @@ class ProgressReporter:
     """Prints changes of a grid's progress.
 
     Args:
-        voice: Console for the messages.
+        console: Console for the messages.
         workers: Workers of this call.
     """
 
-    def __init__(self, voice: Voice, workers: int) -> None:
-        self._voice, self._workers = voice, max(1, workers)
+    def __init__(self, console: Console, workers: int) -> None:
+        self._console, self._workers = console, max(1, workers)
         self._known: dict[Cell, State] | None = None
         self._last_message = time.monotonic()
 
@@ -44,7 +44,7 @@ class ProgressReporter:
 
     def _say(self, text: str, progress: Progress) -> None:
         self._last_message = time.monotonic()
-        self._voice.say("; ".join(part for part in (text, progress.words()) if part))
+        self._console.say("; ".join(part for part in (text, progress.words()) if part))
 
 
 def _ended(cell: Cell, state: State) -> str:

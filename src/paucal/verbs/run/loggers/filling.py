@@ -15,8 +15,8 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.loggers.kinds import KINDS, check_loggers, checked_id
-from paucal.verbs.run.voice import Voice
 from paucal.wording import shortened
 
 RECORD = "loggers.json"
@@ -31,14 +31,14 @@ class Loggers:
     Args:
         run: Run folder, which stores the ids of the run in the other programs.
         names: Names from `KINDS`; empty on all processes but the first.
-        voice: Console for the places of the logs and for errors.
+        console: Console for the places of the logs and for errors.
 
     Raises:
         UserError: On entering: a package is missing or a logger cannot be started.
     """
 
-    def __init__(self, run: RunFolder, names: Sequence[str] | None, voice: Voice) -> None:
-        self._run, self._names, self._voice = run, list(dict.fromkeys(names or ())), voice
+    def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:
+        self._run, self._names, self._console = run, list(dict.fromkeys(names or ())), console
         self._open: dict[str, Logger] = {}
         self._ids: dict[str, str] = {}
         self._new: list[str] = []
@@ -123,7 +123,7 @@ class Loggers:
             self._open[name] = logger
             self._ids[name] = str(logger.version)
             self._write()
-            self._voice.say(f"{name}: logging to {place}")
+            self._console.say(f"{name}: logging to {place}")
 
     def _try(self, name: str, act: Callable[[Any], None]) -> None:
         """Call a function with a logger, and drop the logger if that fails."""
@@ -134,7 +134,7 @@ class Loggers:
         except Exception as problem:  # each program has its own exceptions, and none may end the run
             del self._open[name]
             text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
-            self._voice.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
+            self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
     def _close(self, ending: str) -> None:
         for name in list(self._open):

@@ -45,7 +45,7 @@ def settle_frozen(call: Call) -> list[Grid]:
         new = new_grid(call.folder / data, EVAL, fingerprint(images), shared, arms, call.seeds, call.command)
         models = {one.name: (one, side) for run in here for one, side in [_architecture(call.study, run, small)]}
         count = len(images) if small is None else min(len(images), 2 * MOST_JUDGED)
-        grids.append(settle_own(new, who, partial(_seconds, models, count), call.voice, before=before))
+        grids.append(settle_own(new, who, partial(_seconds, models, count), call.console, before=before))
     return grids
 
 

@@ -14,8 +14,8 @@ from paucal.verbs.comparing.run_workers import run_workers
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.labeling.launch import label_set
 from paucal.verbs.labeling.settings import LabelSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.voice import Voice
 
 MIN_ACCURACY = 0.3  # of the teacher
 CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
@@ -29,7 +29,7 @@ def with_maps(
     shared: Mapping[str, Any],
     asked: GridSettings,
     folder: Path,
-    voice: Voice,
+    console: Console,
 ) -> list[Arm]:
     """Return arms that have label maps, all of them on the teacher's parts of the images.
 
@@ -42,13 +42,13 @@ def with_maps(
         shared: settings of all runs.
         asked: who computes.
         folder: of the study, in which the teacher and its maps are kept.
-        voice: says what is done.
+        console: says what is done.
 
     Raises:
         UserError: the teacher could not be trained, or gets too few images right.
     """
     chosen = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
-    run = _teacher(chosen, small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), voice)
+    run = _teacher(chosen, small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), console)
     maps = folder / "maps"
     label_set(
         LabelSettings(
@@ -57,7 +57,7 @@ def with_maps(
             min_accuracy=MIN_ACCURACY,
             **{name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")},
         ),
-        voice,
+        console,
     )
     split = {"split": str(run / "split.csv")}
     made = []
@@ -68,22 +68,22 @@ def with_maps(
 
 
 def _teacher(
-    chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any], asked: GridSettings, voice: Voice
+    chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any], asked: GridSettings, console: Console
 ) -> Path:
     teacher = small.teacher
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
-    voice.say(
+    console.say(
         f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
     )
     one = Arm("teacher", None, None, {**_settings(small, teacher), **chosen})
-    grid = prepare_grid(asked, [one], shared, "the teacher of a study", voice)
+    grid = prepare_grid(asked, [one], shared, "the teacher of a study", console)
     if not asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
         raise UserError(
             "--jobs 0: the rows' label maps come from a teacher, which has to be trained before they can be measured "
             f"(about {duration(grid.forecast[one.name])}): leave --jobs out."
         )
-    if not run_workers(grid, asked, "the same command", voice):
+    if not run_workers(grid, asked, "the same command", console):
         raise UserError("the teacher is not trained yet: the same command resumes its training.")
     cell = cells_of(grid)[0]
     state = state_of(cell)

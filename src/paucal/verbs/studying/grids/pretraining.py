@@ -14,8 +14,8 @@ from paucal.verbs.comparing.cells.cell import JUDGING
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.fingerprint import fingerprint
 from paucal.verbs.pretraining.job import PretrainingJob
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places, unlabelled_images
@@ -28,7 +28,7 @@ RUN_OVERHEAD = 20.0  # seconds of a run beside training: opening images, evaluat
 
 def settle_pretraining(call: Call) -> list[Grid]:
     """Check every run, measure how long it takes, and store the grids; see `settle_training`."""
-    grids, places, voice = [], call.places, call.voice
+    grids, places, console = [], call.places, call.console
     for data, here in call.by_images():
         shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
         images = unlabelled_images(shared["data"], shared)
@@ -36,7 +36,7 @@ def settle_pretraining(call: Call) -> list[Grid]:
         arms = [Arm(run.name, None, None, one, run.against) for run, one in zip(here, own, strict=True)]
         who = call.workers(call.folder / data)
         new = new_grid(call.folder / data, "pretrain", fingerprint(images), shared, arms, call.seeds, call.command)
-        grids.append(settle_own(new, who, lambda values: seconds_of_pretraining(values, voice), voice))
+        grids.append(settle_own(new, who, lambda values: seconds_of_pretraining(values, console), console))
     return grids
 
 
@@ -66,7 +66,7 @@ def pinned_data(data: str, shared: Mapping[str, Any]) -> dict[str, Any]:
     return {"data": made.data, **({} if made.data_root is None else {"data_root": made.data_root})}
 
 
-def seconds_of_pretraining(values: Mapping[str, Any], voice: Voice) -> float:
+def seconds_of_pretraining(values: Mapping[str, Any], console: Console) -> float:
     """Assemble a run, and return its expected seconds by timing a few steps.
 
     Raises:
@@ -74,7 +74,7 @@ def seconds_of_pretraining(values: Mapping[str, Any], voice: Voice) -> float:
     """
     job = PretrainingJob()
     settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
-    made = job.assemble(job.pin(settings), origin, voice.progress)
+    made = job.assemble(job.pin(settings), origin, console.progress)
     settings, images = made.settings, len(made.prepared.part("train"))
     alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=TIMED_STEPS + 1))
     device = torch.device(settings.device or "cpu")

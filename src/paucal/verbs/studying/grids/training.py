@@ -32,8 +32,8 @@ def settle_training(call: Call) -> list[Grid]:
         arms = [Arm(run.name, None, None, _settings(call, run, shared), run.against) for run in here]
         who, needing = call.workers(call.folder / data), [run.row.maps for run in here]
         if call.small is not None and _has_maps(call.study, call.small):
-            arms = with_maps(arms, needing, call.small, shared, who, call.folder, call.voice)
-        grids.append(prepare_grid(who, arms, shared, call.command, call.voice, absent, before))
+            arms = with_maps(arms, needing, call.small, shared, who, call.folder, call.console)
+        grids.append(prepare_grid(who, arms, shared, call.command, call.console, absent, before))
     return grids
 
 

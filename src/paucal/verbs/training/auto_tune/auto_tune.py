@@ -13,10 +13,10 @@ from paucal.cores import cores_are_shared, slowdown
 from paucal.runs import RunFolder
 from paucal.training import TimePlan
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.start_time import start_time
 from paucal.verbs.run.time_plan import store_time_plan
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
 from paucal.verbs.training.auto_tune.frozen import linear_classifier
@@ -31,7 +31,7 @@ SCRATCH_EPOCHS = 300
 REPORT_SECONDS = 6.0  # pictures and the page at the end, on a core of their own
 
 
-def auto_tune(run: RunFolder, setup: AssembledTraining, voice: Voice) -> bool:
+def auto_tune(run: RunFolder, setup: AssembledTraining, console: Console) -> bool:
     """Choose the length of a run and the settings that it depends on, and store them in the run.
 
     Returns:
@@ -42,7 +42,7 @@ def auto_tune(run: RunFolder, setup: AssembledTraining, voice: Voice) -> bool:
     """
     if setup.tune_record is None:
         raise ValueError("this run has no auto-tuning")
-    state = TuneState(run, setup, setup.tune_record, voice, start_time() - setup.tune_record.spent)
+    state = TuneState(run, setup, setup.tune_record, console, start_time() - setup.tune_record.spent)
     try:
         if setup.tune_record.candidates and linear_classifier(setup.objective.deployable()) is not None:
             return _tune_trained_weights(state)
@@ -60,7 +60,7 @@ def _train_directly(state: TuneState) -> None:
             f"--epochs 0 keeps a linear probe, and {setup.settings.model} has no linear classifier: give 1 or more."
         )
     if state.record.candidates:
-        state.voice.say(f"note: {setup.settings.model} has no linear classifier: it is tuned without a probe")
+        state.console.say(f"note: {setup.settings.model} has no linear classifier: it is tuned without a probe")
     counts = setup.prepared.counts()
     each = seconds_per_image(setup, threads=True) / setup.settings.processes
     epoch = each * (counts["train"] + counts["val"] / 3)
@@ -133,7 +133,7 @@ def _set_length(
         plan = f"{epochs} epochs of {duration(epoch)} each fit in the time"
         reasons["epochs"] = plan
     state.adopt(setup, reasons)
-    state.voice.say(f"plan: {plan}; about {duration(seconds)} from now, until {finish(seconds)}")
+    state.console.say(f"plan: {plan}; about {duration(seconds)} from now, until {finish(seconds)}")
     if timed:
         evaluation, steps = state.eval_seconds(shrink), setup.plan.steps_per_epoch
         closing = state.final_eval_seconds(shrink) + REPORT_SECONDS * slowdown()
@@ -150,6 +150,6 @@ def _keep_probe(state: TuneState, why: str) -> bool:
     """Keep the probe as the final model."""
     setup = state.reassemble(epochs=0, freeze_epochs=0)
     state.adopt(setup, {"epochs": why})
-    state.voice.say(f"plan: {why}")
+    state.console.say(f"plan: {why}")
     state.save(plan=why, tune=False)
     return True

@@ -35,12 +35,12 @@ def compare_candidates(state: TuneState) -> None:
     expected = state.image_seconds * len(rows)
     if expected * (1 + LARGER) > limit:
         others = ", ".join(state.record.candidates[1:])
-        state.voice.say(f"note: no time to compare {setup.settings.model} with {others}; choose one with --model")
+        state.console.say(f"note: no time to compare {setup.settings.model} with {others}; choose one with --model")
         return
     for name in state.record.candidates:
         start_time = time.monotonic()
         trial_setup = setup if name == setup.settings.model else state.reassemble(model=name)
-        with state.voice.progress(f"trying {name}") as advance:
+        with state.console.progress(f"trying {name}") as advance:
             features = frozen_features(
                 trial_setup.objective.deployable(), setup.prepared, train[rows].numpy(), trial_setup.card.preprocessing,
                 trial_setup.settings, advance,
@@ -54,7 +54,7 @@ def compare_candidates(state: TuneState) -> None:
             break
     format_score = setup.prepared.yardstick.told
     scores = ", ".join(f"{step.name} {format_score(step.score)} in {step.seconds:.0f} s" for step in steps)
-    state.voice.say(f"candidates on {len(rows)} training images, cross-validated: {scores}")
+    state.console.say(f"candidates on {len(rows)} training images, cross-validated: {scores}")
     winner = _affordable_winner(state, steps)
     if state.setup.settings.model != winner.name:
         state.setup = state.reassemble(model=winner.name)
@@ -62,7 +62,9 @@ def compare_candidates(state: TuneState) -> None:
     why = f"best of {len(steps)} candidates on {len(rows)} training images; the fastest of nearly equal ones"
     if winner != winner_of(steps):
         why = f"best of {len(steps)} candidates that leaves time for tuning"
-        state.voice.say(f"note: {winner_of(steps).name} would leave no time for tuning; continuing with {winner.name}")
+        state.console.say(
+            f"note: {winner_of(steps).name} would leave no time for tuning; continuing with {winner.name}"
+        )
     state.adopt(state.setup, {"model": why})
     state.save(race=tuple(steps))
 
@@ -105,7 +107,7 @@ def time_frozen_network(state: TuneState) -> None:
     counts = setup.prepared.counts()
     first = state.image_seconds * (counts["train"] + counts["val"])
     whole = state.record.budget
-    state.voice.say(
+    state.console.say(
         f"time: the first model takes about {duration(min(first, PROBE_SHARE * whole or first) + 5)}"
         + (f", and up to {duration(RACE_SECONDS)} more to compare weights" if len(state.record.candidates) > 1 else "")
         + (f"; the whole run at most {duration(whole)}, until {finish(whole - state.spent)}" if whole else "")
@@ -151,7 +153,7 @@ def fit_probe(state: TuneState) -> None:
     }
     state.save(probe=TuneStep("probe", score, time.monotonic() - start_time, details))
     images_of_score = "validation images" if len(setup.prepared.part("val")) else "held-out training images"
-    state.voice.say(
+    state.console.say(
         f"first model after {duration(state.spent)}: {setup.prepared.yardstick.told(score, images_of_score)} "
         f"(a linear head on frozen features of {images} images); it is in {state.run.path} and ready for use"
     )
@@ -166,10 +168,10 @@ def fit_probe_head(state: TuneState, setup: AssembledTraining, title: str) -> Fi
     affordable = PROBE_SHARE * state.record.budget / max(state.image_seconds, 1e-9)
     if state.record.budget and len(train) > affordable:
         rows = stratified(all_labels[train], int(affordable), settings.seed)
-        state.voice.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
+        state.console.say(f"note: the time allows features of {len(rows)} of the {len(train)} training images")
     together = torch.cat([train[rows], val])
     start_time = time.perf_counter()
-    with state.voice.progress(title) as advance:
+    with state.console.progress(title) as advance:
         features = frozen_features(
             setup.objective.deployable(), prepared, together.numpy(), setup.card.preprocessing, settings, advance
         )

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paucal.runs import RunFolder
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.resuming import store_changes
 from paucal.verbs.run.start_weights import RECORD
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.assembly import AssembledTraining, assemble
 from paucal.verbs.training.auto_tune.record import TuneRecord
 
@@ -24,7 +24,7 @@ class TuneState:
         run: Run folder.
         setup: Setup of the run with the settings chosen so far.
         record: Measurements and decisions so far, as stored in the run.
-        voice: Console for messages and progress.
+        console: Console for messages and progress.
         start_time: `time.monotonic()` of the run's start, moved back by the time that earlier calls spent.
         image_seconds: Seconds of one image through the frozen network, at the probe's image size.
         announced: Whether the time of the first model was announced.
@@ -33,7 +33,7 @@ class TuneState:
     run: RunFolder
     setup: AssembledTraining
     record: TuneRecord
-    voice: Voice
+    console: Console
     start_time: float
     image_seconds: float = 0.0
     announced: bool = False
@@ -67,7 +67,7 @@ class TuneState:
         revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
         settings = replace(setup.settings, **dict.fromkeys(revised), **changes)
         given = {name: origin for name, origin in setup.origin.items() if name not in revised and origin != "default"}
-        changed = assemble(settings, given, self.voice.progress, self.run, setup.prepared)
+        changed = assemble(settings, given, self.console.progress, self.run, setup.prepared)
         return replace(changed, plan=replace(changed.plan, deadline=setup.plan.deadline))
 
     def adopt(self, setup: AssembledTraining, reasons: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ from paucal.training import (
 )
 from paucal.training.memory import memory_advice
 from paucal.types import UserError
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.verbs.training.assembly import AssembledTraining
 from paucal.verbs.training.auto_tune.record import TuneStep
 from paucal.verbs.training.loaders import train_loader, validation
@@ -86,7 +86,7 @@ def run_trial(
     assembled: AssembledTraining,
     preset: TuningPreset,
     steps: int,
-    voice: Voice,
+    console: Console,
     callbacks: Sequence[Callback] = (),
     time_plan: TimePlan | None = None,
 ) -> TuneStep | None:
@@ -97,7 +97,7 @@ def run_trial(
         assembled: Setup with the settings of the preset and the probe's head.
         preset: Preset to try.
         steps: Optimizer steps.
-        voice: Console for progress.
+        console: Console for progress.
         callbacks: Further Lightning callbacks.
         time_plan: Time limit of the trial, which makes fewer steps if they become slower; None for all steps.
 
@@ -113,9 +113,9 @@ def run_trial(
     records = Records(folder, lambda module: None, Watch(scores))
     try:
         with memory_advice(plan):
-            outcome = _fit(assembled, plan, start, records, voice, callbacks)
+            outcome = _fit(assembled, plan, start, records, console, callbacks)
     except UserError as problem:  # the training diverged or the memory was too small: the preset loses
-        voice.say(f"note: {preset.name}: {problem}")
+        console.say(f"note: {preset.name}: {problem}")
         return TuneStep(
             preset.name, 0.0, time.monotonic() - start_time, {"loss": WORST, "steps": steps, **preset.settings}
         )
@@ -131,7 +131,7 @@ def _fit(
     plan: Plan,
     start: int,
     records: Records,
-    voice: Voice,
+    console: Console,
     callbacks: Sequence[Callback],
 ) -> Outcome:
     settings, request = assembled.settings, assembled.objective.data_request
@@ -141,7 +141,7 @@ def _fit(
         trial_optimization(optimization(settings, plan), settings.lr or 0.0, plan.total_steps),
         plan,
         records,
-        [*voice.callbacks(), *callbacks],
+        [*console.callbacks(), *callbacks],
     )
 
 

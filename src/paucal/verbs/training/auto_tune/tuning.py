@@ -86,7 +86,7 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     best = best_trial(trials, len(state.setup.prepared.part("val")))
     clear_trials(state.run)
     preset, cost = costs[best]
-    state.voice.say(f"tuning continues with: {preset.name}")
+    state.console.say(f"tuning continues with: {preset.name}")
     details, evaluation = trials[best].details, state.eval_seconds(cost.shrink)
     tried = replace(cost, steps=details["steps"])
     return preset, tried.observed(details.get(TRAINED, 0.0), evaluation, state.setup.plan.steps_per_epoch)
@@ -123,7 +123,7 @@ def _skip_trials(
 ) -> tuple[TuningPreset, CostEstimate]:
     """Return a preset without trying it, and prepare its head."""
     if why:
-        state.voice.say(f"note: {why}; using the most careful one: {preset.name}")
+        state.console.say(f"note: {why}; using the most careful one: {preset.name}")
     _prepare_head(state, cost.side)
     return preset, cost
 
@@ -148,12 +148,14 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     # If an earlier trial had to be shorter than planned, this one is shortened by as much.
     shares = [one.details["steps"] / state.record.tuning[one.name]["steps"] for one in state.record.trials]
     steps = max(1, int(cost.steps * min([1.0, *shares])))
-    trial = run_trial(state.run, trial_setup, preset, steps, state.voice, time_plan=_time_of_trial(state, cost, steps))
+    trial = run_trial(
+        state.run, trial_setup, preset, steps, state.console, time_plan=_time_of_trial(state, cost, steps)
+    )
     if trial is None:
         raise KeyboardInterrupt
     state.save(trials=(*state.record.trials, trial))
     score = state.setup.prepared.yardstick.told(trial.score)
-    state.voice.say(f"trial: {preset.name}: {score} after {trial.details['steps']} steps, {duration(trial.seconds)}")
+    state.console.say(f"trial: {preset.name}: {score} after {trial.details['steps']} steps, {duration(trial.seconds)}")
     return trial
 
 
@@ -231,7 +233,7 @@ def _measured(state: TuneState, trial_setup: AssembledTraining, name: str) -> fl
     except (RuntimeError, MemoryError) as problem:
         if not is_out_of_memory(problem):
             raise
-    state.voice.say(f"note: the memory is too small for tuning on images of {name}")
+    state.console.say(f"note: the memory is too small for tuning on images of {name}")
     return None
 
 
@@ -254,7 +256,7 @@ def _prepare_head(state: TuneState, side: list[int]) -> None:
         return
     fitted = fit_probe_head(state, state.reassemble(img_size=side), f"head for images of {side[0]} pixels")
     save_head(state.run, fitted.head, name)
-    state.voice.say(
+    state.console.say(
         f"at {side[0]} pixels, where an epoch is faster, the probe has "
         f"{setup.prepared.yardstick.told(fitted.score, VALIDATION)}"
     )
