@@ -253,13 +253,13 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
         assemble(plain_init(replace(settings, empty_images=how)), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
         for how in ("keep", "drop")
     )
-    before, after = kept.prepared.counts(), dropped.prepared.counts()
-    empty = [index for index in kept.prepared.part("train") if not len(kept.images.of(int(index)))]
+    before, after = kept.data.counts(), dropped.data.counts()
+    empty = [index for index in kept.data.part("train") if not len(kept.images.of(int(index)))]
     assert empty
     assert after == {**before, "train": before["train"] - len(empty)}
-    assert all(len(dropped.images.of(int(index))) for index in dropped.prepared.part("train"))
+    assert all(len(dropped.images.of(int(index))) for index in dropped.data.part("train"))
     words = f"{len(empty)} training image{'s' if len(empty) > 1 else ''} without an object left out"
-    assert dropped.prepared.split.description == f"{kept.prepared.split.description}; {words}"
+    assert dropped.data.split.description == f"{kept.data.split.description}; {words}"
 
 
 @pytest.mark.parametrize(("least", "boxes"), [(0.0, 1), (0.9, 1), (1.0, 0)])

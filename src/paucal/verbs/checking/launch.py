@@ -41,7 +41,7 @@ from paucal.verbs.checking.suspects import SuspectLabel, find_suspects
 from paucal.verbs.checking.writing import require_ours, write_check
 from paucal.verbs.run.console import Console, RecordingConsole
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.training.assembly import chosen_image_size
 from paucal.wording import counted, percent, was
@@ -176,7 +176,7 @@ def _small(checked: Checked, survey: Survey) -> list[Finding]:
     good = survey.readable
     if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
         return []
-    prepared = Prepared(checked.images, Split(checked.parts, checked.cut_by))
+    prepared = SplitImages(checked.images, Split(checked.parts, checked.cut_by))
     return size_findings(survey.sizes[good], min(chosen_image_size(prepared)), good)
 
 

@@ -125,7 +125,7 @@ def _forecast(grid: Grid, arms: Sequence[Arm], console: Console, absent: Mapping
                 made = job.assemble(job.pin(settings), origin, console.progress)
             except UserError as problem:
                 raise UserError(f"{arm.name}: {problem}") from problem
-            if grid.rates and not len(made.prepared.part("val")):
+            if grid.rates and not len(made.data.part("val")):
                 raise UserError("--lrs needs validation images, and there are none: give --val-fraction.")
             found[arm.name] = round(seconds_of_run(made), 2)
             advance(number + 1, len(arms))

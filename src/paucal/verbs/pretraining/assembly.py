@@ -31,19 +31,19 @@ from paucal.verbs.pretraining.crops import crop_groups, describe_crops, relative
 from paucal.verbs.pretraining.monitor import Monitor, knn_monitor
 from paucal.verbs.pretraining.published_order import timm_name, with_published_order
 from paucal.verbs.pretraining.stages import epochs_done
-from paucal.verbs.run.assembled import Assembled
-from paucal.verbs.run.images import Advance, Prepared, decoded, first_reading, reading_for
+from paucal.verbs.run.images import Advance, SplitImages, decoded, first_reading, reading_for
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation, stored_preprocessing, stored_reading
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.wording import counted
 
 
 @dataclass(frozen=True)
-class AssembledPretraining(Assembled[PretrainSettings]):
+class PretrainingSetup(RunSetup[PretrainSettings]):
     """The setup of a pre-training run, before anything is written."""
 
     monitor: Monitor | None = None
@@ -56,7 +56,7 @@ class AssembledPretraining(Assembled[PretrainSettings]):
 
 def assemble(
     settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-) -> AssembledPretraining:
+) -> PretrainingSetup:
     """Open the images, choose the open settings and build the objective, without writing anything.
 
     Args:
@@ -69,8 +69,8 @@ def assemble(
         UserError: The images or a setting are invalid.
     """
     start = find_start(settings, run)
-    prepared, facts, settings, reasons = _open(settings, bars, run, start)
-    images = prepared.images
+    data, facts, settings, reasons = _open(settings, bars, run, start)
+    images = data.images
     if run is None:
         check_rates(settings)
     settings, renamed = with_published_order(settings)
@@ -79,7 +79,7 @@ def assemble(
     _check_images(settings, facts.n_train, method.smallest_set)
     objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
     named = timm_name(settings.model or "")  # timm's name of the published weights
-    card = Card(spec, (), _feeding(settings, prepared, (start.input or input_of_timm)(named), run))
+    card = Card(spec, (), _feeding(settings, data, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
     loaded = load_start(start, named, objective, ())
@@ -92,14 +92,12 @@ def assemble(
         *notes,
     ]
     origin, plan = origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
-    return AssembledPretraining(
-        settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, monitor=monitor
-    )
+    return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, monitor=monitor)
 
 
 def _open(
     settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
-) -> tuple[Prepared, Facts, PretrainSettings, dict[str, str]]:
+) -> tuple[SplitImages, Facts, PretrainSettings, dict[str, str]]:
     """Open the images, choose the open settings, and decode the images at the chosen size.
 
     Settings that depend on the number of images are chosen again if some could not be read.
@@ -110,16 +108,16 @@ def _open(
     size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size or [USUAL_SIDE]
     with bars("reading images") as advance:
         images = decoded(found, settings, reading_for(size, like), advance)
-    prepared = Prepared(images, _split(images) if run is None else stored_split(run, images))
-    facts = replace(prepared.facts(), start=start.facts)
+    data = SplitImages(images, _split(images) if run is None else stored_split(run, images))
+    facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve_pretraining(settings, facts)
     if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
-        prepared = replace(prepared, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
-    return prepared, facts, settings, reasons
+        data = replace(data, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
+    return data, facts, settings, reasons
 
 
 def _facts(images: ImageSet, start: Start) -> Facts:
-    return replace(Prepared(images, _split(images)).facts(), start=start.facts)
+    return replace(SplitImages(images, _split(images)).facts(), start=start.facts)
 
 
 def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
@@ -132,7 +130,7 @@ def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, Backbo
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 
-def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, run: RunFolder | None) -> Preprocessing:
+def _feeding(settings: PretrainSettings, data: SplitImages, start: ImageInput, run: RunFolder | None) -> Preprocessing:
     """Return the preprocessing of a run: as stored, or with the mean and deviation of the pretrained weights.
 
     The crop is always EsViT's, since these weights will be trained on such crops.
@@ -140,10 +138,10 @@ def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, 
     stored = stored_preprocessing(run)
     if stored is not None:
         return stored
-    statistics = normalisation(settings, prepared, start)
+    statistics = normalisation(settings, data, start)
     size = height_and_width(settings.img_size or USUAL_SIDE)
     ratio = 1.0 if min(size) <= SMALL or settings.resize != "crop" else ImageInput().crop_ratio
-    reading, interpolation = prepared.images.reading, ImageInput().interpolation
+    reading, interpolation = data.images.reading, ImageInput().interpolation
     fed = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
     return replace(fed, channel_ranges=reading.channel_ranges, resize=settings.resize)
 

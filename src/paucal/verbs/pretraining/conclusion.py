@@ -17,7 +17,7 @@ from paucal.methods.pretraining import method_of
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runs import RunFolder
 from paucal.training import Outcome
-from paucal.verbs.pretraining.assembly import AssembledPretraining
+from paucal.verbs.pretraining.assembly import PretrainingSetup
 from paucal.verbs.pretraining.crops import describe_crops
 from paucal.verbs.pretraining.monitor import NAME
 from paucal.verbs.pretraining.stage_watch import StageWatch
@@ -49,44 +49,44 @@ class PretrainResult(FinishedRun):
 
 
 def conclude(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, stage_watch: StageWatch, console: Console
+    run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch, console: Console
 ) -> PretrainResult:
     """Draw the curves and write the results on the first process, while the others wait."""
     last = outcome.rows[-1] if outcome.rows else {}
     verdict = stage_watch.watcher.verdict
     if rank() == 0:
-        chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
-        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
+        rows = with_speed(outcome.rows, len(setup.data.part("train")))
         save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance))
-        prototypes = method_of(assembled.settings).prototypes(assembled.settings)
-        dim = assembled.objective.backbones()[0].dim
+        prototypes = method_of(setup.settings).prototypes(setup.settings)
+        dim = setup.objective.backbones()[0].dim
         save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))
-        run.write_json("summary.json", summary(run, assembled, outcome, verdict, stage_watch))
+        run.write_json("summary.json", summary(run, setup, outcome, verdict, stage_watch))
         page = write_pretraining_report(run.path)
-        for line in closing_lines(run, assembled, outcome, verdict, page):
+        for line in closing_lines(run, setup, outcome, verdict, page):
             console.say(line)
     wait_for_all()
     return PretrainResult(run.path, last, verdict, outcome.seconds)
 
 
 def summary(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, stage_watch: StageWatch
+    run: RunFolder, setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None, stage_watch: StageWatch
 ) -> dict[str, Any]:
     """Return the content of `summary.json`, which the page shows."""
-    settings, prepared = assembled.settings, assembled.prepared
+    settings, data = setup.settings, setup.data
     return {
-        "title": f"{assembled.card.backbone.name} pre-trained on {prepared.images.name}",
+        "title": f"{setup.card.backbone.name} pre-trained on {data.images.name}",
         "kind": "pretraining",
-        "model": assembled.card.backbone.name,
+        "model": setup.card.backbone.name,
         "method": method_of(settings).title(settings),
-        "data": f"{prepared.images.name}: {counted(len(prepared.part('train')), 'image')}",
-        "split": prepared.split.description,
-        "parts": {name: count for name, count in prepared.counts().items() if count},
-        "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
-        "grid": assembled.grid_text,
+        "data": f"{data.images.name}: {counted(len(data.part('train')), 'image')}",
+        "split": data.split.description,
+        "parts": {name: count for name, count in data.counts().items() if count},
+        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
+        "grid": setup.grid_text,
         "crops": describe_crops(settings),
         "out_dim": method_of(settings).prototypes(settings),
-        "feature_dim": assembled.objective.backbones()[0].dim,
+        "feature_dim": setup.objective.backbones()[0].dim,
         "epochs": settings.epochs,
         "seconds": round(outcome.seconds, 1),
         "peak_memory": peak_memory(settings.device or "cpu"),
@@ -96,8 +96,8 @@ def summary(
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),
         "rollbacks": len(stage_watch.rollbacks),
-        "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": list(assembled.remarks),
+        "start": None if setup.start is None else setup.start.short(),
+        "remarks": list(setup.remarks),
         "next_steps": next_steps(run),
     }
 
@@ -109,18 +109,17 @@ def _knn_end(outcome: Outcome) -> float | None:
 
 
 def closing_lines(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, page: Path
+    run: RunFolder, setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None, page: Path
 ) -> list[str]:
     """Return the last lines to print: the outcome, where it is, and what to do next."""
     last = outcome.rows[-1]
     state = "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}"
     neighbours = (
-        f"; nearest neighbours {percent(last['val_knn'])} on {assembled.settings.monitor}" if "val_knn" in last else ""
+        f"; nearest neighbours {percent(last['val_knn'])} on {setup.settings.monitor}" if "val_knn" in last else ""
     )
     return [
         "",
-        f"pre-trained: {assembled.describe()}, epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s"
-        f"{neighbours}",
+        f"pre-trained: {setup.describe()}, epochs: {setup.settings.epochs}, {outcome.seconds:.0f} s{neighbours}",
         state,
         f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the "
         "backbone after the last epoch), metrics.csv, plots/",

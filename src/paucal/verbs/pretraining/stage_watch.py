@@ -9,7 +9,7 @@ from paucal.methods.contract import HealthScale
 from paucal.methods.pretraining import method_of
 from paucal.runs import RunFolder, keep_as
 from paucal.training import Watch, checkpoint_rows
-from paucal.verbs.pretraining.assembly import AssembledPretraining
+from paucal.verbs.pretraining.assembly import PretrainingSetup
 from paucal.verbs.pretraining.collapse_watcher import CollapseWatcher
 from paucal.verbs.pretraining.monitor import NAME
 from paucal.verbs.run.console import Console
@@ -22,22 +22,22 @@ START = "monitor.json"
 ROLLBACKS = "rollbacks"
 
 
-class StageWatch(Watcher[AssembledPretraining]):
+class StageWatch(Watcher[PretrainingSetup]):
     """Watches a stage of a run for collapse, and for the epoch after which the method changes its objective.
 
     Args:
         run: Run folder.
-        assembled: Setup of the stage.
+        setup: Setup of the stage.
         console: Console for messages.
     """
 
     scores_start = True
 
-    def __init__(self, run: RunFolder, assembled: AssembledPretraining, console: Console) -> None:
-        super().__init__(assembled, console)
+    def __init__(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> None:
+        super().__init__(setup, console)
         self.run = run
-        settings, self.method = assembled.settings, method_of(assembled.settings)
-        scale = health_scale(assembled)
+        settings, self.method = setup.settings, method_of(setup.settings)
+        scale = health_scale(setup)
 
         def judge(rows: Sequence[Mapping[str, float]], patience: int | None) -> Verdict | None:
             return self.method.judge(settings, rows, scale, patience)
@@ -50,7 +50,7 @@ class StageWatch(Watcher[AssembledPretraining]):
 
     def watch(self) -> Watch | None:
         """Return the monitor of labelled images; None without one."""
-        return None if self.assembled.monitor is None else Watch(self.assembled.monitor)
+        return None if self.setup.monitor is None else Watch(self.setup.monitor)
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Store the monitor's score of the weights at the start of the run."""
@@ -63,7 +63,7 @@ class StageWatch(Watcher[AssembledPretraining]):
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool:
         """Print the results of an epoch; return whether the run has to stop here."""
         self.console.on_epoch(epoch, epochs, row)
-        settings = self.assembled.settings
+        settings = self.setup.settings
         self._verdict = self.watcher.look(row)
         if self._verdict is None and not self.watcher.suspicious:
             self._keep_healthy()
@@ -94,17 +94,17 @@ class StageWatch(Watcher[AssembledPretraining]):
 
     def stop_message(self) -> list[str]:
         """Return why the run stays stopped, and what to do."""
-        if self._verdict is None or self.assembled.settings.on_collapse == "warn":
+        if self._verdict is None or self.setup.settings.on_collapse == "warn":
             return []
         return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
 
     def _keep_healthy(self) -> None:
         """Keep the saved state from before this epoch, which is healthy, under a second name."""
-        if self.assembled.settings.on_collapse == "rollback" and self.run.last.exists():
+        if self.setup.settings.on_collapse == "rollback" and self.run.last.exists():
             keep_as(self.run.last, self.run.last.with_name(HEALTHY))
 
     def _can_roll_back(self) -> bool:
-        settings = self.assembled.settings
+        settings = self.setup.settings
         collapsed = self._verdict is not None and settings.on_collapse == "rollback"
         return collapsed and len(self.rollbacks) < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
 
@@ -112,7 +112,7 @@ class StageWatch(Watcher[AssembledPretraining]):
         """Restore the last healthy state, with settings that counteract the collapse."""
         verdict = self._verdict
         assert verdict is not None
-        settings, origin = self.assembled.settings, dict(self.assembled.origin)
+        settings, origin = self.setup.settings, dict(self.setup.origin)
         keep_as(self.run.last.with_name(HEALTHY), self.run.last)
         rows = self.run.read_rows()
         found = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
@@ -127,9 +127,9 @@ class StageWatch(Watcher[AssembledPretraining]):
         self.console.say(f"{reason}: back to the last healthy state, with {values}")
 
 
-def health_scale(assembled: AssembledPretraining) -> HealthScale:
+def health_scale(setup: PretrainingSetup) -> HealthScale:
     """Return the scale that the health of a run is measured against."""
-    settings, plan = assembled.settings, assembled.plan
+    settings, plan = setup.settings, setup.plan
     warmup = round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
-    dim = assembled.objective.backbones()[0].dim
+    dim = setup.objective.backbones()[0].dim
     return HealthScale(dim, settings.batch_size, grace_period(plan.total_steps, warmup))

@@ -34,7 +34,7 @@ D = TypeVar("D", bound=DataSettings)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class SplitImages:
     """Readable images with their split, and with label maps for methods that need them."""
 
     images: ImageSet
@@ -181,7 +181,7 @@ def find_images(settings: DataSettings, labelled: bool = True, advance: Advance 
     return images
 
 
-def with_label_maps(prepared: Prepared, labels: str | None, method: str, advance: Advance | None = None) -> Prepared:
+def with_label_maps(data: SplitImages, labels: str | None, method: str, advance: Advance | None = None) -> SplitImages:
     """Open the label maps of the training images.
 
     Raises:
@@ -191,7 +191,7 @@ def with_label_maps(prepared: Prepared, labels: str | None, method: str, advance
     if labels is None:
         raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
     maps = LabelMaps(Path(labels).expanduser())
-    images, split = prepared.images, prepared.split
+    images, split = data.images, data.split
     seen = set(maps.facts.trained_on)
     leaked = {part: sum(images.keys[i] in seen for i in split.indices(part)) for part in ("val", "test")}
     if any(leaked.values()):
@@ -201,7 +201,7 @@ def with_label_maps(prepared: Prepared, labels: str | None, method: str, advance
             "validation and test, so it knows their labels: use the teacher's --seed and split, or another teacher"
             f"{select}."
         )
-    return replace(prepared, label_maps=maps.rows(images, prepared.part("train"), advance))
+    return replace(data, label_maps=maps.rows(images, data.part("train"), advance))
 
 
 def open_again(

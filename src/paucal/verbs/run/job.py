@@ -8,12 +8,12 @@ from paucal.data.loader import TrainLoader
 from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Optimization, Outcome, Watch
-from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.images import Advance
+from paucal.verbs.run.setup import RunSetup
 
-A = TypeVar("A", bound=Assembled[Any])
+A = TypeVar("A", bound=RunSetup[Any])
 S = TypeVar("S", bound=JobSettings)
 R = TypeVar("R", bound=FinishedRun, covariant=True)
 Bars = Callable[[str], AbstractContextManager[Advance]]
@@ -26,14 +26,14 @@ class Watcher(Generic[A]):
         scores_start: Whether the weights at the start of the run are scored.
 
     Args:
-        assembled: Setup of the run.
+        setup: Setup of the run.
         console: Console for messages.
     """
 
     scores_start = False
 
-    def __init__(self, assembled: A, console: Console) -> None:
-        self.assembled, self.console = assembled, console
+    def __init__(self, setup: A, console: Console) -> None:
+        self.setup, self.console = setup, console
 
     def watch(self) -> Watch | None:
         """Return how weights are scored after each epoch; None without validation."""
@@ -80,7 +80,7 @@ class Job(Protocol[S, R]):
         """Return settings with absolute paths."""
         ...
 
-    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> Assembled[S]:
+    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> RunSetup[S]:
         """Open the images, choose the open settings and build the objective, without printing or writing.
 
         Args:
@@ -91,34 +91,34 @@ class Job(Protocol[S, R]):
         """
         ...
 
-    def announce(self, assembled: Any, console: Console) -> None:
+    def announce(self, setup: Any, console: Console) -> None:
         """Print the data, the model, and the settings with their reasons."""
         ...
 
-    def write_beginning(self, run: RunFolder, assembled: Any) -> None:
+    def write_beginning(self, run: RunFolder, setup: Any) -> None:
         """Write the files of a new run, and draw the images as the network will see them."""
         ...
 
-    def needs_planning(self, assembled: Any) -> bool:
+    def needs_planning(self, setup: Any) -> bool:
         """Return whether measurements have to decide the length of the run; the same on all processes."""
         ...
 
-    def plan(self, run: RunFolder, assembled: Any, console: Console) -> bool:
+    def plan(self, run: RunFolder, setup: Any, console: Console) -> bool:
         """Choose the length on the first process and store it in the run; return False if a signal stopped it."""
         ...
 
-    def loader(self, assembled: Any, start: int) -> TrainLoader:
+    def loader(self, setup: Any, start: int) -> TrainLoader:
         """Return the training loader of this process, starting at a forward pass."""
         ...
 
-    def optimization(self, assembled: Any) -> Optimization:
+    def optimization(self, setup: Any) -> Optimization:
         """Return the optimizer and its schedule."""
         ...
 
-    def watcher(self, run: RunFolder, assembled: Any, console: Console) -> Any:
+    def watcher(self, run: RunFolder, setup: Any, console: Console) -> Any:
         """Return the `Watcher` of the run."""
         ...
 
-    def conclude(self, run: RunFolder, assembled: Any, outcome: Outcome, watcher: Any, console: Console) -> R:
+    def conclude(self, run: RunFolder, setup: Any, outcome: Outcome, watcher: Any, console: Console) -> R:
         """Evaluate the model, draw, write the results and print them."""
         ...

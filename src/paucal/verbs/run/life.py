@@ -22,7 +22,6 @@ from paucal.settings.groups import JobSettings
 from paucal.settings.values import from_python, given_names
 from paucal.training import Outcome, Records, checkpoint_position, fit
 from paucal.types import UserError
-from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.console import Console, NullConsole, SilentConsole
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.job import Job, Watcher
@@ -40,6 +39,7 @@ from paucal.verbs.run.processes import (
     run_on_rank_zero,
 )
 from paucal.verbs.run.resuming import places_of, reopen, store_changes, stored_settings
+from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_time import count_time_from
 from paucal.verbs.run.start_weights import RECORD
 from paucal.verbs.run.time_plan import add_time_plan, describe_change
@@ -97,7 +97,7 @@ def begin(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    setups: list[Assembled[S]] = []
+    setups: list[RunSetup[S]] = []
 
     def create() -> Path:
         setup = _check_and_assemble(job, settings, given, console)
@@ -135,7 +135,7 @@ def resume(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    setups: list[Assembled[S]] = []
+    setups: list[RunSetup[S]] = []
 
     def reopen_run() -> Path:
         run, settings, origin = reopen(path, changes or {}, job)
@@ -143,7 +143,7 @@ def resume(
         setup = _reassemble(job, run, settings, origin, console)
         setups.append(setup)
         if set(changes or {}) & set(places_of(job)):
-            require_same_images(run.split, setup.prepared.images)
+            require_same_images(run.split, setup.data.images)
         job.announce(setup, console)
         if changes:  # only now: an invalid change must not damage the run
             store_changes(run, settings, origin)
@@ -181,12 +181,12 @@ def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path
 
 def show_config(job: Job[S, Any], settings: S, given: Mapping[str, str]) -> str:
     """Return all settings as YAML for `--config`, each with its reason, without training or writing anything."""
-    assembled = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
+    setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
     return "".join(
-        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {assembled.origin[name]}\n"
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origin[name]}\n"
         if not isinstance(value, list)
-        else f"{name}: {json.dumps(value)}  # {assembled.origin[name]}\n"
-        for name, value in _config_values(vars(assembled.settings), assembled.origin).items()
+        else f"{name}: {json.dumps(value)}  # {setup.origin[name]}\n"
+        for name, value in _config_values(vars(setup.settings), setup.origin).items()
         if value is not None and name not in ("output", "overwrite")
     )
 
@@ -197,7 +197,7 @@ def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict
     return {**values, "init": "none" if from_scratch else values["init"]}
 
 
-def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], console: Console) -> Assembled[S]:
+def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], console: Console) -> RunSetup[S]:
     settings, given = job.check(settings, given)
     check_loggers(settings.logger)
     settings = job.pin(resolve_output(settings, job.reads, console))
@@ -206,7 +206,7 @@ def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str],
 
 def _reassemble(
     job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console
-) -> Assembled[S]:
+) -> RunSetup[S]:
     """Assemble an existing run at its current state."""
     return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
 
@@ -218,44 +218,44 @@ def _follow(job: Job[S, R], callbacks: Sequence[Callback]) -> R | Stopped:
     return _execute(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
 
 
-def _write_start(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) -> None:
-    settings, split = assembled.settings, assembled.prepared.split
-    images = assembled.prepared.images
-    run.write_config(asdict(settings), assembled.origin, job.verb, split=split.description, location=images.location)
+def _write_start(job: Job[S, Any], run: RunFolder, setup: RunSetup[S]) -> None:
+    settings, split = setup.settings, setup.data.split
+    images = setup.data.images
+    run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device or "cpu"))
-    if assembled.start is not None:
-        run.write_json(RECORD, assembled.start.to_dict())
+    if setup.start is not None:
+        run.write_json(RECORD, setup.start.to_dict())
     write_split(run.split, images, split, image_digests(images))
-    job.write_beginning(run, assembled)
+    job.write_beginning(run, setup)
 
 
 def _execute(
-    job: Job[S, R], run: RunFolder, assembled: Assembled[S], console: Console, callbacks: Sequence[Callback]
+    job: Job[S, R], run: RunFolder, setup: RunSetup[S], console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
-    names = assembled.settings.logger if is_first() else None
+    names = setup.settings.logger if is_first() else None
     pass_run_to_children(run.path)
     try:
         with console.logging_to(run.log), Loggers(run, names, console) as loggers:
-            if job.needs_planning(assembled):
-                planned = _plan_run(job, run, assembled, console)
+            if job.needs_planning(setup):
+                planned = _plan_run(job, run, setup, console)
                 if planned is None:
-                    stopped = Stopped(run.path, 0, assembled.plan.total_steps, job.verb)
+                    stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
                     console.say(str(stopped))
                     return stopped
-                assembled = planned
-            loggers.describe(assembled.settings)
+                setup = planned
+            loggers.describe(setup.settings)
             while True:
-                watcher = job.watcher(run, assembled, console)
-                outcome = _fit(job, run, assembled, console, watcher, callbacks, loggers)
+                watcher = job.watcher(run, setup, console)
+                outcome = _fit(job, run, setup, console, watcher, callbacks, loggers)
                 if outcome.finished:
-                    result = job.conclude(run, assembled, outcome, watcher, console)
+                    result = job.conclude(run, setup, outcome, watcher, console)
                     loggers.finish(result.test_scores, outcome.step)
                     return result
                 if not broadcast_flag(watcher.should_restart):
                     break
                 loggers.forget_step()
-                assembled = _next_stage(job, run, assembled, watcher, console)
-            stopped = Stopped(run.path, outcome.step, (outcome.plan or assembled.plan).last_step, job.verb)
+                setup = _next_stage(job, run, setup, watcher, console)
+            stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
             for line in [*watcher.stop_message(), str(stopped)]:
                 console.say(line)
             return stopped
@@ -263,14 +263,14 @@ def _execute(
         forget_run_of_children()
 
 
-def _plan_run(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], console: Console) -> Assembled[S] | None:
+def _plan_run(job: Job[S, Any], run: RunFolder, setup: RunSetup[S], console: Console) -> RunSetup[S] | None:
     """Plan the length of a run on the first process, and assemble the run again; None if a signal stopped it."""
     finished = True
 
     def plan() -> None:
         nonlocal finished
         try:
-            finished = job.plan(run, assembled, console)
+            finished = job.plan(run, setup, console)
         except KeyboardInterrupt:
             if not run.card.exists():  # there is nothing to resume yet
                 raise
@@ -281,15 +281,15 @@ def _plan_run(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], console
     if not broadcast_flag(finished):
         return None
     settings, origin = stored_settings(run, job.kind, job.verb)
-    setup = _reassemble(job, run, settings, origin, console)
-    return replace(setup, plan=replace(setup.plan, deadline=assembled.plan.deadline), planned_at=planned_at)
+    planned = _reassemble(job, run, settings, origin, console)
+    return replace(planned, plan=replace(planned.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
 def _next_stage(
-    job: Job[S, Any], run: RunFolder, assembled: Assembled[S], watcher: Watcher, console: Console
-) -> Assembled[S]:
+    job: Job[S, Any], run: RunFolder, setup: RunSetup[S], watcher: Watcher, console: Console
+) -> RunSetup[S]:
     """Advance a run to its next stage on the first process, and assemble it again on every process."""
-    setups: list[Assembled[S]] = []
+    setups: list[RunSetup[S]] = []
 
     def reassemble() -> None:
         settings, origin = stored_settings(run, job.kind, job.verb)
@@ -303,29 +303,27 @@ def _next_stage(
     if not setups:  # the other processes read what the first one has written
         reassemble()
     # The time limit is that of the whole command.
-    return replace(setups[0], plan=replace(setups[0].plan, deadline=assembled.plan.deadline))
+    return replace(setups[0], plan=replace(setups[0].plan, deadline=setup.plan.deadline))
 
 
 def _fit(
     job: Job[S, Any],
     run: RunFolder,
-    assembled: Assembled[S],
+    setup: RunSetup[S],
     console: Console,
     watcher: Watcher,
     callbacks: Sequence[Callback],
     loggers: Loggers,
 ) -> Outcome:
-    if not assembled.plan.total_steps:  # the probe is the final model
+    if not setup.plan.total_steps:  # the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
     start = checkpoint_position(run.last)[1] if run.last.exists() else 0
-    plan = add_time_plan(run, assembled.plan, assembled.planned_at)
-    assembled = replace(assembled, plan=plan)
+    plan = add_time_plan(run, setup.plan, setup.planned_at)
+    setup = replace(setup, plan=plan)
     records = Records(
-        *(run, saver(run, assembled.card), watcher.watch(), loggers.log_before(watcher.on_epoch)),
+        *(run, saver(run, setup.card), watcher.watch(), loggers.log_before(watcher.on_epoch)),
         watcher.on_start if watcher.scores_start else None,
         lambda plan, pace: console.say(describe_change(plan, pace)),
     )
     callbacks = [*console.callbacks(), *callbacks]
-    return fit(
-        assembled.objective, lambda: job.loader(assembled, start), job.optimization(assembled), plan, records, callbacks
-    )
+    return fit(setup.objective, lambda: job.loader(setup, start), job.optimization(setup), plan, records, callbacks)

@@ -16,7 +16,7 @@ from paucal.evaluation.deployed import Card, Preprocessing
 from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Plan
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
@@ -36,13 +36,13 @@ def stored_reading(run: RunFolder | None) -> Reading | None:
     return None if stored is None else stored.reading
 
 
-def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput | None = None) -> Normalisation:
+def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:
     """Return mean and standard deviation: of the training images, of ImageNet, or of the pretrained weights.
 
     Images with other than three channels always use their own.
     """
-    if settings.normalise == "computed" or prepared.images.reading.channels != RGB:
-        return compute_normalisation(prepared.images, prepared.part("train"))
+    if settings.normalise == "computed" or data.images.reading.channels != RGB:
+        return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
         fed = start or input_of_timm(settings.model or "")
         return Normalisation(fed.mean, fed.std)
@@ -51,7 +51,7 @@ def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput |
 
 def step_loader(
     dataset: ViewDataset,
-    prepared: Prepared,
+    data: SplitImages,
     settings: JobSettings,
     plan: Plan,
     start: int,
@@ -59,7 +59,7 @@ def step_loader(
     balanced: bool = False,
 ) -> TrainLoader:
     """Return the training loader of this process, starting at a forward pass."""
-    train, stream = prepared.part("train"), prepared.images.stream
+    train, stream = data.part("train"), data.images.stream
     sampler = StepSampler(
         train,
         settings.images_per_pass,
@@ -70,18 +70,18 @@ def step_loader(
         world=world_size(),
         accumulate=plan.accumulate,
         repeats=repeats,
-        labels=prepared.images.labels[train] if balanced else None,
+        labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
     )
     return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
 
 
 def eval_loader(
-    prepared: Prepared, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
+    data: SplitImages, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
 ) -> DataLoader:
     """Return a loader of some images in order, preprocessed as for the deployed model."""
     return make_eval_loader(
-        prepared.images,
+        data.images,
         indices,
         preprocess.transform(),
         images_together(preprocess.image_size, settings.device or "cpu"),

@@ -19,10 +19,10 @@ from paucal.training.schedules import LinearWarmup
 from paucal.transfer.segmentation.crops import CropOptions
 from paucal.transfer.segmentation.windows import WindowOptions
 from paucal.types import UserError, height_and_width
-from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation
 from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.verbs.segmenting.card import Head, SegmentationCard
@@ -38,14 +38,14 @@ AUXILIARY_WIDTH = 256
 
 
 @dataclass(frozen=True)
-class AssembledSegmentation(Assembled[SegmentSettings]):
+class SegmentationSetup(RunSetup[SegmentSettings]):
     """Everything a segmentation run needs, checked, with nothing written yet."""
 
     @property
     def segmented(self) -> Segmented:
         """The images with their masks."""
-        assert isinstance(self.prepared, Segmented)
-        return self.prepared
+        assert isinstance(self.data, Segmented)
+        return self.data
 
     @property
     def seg_card(self) -> SegmentationCard:
@@ -64,7 +64,7 @@ class AssembledSegmentation(Assembled[SegmentSettings]):
 
 def assemble(
     settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-) -> AssembledSegmentation:
+) -> SegmentationSetup:
     """Open images and masks, choose what was left open, build the network; write nothing.
 
     Args:
@@ -76,32 +76,32 @@ def assemble(
     Raises:
         UserError: the images, the masks or a setting do not do.
     """
-    prepared = open_segmented(settings, bars, run)
+    data = open_segmented(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        settings, given, remarks = _with_start(settings, given, prepared)
+        settings, given, remarks = _with_start(settings, given, data)
         check_rates(settings)
     start = find_start(settings, run)
-    facts = replace(prepared.facts(), start=start.facts)
+    facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve(settings, facts, RULES)
     settings, reasons = _lengths(settings, facts, reasons)
-    card, objective, notes = _build(settings, prepared, start.input and start.input(settings.model or ""), run)
+    card, objective, notes = _build(settings, data, start.input and start.input(settings.model or ""), run)
     loaded = load_start(start, settings.model, objective, ())
     _check_batch(settings, objective)
-    remarks += [*prepared.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(prepared)]
+    remarks += [*data.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(data)]
     plan = trainer_plan(settings, facts.n_train * (settings.crops or 1))
     origin = origins(settings, given, reasons)
-    return AssembledSegmentation(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded)
+    return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
 
 
 def _with_start(
-    settings: SegmentSettings, given: Mapping[str, str], prepared: Segmented
+    settings: SegmentSettings, given: Mapping[str, str], data: Segmented
 ) -> tuple[SegmentSettings, dict[str, str], list[str]]:
     """Look for trained weights where nobody has said how the run begins, or has said "auto"."""
     asked = settings.init == "auto" or ("init" not in given and settings.recipe is None)
     if not asked:
         return settings, dict(given), []
-    facts = prepared.facts()
+    facts = data.facts()
     found = choose(settings.model, settings.device or facts.device, facts.median_side)
     remarks = [found.remark] if found.remark else []
     given = {**given, "init": f"auto: {found.why}"}
@@ -126,7 +126,7 @@ def _lengths(
 
 
 def _build(
-    settings: SegmentSettings, prepared: Segmented, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Build card and objective, with weights that depend on the seed alone."""
     with torch.random.fork_rng(devices=[]), enough_memory():
@@ -135,10 +135,10 @@ def _build(
         notes = [*check_room(settings, spec, 2.0), *notes]  # the head keeps about as much as the backbone
         card = SegmentationCard(
             backbone=spec,
-            classes=prepared.images.classes,
-            preprocessing=_feeding(settings, prepared, fed, run),
+            classes=data.images.classes,
+            preprocessing=_feeding(settings, data, fed, run),
             head=Head(settings.width or 64, settings.dropout),
-            coding=prepared.masked.coding,  # type: ignore[union-attr]
+            coding=data.masked.coding,  # type: ignore[union-attr]
             overlap=settings.overlap,
             whole=settings.test_mode == "whole",
             resize_to=_sides(settings),
@@ -158,13 +158,13 @@ def _build(
 
 
 def _feeding(
-    settings: SegmentSettings, prepared: Segmented, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return how images are prepared: as the run has stored, or with the start's mean and deviation."""
     if run is not None and run.card.is_file():
         return SegmentationCard.from_dict(run.read_json(run.card.name)).preprocessing
-    statistics = normalisation(settings, prepared, fed or input_of_timm(settings.model or ""))
-    reading = prepared.images.reading
+    statistics = normalisation(settings, data, fed or input_of_timm(settings.model or ""))
+    reading = data.images.reading
     return Preprocessing(
         height_and_width(settings.img_size or USUAL_SIDE),
         1.0,
@@ -190,9 +190,9 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
     return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
 
 
-def optimization(assembled: AssembledSegmentation) -> Optimization:
+def optimization(setup: SegmentationSetup) -> Optimization:
     """Return AdamW and the course of its rate."""
-    settings, plan = assembled.settings, assembled.plan
+    settings, plan = setup.settings, setup.plan
     peak, horizon = settings.lr or 0.0, plan.total_steps
     kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
     schedule = kind(
@@ -263,15 +263,15 @@ def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
         )
 
 
-def _remarks(prepared: Segmented) -> list[str]:
+def _remarks(data: Segmented) -> list[str]:
     """Return what people should know of the masks before they trust a score."""
-    masked = prepared.masked
+    masked = data.masked
     assert masked is not None
     found = masked.doubts()
     for part, words in (("train", "to learn from"), ("test", "to be judged by")):
         missing = [
             name
-            for name, pixels in zip(prepared.images.classes, masked.pixels[prepared.part(part)].sum(0), strict=True)
+            for name, pixels in zip(data.images.classes, masked.pixels[data.part(part)].sum(0), strict=True)
             if pixels == 0
         ]
         if missing:

@@ -18,7 +18,7 @@ from paucal.reading import named_path
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
 from paucal.types import UserError
-from paucal.verbs.run.images import Prepared, decoded
+from paucal.verbs.run.images import SplitImages, decoded
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.run.resuming import stored_split
@@ -29,7 +29,7 @@ PATHS = ("data", "images", "masks", "classes", "split")
 
 
 @dataclass(frozen=True)
-class Segmented(Prepared):
+class Segmented(SplitImages):
     """Images that are known to be readable, with their masks and what each is used for."""
 
     masked: MaskedImages | None = None

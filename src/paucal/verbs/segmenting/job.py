@@ -14,7 +14,7 @@ from paucal.verbs.run.console import Console
 from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.time_plan import store_time_plan
-from paucal.verbs.segmenting.assembly import AssembledSegmentation, assemble, optimization, quick_look
+from paucal.verbs.segmenting.assembly import SegmentationSetup, assemble, optimization, quick_look
 from paucal.verbs.segmenting.conclusion import SegmentResult, conclude
 from paucal.verbs.segmenting.images import PATHS, pin_paths
 from paucal.verbs.segmenting.loaders import train_loader
@@ -28,13 +28,13 @@ MEANINGLESS = ("data_root", "download", "image_column", "channels")
 FACTORS = (0.05, 20.0)  # that images are scaled by
 
 
-class SegmentationWatcher(Watcher[AssembledSegmentation]):
+class SegmentationWatcher(Watcher[SegmentationSetup]):
     """Scores each epoch on the validation images."""
 
     def watch(self) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        setup = self.assembled
-        if not len(setup.prepared.part("val")):
+        setup = self.setup
+        if not len(setup.data.part("val")):
             return None
         validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, quick_look(setup.settings))
         return Watch(validate, SCORE, LOSS)
@@ -65,62 +65,62 @@ class SegmentationJob:
 
     def assemble(
         self, settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-    ) -> AssembledSegmentation:
+    ) -> SegmentationSetup:
         """Open images and masks, choose what was left open, build the network, and plan its length."""
-        assembled = assemble(settings, given, bars, run)
+        setup = assemble(settings, given, bars, run)
         with bars("trying how long a step takes"):
-            return plan_for_time(assembled)
+            return plan_for_time(setup)
 
-    def announce(self, assembled: AssembledSegmentation, console: Console) -> None:
+    def announce(self, setup: SegmentationSetup, console: Console) -> None:
         """Say what will be trained, on what, and why the settings are what they are."""
-        prepared, classes = assembled.prepared, assembled.card.classes
-        counts = prepared.counts()
+        data, classes = setup.data, setup.card.classes
+        counts = data.counts()
         console.say(
-            f"data: {prepared.images.name}, {len(prepared.images)} images with masks, {len(classes)} classes; "
+            f"data: {data.images.name}, {len(data.images)} images with masks, {len(classes)} classes; "
             f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        console.say(f"split: {prepared.split.description}")
-        console.say(f"model: {assembled.describe()}")
-        console.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {data.split.description}")
+        console.say(f"model: {setup.describe()}")
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
 
-    def needs_planning(self, assembled: AssembledSegmentation) -> bool:
+    def needs_planning(self, setup: SegmentationSetup) -> bool:
         """Return False: a run has its length from the beginning."""
         return False
 
-    def plan(self, run: RunFolder, assembled: AssembledSegmentation, console: Console) -> bool:
+    def plan(self, run: RunFolder, setup: SegmentationSetup, console: Console) -> bool:
         """Have nothing to find out."""
         return True
 
-    def write_beginning(self, run: RunFolder, assembled: AssembledSegmentation) -> None:
+    def write_beginning(self, run: RunFolder, setup: SegmentationSetup) -> None:
         """Draw crops as the network will see them, with their masks; keep what the length was planned from."""
-        if assembled.plan.time is not None:
-            store_time_plan(run, assembled.plan.time)
-        alone = replace(assembled, settings=replace(assembled.settings, workers=0))
+        if setup.plan.time is not None:
+            store_time_plan(run, setup.plan.time)
+        alone = replace(setup, settings=replace(setup.settings, workers=0))
         picture = crop_sheet(next(iter(self.loader(alone, 0))), alone.seg_card)  # type: ignore[arg-type]
         write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
 
-    def loader(self, assembled: AssembledSegmentation, start: int) -> TrainLoader:
+    def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
         """Return the loader of this process, from a forward pass on."""
-        return train_loader(assembled, start)
+        return train_loader(setup, start)
 
-    def optimization(self, assembled: AssembledSegmentation) -> Optimization:
+    def optimization(self, setup: SegmentationSetup) -> Optimization:
         """Return AdamW and its schedule."""
-        return optimization(assembled)
+        return optimization(setup)
 
-    def watcher(self, run: RunFolder, assembled: AssembledSegmentation, console: Console) -> SegmentationWatcher:
+    def watcher(self, run: RunFolder, setup: SegmentationSetup, console: Console) -> SegmentationWatcher:
         """Return who scores the epochs."""
-        return SegmentationWatcher(assembled, console)
+        return SegmentationWatcher(setup, console)
 
     def conclude(
         self,
         run: RunFolder,
-        assembled: AssembledSegmentation,
+        setup: SegmentationSetup,
         outcome: Outcome,
         watcher: SegmentationWatcher,
         console: Console,
     ) -> SegmentResult:
         """Judge the best model on the test images and write everything down."""
-        return conclude(run, assembled, outcome, console)
+        return conclude(run, setup, outcome, console)
 
 
 def _refuse_meaningless(settings: SegmentSettings) -> None:

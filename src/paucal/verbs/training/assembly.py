@@ -27,9 +27,8 @@ from paucal.settings.options import USUAL_SIDE
 from paucal.training import Plan
 from paucal.types import DataRequest, UserError
 from paucal.verbs.checking.quick import quick_check, told
-from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.images import (
-    Prepared,
+    SplitImages,
     decoded,
     find_images,
     first_reading,
@@ -40,6 +39,7 @@ from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import stored_reading
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
 from paucal.verbs.training.auto_tune.frozen import linear_classifier
@@ -62,7 +62,7 @@ SEVERAL_LABELS = (
 
 
 @dataclass(frozen=True)
-class AssembledTraining(Assembled[TrainSettings]):
+class TrainingSetup(RunSetup[TrainSettings]):
     """Everything a supervised run needs, checked, with nothing written yet.
 
     Attributes:
@@ -79,8 +79,8 @@ def assemble(
     given: Mapping[str, str],
     bars: Bars,
     run: RunFolder | None = None,
-    opened: Prepared | None = None,
-) -> AssembledTraining:
+    opened: SplitImages | None = None,
+) -> TrainingSetup:
     """Open the data, choose the open settings and build the objective, without writing anything.
 
     Args:
@@ -96,38 +96,38 @@ def assemble(
     chooses_start = run is None and may_choose_start(settings, given)
     asked = settings, given
     start = Start() if chooses_start else find_start(settings, run)
-    prepared = opened or _open(settings, bars, run)
+    data = opened or _open(settings, bars, run)
     found = NO_CHOICE
     if chooses_start:
-        settings, given, found = _look_for_start(settings, given, prepared)
+        settings, given, found = _look_for_start(settings, given, data)
         start = find_start(settings)
-    images, facts = prepared.images, replace(prepared.facts(), start=_facts_of(start, settings.init))
+    images, facts = data.images, replace(data.facts(), start=_facts_of(start, settings.init))
     fit_memory = settings.batch_size == "auto"
     settings, reasons = resolve_training(settings, facts)
-    prepared, fewer = _at_size(settings, prepared, bars, run, opened)
+    data, fewer = _at_size(settings, data, bars, run, opened)
     if fewer:  # unreadable images were skipped: choose the settings that depend on their number again
-        return assemble(*asked, bars, run, split_images(asked[0], prepared.images))
-    images = prepared.images
+        return assemble(*asked, bars, run, split_images(asked[0], data.images))
+    images = data.images
     tune_record = _tune_record(settings, found, run, whole=images.stream is None)
     objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
-    suit_labels(settings, prepared, objective)
+    suit_labels(settings, data, objective)
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
-            prepared = with_label_maps(prepared, settings.labels, settings.method, advance)
-    fed = feeding(settings, prepared, start.input and start.input(settings.model or ""), run)
-    held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, prepared.part(part)))
+            data = with_label_maps(data, settings.labels, settings.method, advance)
+    fed = feeding(settings, data, start.input and start.input(settings.model or ""), run)
+    held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
-    balance(settings, prepared, objective)
+    balance(settings, data, objective)
     card = Card(spec, images.classes, fed)
     if images.multi_hot is not None:
         card = card.with_thresholds([USUAL] * len(images.classes))  # until validation images choose others
     if fit_memory:
-        settings, reasons["batch_size"] = fit_batch(settings, prepared, objective, card)
+        settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
         given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
     loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
     if tune_record is not None and run is not None and not run.last.exists():
         load_head(run, objective, settings.img_size)
-    findings = tuple(quick_check(prepared)) if run is None else ()
+    findings = tuple(quick_check(data)) if run is None else ()
     remarks = [
         *([found.remark] if found.remark else ()),
         *([SEVERAL_PROCESSES] if found.candidates and settings.processes > 1 else ()),
@@ -138,16 +138,14 @@ def assemble(
         *told(findings),
         *check_plan(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
-        *seen_by_start(settings.init, images, prepared.split),
+        *seen_by_start(settings.init, images, data.split),
         *check_tuning(settings, objective),
         *notes,
     ]
     _check_request(objective.data_request, settings, card)
     plan = _plan(settings, facts, tune_record)
     origin = origins(settings, given, reasons)
-    return AssembledTraining(
-        settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, tune_record, findings
-    )
+    return TrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, tune_record, findings)
 
 
 def _plan(settings: TrainSettings, facts: Facts, tune_record: TuneRecord | None) -> Plan:
@@ -218,10 +216,10 @@ def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None)
 
 
 def _look_for_start(
-    settings: TrainSettings, given: Mapping[str, str], prepared: Prepared
+    settings: TrainSettings, given: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], Choice]:
     """Choose the pretrained weights, and the method that suits them if it is open."""
-    facts = prepared.facts()
+    facts = data.facts()
     found = choose(settings.model, settings.device or facts.device, facts.median_side)
     if not found.candidates:
         return replace(settings, init=None), {**given, "init": f"auto: {found.why}"}, found
@@ -232,11 +230,11 @@ def _look_for_start(
     return settings, {**given, "init": f"auto: {found.why}"}, found
 
 
-def chosen_image_size(prepared: Prepared) -> list[int]:
+def chosen_image_size(data: SplitImages) -> list[int]:
     """Return the side, or height and width, in pixels that a run would choose for these images."""
     settings, given = TrainSettings(), {}
-    settings, given, _ = _look_for_start(settings, given, prepared)
-    facts = replace(prepared.facts(), start=_facts_of(find_start(settings), settings.init))
+    settings, given, _ = _look_for_start(settings, given, data)
+    facts = replace(data.facts(), start=_facts_of(find_start(settings), settings.init))
     return list(resolve_training(settings, facts)[0].img_size or [USUAL_SIDE])
 
 
@@ -244,7 +242,7 @@ def _facts_of(start: Start, init: str | None) -> StartFacts | None:
     return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
 
 
-def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepared:
+def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
     """Open and split the images, and decode them if the image size is known."""
     with bars("looking through shards") as advance:
         images = find_images(settings, advance=advance)
@@ -252,25 +250,25 @@ def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> Prepare
         reading = reading_for(settings.img_size, first_reading(settings, images, stored_reading(run)))
         with bars("reading images") as advance:
             images = decoded(images, settings, reading, advance)
-    return split_images(settings, images) if run is None else Prepared(images, stored_split(run, images))
+    return split_images(settings, images) if run is None else SplitImages(images, stored_split(run, images))
 
 
 def _at_size(
-    settings: TrainSettings, prepared: Prepared, bars: Bars, run: RunFolder | None, opened: Prepared | None
-) -> tuple[Prepared, bool]:
+    settings: TrainSettings, data: SplitImages, bars: Bars, run: RunFolder | None, opened: SplitImages | None
+) -> tuple[SplitImages, bool]:
     """Return the images decoded for the network's image size, and whether some were skipped.
 
     Images that are open already may be larger than needed: auto-tuning tries smaller sizes.
     """
-    images = prepared.images
+    images = data.images
     like = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
     reading = reading_for(settings.img_size or [USUAL_SIDE], like)
     have, want = images.reading.side or 0, reading.side or 0
     if have == want or (opened is not None and have > want):
-        return prepared, False
+        return data, False
     with bars("reading images") as advance:
         images = decoded(images, settings, reading, advance)
-    return replace(prepared, images=images), len(images) < len(prepared.images)
+    return replace(data, images=images), len(images) < len(data.images)
 
 
 def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective, Supervised
 from paucal.types import UserError
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 
 def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
@@ -40,13 +40,13 @@ def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
     return torch.from_numpy(np.where(positive > 0, negative / np.maximum(positive, 1), 1.0)).float()
 
 
-def suit_labels(settings: TrainSettings, prepared: Prepared, objective: Objective) -> None:
+def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
     """Let an objective learn one sigmoid per class if images may have several labels.
 
     Raises:
         UserError: The method or balanced sampling needs a single label per image.
     """
-    if prepared.images.multi_hot is None:
+    if data.images.multi_hot is None:
         return
     if not isinstance(objective, Supervised):
         raise UserError(
@@ -61,14 +61,14 @@ def suit_labels(settings: TrainSettings, prepared: Prepared, objective: Objectiv
     objective.judge_classes_apart()
 
 
-def balance(settings: TrainSettings, prepared: Prepared, objective: Objective) -> None:
+def balance(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
     """Weight the classes in an objective's loss, if the settings say so.
 
     Raises:
         UserError: The method has no class weights, weights and balanced sampling are combined, or balanced sampling is
             used with shards.
     """
-    if settings.sampling == "balanced" and prepared.images.stream is not None:
+    if settings.sampling == "balanced" and data.images.stream is not None:
         raise UserError(
             "--sampling balanced would read from all shards for every batch, which is too slow for training: use "
             "--class-weights auto."
@@ -85,6 +85,6 @@ def balance(settings: TrainSettings, prepared: Prepared, objective: Objective) -
             f"--class-weights is not supported for --method {settings.method}, which learns from label maps: "
             "use --sampling balanced."
         )
-    train, rows = prepared.part("train"), prepared.images.multi_hot
+    train, rows = data.part("train"), data.images.multi_hot
     several = None if rows is None else positive_weights(rows[train])
-    objective.weigh_classes(balanced_weights(prepared.images.class_counts(train)) if several is None else several)
+    objective.weigh_classes(balanced_weights(data.images.class_counts(train)) if several is None else several)

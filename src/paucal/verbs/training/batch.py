@@ -9,13 +9,13 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.training import largest_batch
 from paucal.types import Batch, UserError
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 from paucal.verbs.training.loaders import train_loader
 from paucal.verbs.training.optimizer import training_plan
 
 
 def fit_batch(
-    settings: TrainSettings, prepared: Prepared, objective: Objective, card: Card
+    settings: TrainSettings, data: SplitImages, objective: Objective, card: Card
 ) -> tuple[TrainSettings, str]:
     """Halve the batch, and double the accumulation, until a training step fits in the device's memory.
 
@@ -33,11 +33,11 @@ def fit_batch(
             "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp should "
             "avoid: give --batch-size as a number."
         )
-    plan = training_plan(settings, len(prepared.part("train")), len(prepared.images.classes))
+    plan = training_plan(settings, len(data.part("train")), len(data.images.classes))
 
     def make(size: int) -> Batch:
         alone = replace(settings, batch_size=size, workers=0)
-        loader = train_loader(prepared, card.preprocessing, alone, plan, objective.data_request, 0)
+        loader = train_loader(data, card.preprocessing, alone, plan, objective.data_request, 0)
         return next(iter(loader))  # type: ignore[return-value]
 
     sizes = [usual // 2**n for n in range(usual.bit_length()) if usual % 2**n == 0]

@@ -32,7 +32,7 @@ from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
 from paucal.verbs.training.auto_tune.summary import describe_kept_model, kept_model_score, step_rows, total_seconds
 from paucal.verbs.training.finishing import Finish, clear_epochs, finish_model
 from paucal.wording import counted, percent
@@ -77,137 +77,135 @@ class FinalEvaluation:
     calibrated: Calibration | None
 
 
-def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, console: Console) -> Result:
+def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
     """Evaluate the kept model on the test images, which were not used before, and write the results.
 
     All processes share the test images and get the result; the first one writes it.
     """
-    finish = finish_model(run, assembled, outcome, console)
-    plain = _predict_test(run, assembled, console)
+    finish = finish_model(run, setup, outcome, console)
+    plain = _predict_test(run, setup, console)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
-        report = _score(assembled, predictions, finish)
+        report = _score(setup, predictions, finish)
         return Result(run.path, report, outcome.seconds)
-    chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
-    best = outcome.best.get("epoch") if _selected(assembled) else None
+    chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
+    best = outcome.best.get("epoch") if _selected(setup) else None
     if outcome.rows:
-        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        rows = with_speed(outcome.rows, len(setup.data.part("train")))
         save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance, best=best))
-    report = _record(run, assembled, predictions)
+    report = _record(run, setup, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
     evaluation = FinalEvaluation(report, finish, calibrated)
-    run.write_json("summary.json", summary(run, assembled, outcome, evaluation))
-    clear_epochs(run, assembled)
-    if not assembled.card.several:
-        draw_mistakes(run.plots, predictions, assembled.prepared.images, load_deployed(run), console.say)
+    run.write_json("summary.json", summary(run, setup, outcome, evaluation))
+    clear_epochs(run, setup)
+    if not setup.card.several:
+        draw_mistakes(run.plots, predictions, setup.data.images, load_deployed(run), console.say)
     page = write_report(run.path)
     console.show(report_table(report))
-    for line in closing_lines(run, assembled, outcome, evaluation, page):
+    for line in closing_lines(run, setup, outcome, evaluation, page):
         console.say(line)
     return Result(run.path, report, outcome.seconds)
 
 
-def _predict_test(run: RunFolder, assembled: AssembledTraining, console: Console) -> Predictions:
-    settings, prepared = assembled.settings, assembled.prepared
+def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
+    settings, data = setup.settings, setup.data
     device = settings.device or "cpu"
     wait_for_all()  # for the model file of the first process
     # Load the stored files, so that exactly the deployed model is evaluated.
     model = load_deployed(run, device)
-    indices = prepared.part("test")
-    loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
+    indices = data.part("test")
+    loader = eval_loader(data, indices, model.card.preprocessing, settings)
     with console.progress("testing") as advance:
         return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
 
 
-def _score(assembled: AssembledTraining, predictions: Predictions, finish: Finish) -> Report:
+def _score(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
     """Return the report without writing anything."""
-    classes = assembled.card.classes
-    if assembled.card.several:
-        return multi_label_report(predictions, classes, finish.thresholds or assembled.card.thresholds or ())
-    return classification_report(predictions, classes, _train_labels(assembled))
+    classes = setup.card.classes
+    if setup.card.several:
+        return multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
+    return classification_report(predictions, classes, _train_labels(setup))
 
 
-def _record(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> Report:
-    images, classes = assembled.prepared.images, assembled.card.classes
-    if assembled.card.several:
+def _record(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
+    images, classes = setup.data.images, setup.card.classes
+    if setup.card.several:
         card = load_deployed(run).card
         return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
-    labels = _train_labels(assembled)
+    labels = _train_labels(setup)
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
 
 
-def _selected(assembled: AssembledTraining) -> bool:
+def _selected(setup: TrainingSetup) -> bool:
     """Return whether the kept epoch was selected on validation images."""
-    return len(assembled.prepared.part("val")) > 0
+    return len(setup.data.part("val")) > 0
 
 
-def _train_labels(assembled: AssembledTraining) -> torch.Tensor:
-    prepared = assembled.prepared
-    return torch.from_numpy(prepared.images.labels[prepared.part("train")])
+def _train_labels(setup: TrainingSetup) -> torch.Tensor:
+    data = setup.data
+    return torch.from_numpy(data.images.labels[data.part("train")])
 
 
-def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, evaluation: FinalEvaluation) -> dict:
+def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict:
     """Return the content of `summary.json`, which the page shows."""
-    prepared, card, finish = assembled.prepared, assembled.card, evaluation.finish
+    data, card, finish = setup.data, setup.card, evaluation.finish
     per_class = {
-        part: dict(zip(card.classes, prepared.images.class_counts(prepared.part(part)).tolist(), strict=True))
-        for part in prepared.counts()
+        part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
+        for part in data.counts()
     }
-    objective, one_epoch = assembled.objective, bool(outcome.best) and not finish.epochs
-    measure = prepared.yardstick
+    objective, one_epoch = setup.objective, bool(outcome.best) and not finish.epochs
+    measure = data.yardstick
     return {
-        "title": f"{card.backbone.name} on {prepared.images.name}",
+        "title": f"{card.backbone.name} on {data.images.name}",
         "model": card.backbone.name,
-        "method": assembled.settings.method,
-        "data": f"{prepared.images.name}: {counted(len(prepared.images), 'image')}, "
+        "method": setup.settings.method,
+        "data": f"{data.images.name}: {counted(len(data.images), 'image')}, "
         f"{counted(len(card.classes), 'class', 'classes')}",
-        "split": prepared.split.description,
+        "split": data.split.description,
         "parts": per_class,
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
-        "grid": assembled.grid_text,
-        "epochs": outcome.passes(assembled.settings.epochs),
-        "rungs": step_rows(assembled.tune_record, outcome, finish, measure),
-        "kept": None
-        if one_epoch
-        else describe_kept_model(assembled.tune_record, outcome, finish, _selected(assembled)),
-        f"kept_val_{measure.score}": kept_model_score(assembled.tune_record, outcome, finish, measure),
+        "grid": setup.grid_text,
+        "epochs": outcome.passes(setup.settings.epochs),
+        "rungs": step_rows(setup.tune_record, outcome, finish, measure),
+        "kept": None if one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _selected(setup)),
+        f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
         "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
-        "selected": _selected(assembled),
+        "selected": _selected(setup),
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
-        "seconds": round(total_seconds(assembled.tune_record, outcome), 1),
-        "peak_memory": peak_memory(assembled.settings.device or "cpu"),
+        "seconds": round(total_seconds(setup.tune_record, outcome), 1),
+        "peak_memory": peak_memory(setup.settings.device or "cpu"),
         f"test_{measure.score}": evaluation.report.scores[measure.score].value,
-        "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": [*assembled.remarks, *outcome.remarks],
-        "next_steps": next_steps(run, assembled),
+        "start": None if setup.start is None else setup.start.short(),
+        "remarks": [*setup.remarks, *outcome.remarks],
+        "next_steps": next_steps(run, setup),
     }
 
 
 def closing_lines(
-    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, evaluation: FinalEvaluation, page: Path
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, page: Path
 ) -> list[str]:
     """Return the last lines to print: the test score, what was trained, where it is, and what to do next."""
     report, score = evaluation.report, score_lines(evaluation.report)[0]
     several = isinstance(report, MultiLabelReport)
     usual = percent(report.chance) if several else percent(report.majority.top1)
     baseline = "a random order" if several else f"always answering {report.majority.name!r}"
-    kept = describe_kept_model(assembled.tune_record, outcome, evaluation.finish, _selected(assembled))
-    due = due_line(report, assembled.prepared.images.name)
+    kept = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _selected(setup))
+    due = due_line(report, setup.data.images.name)
     return [
         "",
-        f"test {assembled.prepared.yardstick.title}: {score.value} (95 % interval {score.interval}, "
+        f"test {setup.data.yardstick.title}: {score.value} (95 % interval {score.interval}, "
         f"{counted(report.images, 'image')}); {baseline}: {usual}",
         *([due] if due else []),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
-        f"trained: {assembled.describe()}, {assembled.settings.method}, "
-        f"epochs: {outcome.passes(assembled.settings.epochs)}, "
-        f"{total_seconds(assembled.tune_record, outcome):.0f} s; kept: {kept}",
+        f"trained: {setup.describe()}, {setup.settings.method}, "
+        f"epochs: {outcome.passes(setup.settings.epochs)}, "
+        f"{total_seconds(setup.tune_record, outcome):.0f} s; kept: {kept}",
         f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
         f"{'metrics.csv, ' if outcome.rows else ''}plots/",
         "try next:",
-        *(f"  {step}" for step in next_steps(run, assembled)),
+        *(f"  {step}" for step in next_steps(run, setup)),
     ]
 
 
@@ -223,31 +221,31 @@ def calibration_line(found: Calibration) -> str:
     )
 
 
-def next_steps(run: RunFolder, assembled: AssembledTraining) -> list[str]:
+def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
     """Return commands to run next."""
-    settings = assembled.settings
+    settings = setup.settings
     steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
     contrast = method_of(settings).contrast
     if contrast is not None:
-        steps.append(f"{command_again(assembled, method=contrast[0])}     # {contrast[1]}")
+        steps.append(f"{command_again(setup, method=contrast[0])}     # {contrast[1]}")
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        longer = command_again(assembled, epochs=2 * (settings.epochs or 1))
+        longer = command_again(setup, epochs=2 * (settings.epochs or 1))
         if settings.time is not None:
-            longer = command_again(assembled, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
+            longer = command_again(setup, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")
     return steps
 
 
-def command_again(assembled: AssembledTraining, **changes: Any) -> str:
+def command_again(setup: TrainingSetup, **changes: Any) -> str:
     """Return the command of this run with other settings and without its output folder."""
-    settings = {**vars(assembled.settings), **changes}
-    given = {name for name, origin in assembled.origin.items() if origin in ("flag", "config", "given")}
+    settings = {**vars(setup.settings), **changes}
+    given = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
     # Settings of the method and of the length are chosen again if these change.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
-        dropped |= unused_by(replace(assembled.settings, method=changes["method"]))
+        dropped |= unused_by(replace(setup.settings, method=changes["method"]))
     defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
     words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
     if "init" in given and settings["init"] is None:

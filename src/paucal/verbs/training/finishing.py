@@ -19,7 +19,7 @@ from paucal.training.soup import KeptEpochs, greedy_soup
 from paucal.verbs.run.console import Console
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
 from paucal.verbs.training.loaders import validation
 from paucal.wording import counted, percent
 
@@ -46,33 +46,33 @@ class Finish:
     thresholds: tuple[float, ...] | None = None
 
 
-def watch_of(assembled: AssembledTraining) -> Watch:
+def watch_of(setup: TrainingSetup) -> Watch:
     """Return how the epochs of a run are scored on its validation images, which must exist."""
-    tune_record, settings = assembled.tune_record, assembled.settings
+    tune_record, settings = setup.tune_record, setup.settings
     floor = None if tune_record is None or tune_record.probe is None else tune_record.probe.score
-    scores = validation(assembled.prepared, assembled.card.preprocessing, settings)
-    return Watch(scores, assembled.prepared.yardstick.column, LOSS, floor, settings.soup or 0)
+    scores = validation(setup.data, setup.card.preprocessing, settings)
+    return Watch(scores, setup.data.yardstick.column, LOSS, floor, settings.soup or 0)
 
 
-def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, console: Console) -> Finish:
+def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
     """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
 
     All processes share the validation images and get the result; the first one writes. A run that is killed here
     repeats this when it is resumed.
     """
-    if not len(assembled.prepared.part("val")):
+    if not len(setup.data.part("val")):
         return Finish()
     wait_for_all()  # for the files of the first process
-    watch = watch_of(assembled)
+    watch = watch_of(setup)
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
-        done = _averaged(run, assembled, outcome, kept, watch, console)
-    if assembled.card.several:
-        return _with_thresholds(run, assembled, done, console)
-    if assembled.settings.calibrate == "none":
+        done = _averaged(run, setup, outcome, kept, watch, console)
+    if setup.card.several:
+        return _with_thresholds(run, setup, done, console)
+    if setup.settings.calibrate == "none":
         return done
-    model = load_deployed(run, assembled.settings.device or "cpu")
-    predictions = _predict_validation(model, assembled, console)
+    model = load_deployed(run, setup.settings.device or "cpu")
+    predictions = _predict_validation(model, setup, console)
     temperature = fit_temperature(predictions.logits, predictions.labels)
     wait_for_all()  # until all have read the model
     if rank() == 0:
@@ -80,10 +80,10 @@ def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome,
     return Finish(done.epochs, done.score, temperature, len(predictions))
 
 
-def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish, console: Console) -> Finish:
+def _with_thresholds(run: RunFolder, setup: TrainingSetup, done: Finish, console: Console) -> Finish:
     """Choose the probability above which each class is predicted, and store it with the model."""
-    model = load_deployed(run, assembled.settings.device or "cpu")
-    predictions = _predict_validation(model, assembled, console)
+    model = load_deployed(run, setup.settings.device or "cpu")
+    predictions = _predict_validation(model, setup, console)
     thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
     wait_for_all()  # until all have read the model
     if rank() == 0:
@@ -91,22 +91,22 @@ def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish,
     return replace(done, thresholds=thresholds)
 
 
-def clear_epochs(run: RunFolder, assembled: AssembledTraining) -> None:
+def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
     """Remove the weights of single epochs, once the run's model is final."""
-    if len(assembled.prepared.part("val")) and (kept := kept_epochs(run, watch_of(assembled))) is not None:
+    if len(setup.data.part("val")) and (kept := kept_epochs(run, watch_of(setup))) is not None:
         kept.clear()
 
 
 def _averaged(
-    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
 ) -> Finish:
     files = kept.kept(outcome.rows)
     if len(files) < 2:
         return Finish()
     # A new network: the trained one may be sharded.
-    measure = assembled.prepared.yardstick
-    module = replace(assembled.card.backbone, pretrained=False).build().model.eval()
-    device = torch.device(assembled.settings.device or "cpu")
+    measure = setup.data.yardstick
+    module = replace(setup.card.backbone, pretrained=False).build().model.eval()
+    device = torch.device(setup.settings.device or "cpu")
 
     def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
@@ -120,7 +120,7 @@ def _averaged(
         return Finish()
     module.load_state_dict(mean)
     if rank() == 0:
-        save_deployed(run, module, assembled.card)
+        save_deployed(run, module, setup.card)
     wait_for_all()
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
     console.say(
@@ -130,8 +130,8 @@ def _averaged(
     return Finish(epochs, score[0])
 
 
-def _predict_validation(model: Deployed, assembled: AssembledTraining, console: Console) -> Predictions:
-    indices = assembled.prepared.part("val")
-    loader = eval_loader(assembled.prepared, indices, model.card.preprocessing, assembled.settings)
+def _predict_validation(model: Deployed, setup: TrainingSetup, console: Console) -> Predictions:
+    indices = setup.data.part("val")
+    loader = eval_loader(setup.data, indices, model.card.preprocessing, setup.settings)
     with console.progress("calibrating") as advance:
         return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))

@@ -17,7 +17,7 @@ from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.training.assembly import AssembledTraining, assemble
+from paucal.verbs.training.assembly import TrainingSetup, assemble
 from paucal.verbs.training.auto_tune.auto_tune import auto_tune
 from paucal.verbs.training.conclusion import Result, conclude
 from paucal.verbs.training.finishing import watch_of
@@ -27,12 +27,12 @@ from paucal.verbs.training.optimizer import optimization
 CONFIG = "config"  # the origin of a setting from a file
 
 
-class TrainingWatcher(Watcher[AssembledTraining]):
+class TrainingWatcher(Watcher[TrainingSetup]):
     """Scores each epoch on the validation images."""
 
     def watch(self) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        return watch_of(self.assembled) if len(self.assembled.prepared.part("val")) else None
+        return watch_of(self.setup) if len(self.setup.data.part("val")) else None
 
 
 def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
@@ -82,56 +82,56 @@ class TrainingJob:
 
     def assemble(
         self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-    ) -> AssembledTraining:
+    ) -> TrainingSetup:
         """Open the data, choose the open settings and build the objective."""
         return assemble(settings, given, bars, run)
 
-    def announce(self, assembled: AssembledTraining, console: Console) -> None:
+    def announce(self, setup: TrainingSetup, console: Console) -> None:
         """Print the data, the model, and the settings with their reasons."""
-        prepared, classes = assembled.prepared, assembled.card.classes
-        counts = prepared.counts()
+        data, classes = setup.data, setup.card.classes
+        counts = data.counts()
         console.say(
-            f"data: {prepared.images.name}, {len(prepared.images)} images, {len(classes)} classes; "
+            f"data: {data.images.name}, {len(data.images)} images, {len(classes)} classes; "
             f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        console.say(f"split: {prepared.split.description}")
-        console.say(f"model: {assembled.describe()}; method: {assembled.settings.method}")
-        console.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {data.split.description}")
+        console.say(f"model: {setup.describe()}; method: {setup.settings.method}")
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
 
-    def needs_planning(self, assembled: AssembledTraining) -> bool:
+    def needs_planning(self, setup: TrainingSetup) -> bool:
         """Return whether auto-tuning still has to decide the length of the run."""
-        return assembled.tune_record is not None and not assembled.tune_record.plan
+        return setup.tune_record is not None and not setup.tune_record.plan
 
-    def plan(self, run: RunFolder, assembled: AssembledTraining, console: Console) -> bool:
+    def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
         """Auto-tune the run; return False if a signal stopped it."""
-        with memory_advice(assembled.plan):
-            return auto_tune(run, assembled, console)
+        with memory_advice(setup.plan):
+            return auto_tune(run, setup, console)
 
-    def write_beginning(self, run: RunFolder, assembled: AssembledTraining) -> None:
+    def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
         """Write the first files, and draw images as the network will see them in training and evaluation."""
-        if assembled.tune_record is not None:
-            assembled.tune_record.write(run)
-        write_findings(run, assembled.findings, assembled.prepared.images)
-        sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
+        if setup.tune_record is not None:
+            setup.tune_record.write(run)
+        write_findings(run, setup.findings, setup.data.images)
+        sheet = training_sheet(setup.data, setup.card, setup.settings, setup.plan)
         write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
-        plain = deployed_sheet(assembled.prepared, assembled.card, assembled.settings)
+        plain = deployed_sheet(setup.data, setup.card, setup.settings)
         write_atomically(run.plots / "eval_batch.png", lambda file: plain.save(file, "PNG"))
 
-    def loader(self, assembled: AssembledTraining, start: int) -> TrainLoader:
+    def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
         """Return the training loader of this process, starting at a forward pass."""
-        request, preprocess = assembled.objective.data_request, assembled.card.preprocessing
-        return train_loader(assembled.prepared, preprocess, assembled.settings, assembled.plan, request, start)
+        request, preprocess = setup.objective.data_request, setup.card.preprocessing
+        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
 
-    def optimization(self, assembled: AssembledTraining) -> Optimization:
+    def optimization(self, setup: TrainingSetup) -> Optimization:
         """Return AdamW and its schedule."""
-        return optimization(assembled.settings, assembled.plan)
+        return optimization(setup.settings, setup.plan)
 
-    def watcher(self, run: RunFolder, assembled: AssembledTraining, console: Console) -> TrainingWatcher:
+    def watcher(self, run: RunFolder, setup: TrainingSetup, console: Console) -> TrainingWatcher:
         """Return the watcher that scores each epoch."""
-        return TrainingWatcher(assembled, console)
+        return TrainingWatcher(setup, console)
 
     def conclude(
-        self, run: RunFolder, assembled: AssembledTraining, outcome: Outcome, watcher: TrainingWatcher, console: Console
+        self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, watcher: TrainingWatcher, console: Console
     ) -> Result:
         """Evaluate the best model on the test images and write the results."""
-        return conclude(run, assembled, outcome, console)
+        return conclude(run, setup, outcome, console)

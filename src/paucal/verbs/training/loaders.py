@@ -26,20 +26,20 @@ from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE
 from paucal.training import Plan
 from paucal.types import Crops, DataRequest, height_and_width
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 from paucal.verbs.run.loaders import eval_loader, normalisation, step_loader, stored_preprocessing
 
 PAD_SHARE = 8  # a padded crop shifts by up to 1/8 of the side
 
 
 def feeding(
-    settings: TrainSettings, prepared: Prepared, start: ImageInput | None, run: RunFolder | None
+    settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights.
 
     Args:
         settings: Resolved settings of the run.
-        prepared: Images of the run.
+        data: Images of the run.
         start: Preprocessing of the pretrained weights.
         run: Run to resume; None for a new one.
 
@@ -49,8 +49,8 @@ def feeding(
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
         return stored  # otherwise it belongs to the probe at another image size
-    statistics = normalisation(settings, prepared, start)
-    reading = prepared.images.reading
+    statistics = normalisation(settings, data, start)
+    reading = data.images.reading
     fed = preprocessing(settings, statistics, start, reading.value_range)
     return replace(fed, channel_ranges=reading.channel_ranges)
 
@@ -87,7 +87,7 @@ def augmentation(settings: TrainSettings) -> Augmentation:
 
 
 def train_loader(
-    prepared: Prepared,
+    data: SplitImages,
     preprocess: Preprocessing,
     settings: TrainSettings,
     plan: Plan,
@@ -96,15 +96,15 @@ def train_loader(
 ) -> TrainLoader:
     """Return the training loader for an objective's request, starting at a forward pass."""
     dataset = ViewDataset(
-        prepared.images,
+        data.images,
         [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
         settings.seed,
         labels=request.labels,
         geometry=request.geometry,
-        label_maps=prepared.label_maps if request.label_maps else None,
+        label_maps=data.label_maps if request.label_maps else None,
     )
     balanced = settings.sampling == "balanced"
-    return step_loader(dataset, prepared, settings, plan, start, settings.repeats, balanced)
+    return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
 
 def view_transform(
@@ -120,22 +120,22 @@ def view_transform(
 
 
 def validation(
-    prepared: Prepared, preprocess: Preprocessing, settings: TrainSettings
+    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
 ) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
     """Return a function that scores a model on the validation images.
 
     The preprocessing is deterministic, so the batches are cached if they take little memory.
     """
-    indices = prepared.part("val")
+    indices = data.part("val")
     height, width = preprocess.image_size
     batches = KeptBatches(
-        lambda workers: eval_loader(prepared, indices, preprocess, replace(settings, workers=workers)),
+        lambda workers: eval_loader(data, indices, preprocess, replace(settings, workers=workers)),
         n_bytes=len(indices) * height * width * preprocess.channels * 4,
         workers=settings.workers or 0,
         device=settings.device or "cpu",
     )
 
-    score = quick_scores if prepared.images.multi_hot is None else quick_multi_label_scores
+    score = quick_scores if data.images.multi_hot is None else quick_multi_label_scores
 
     def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
         return {f"val_{name}": value for name, value in score(predict_all(module, batches, device)).items()}
@@ -143,20 +143,20 @@ def validation(
     return validate
 
 
-def deployed_sheet(prepared: Prepared, card: Card, settings: TrainSettings) -> Image.Image:
+def deployed_sheet(data: SplitImages, card: Card, settings: TrainSettings) -> Image.Image:
     """Return a picture of validation or else training images exactly as the deployed model will see them."""
-    indices = prepared.part("val") if len(prepared.part("val")) else prepared.part("train")
+    indices = data.part("val") if len(data.part("val")) else data.part("train")
     alone = replace(settings, workers=0)
-    batch = next(iter(eval_loader(prepared, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    batch = next(iter(eval_loader(data, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
     statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
     return sheet(batch, statistics, card.classes)
 
 
-def training_sheet(prepared: Prepared, card: Card, settings: TrainSettings, plan: Plan) -> Image.Image:
+def training_sheet(data: SplitImages, card: Card, settings: TrainSettings, plan: Plan) -> Image.Image:
     """Return a picture of training images as the network will see them, with mixing if the run uses it."""
     preprocess = card.preprocessing
     alone = replace(settings, workers=0)
-    batch = next(iter(train_loader(prepared, preprocess, alone, plan, DataRequest(), 0)))
+    batch = next(iter(train_loader(data, preprocess, alone, plan, DataRequest(), 0)))
     if plan.mixing is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)

@@ -8,10 +8,10 @@ from paucal.data.splits.file import read_split
 from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
 from paucal.methods.training_settings import TrainSettings
 from paucal.types import UserError
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 
-def split_images(settings: TrainSettings, images: ImageSet) -> Prepared:
+def split_images(settings: TrainSettings, images: ImageSet) -> SplitImages:
     """Split the images, and reduce the training part if the settings say so.
 
     Raises:
@@ -34,4 +34,4 @@ def split_images(settings: TrainSettings, images: ImageSet) -> Prepared:
         split = take_few(split, images.targets, settings.few_labels, settings.seed)
     if settings.fraction is not None or settings.few_labels is not None:
         split = limit_val(split, images.targets, settings.seed)
-    return Prepared(images, split)
+    return SplitImages(images, split)

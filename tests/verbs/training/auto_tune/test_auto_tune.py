@@ -173,11 +173,11 @@ def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
 
 
 def test_processes__that_are_several_tune_at_once_and_say_so(data):
-    def assembled(devices):
+    def setup(devices):
         given = {**SHORT, "data": str(data), "epochs": 1, "devices": devices}
         return assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
 
-    alone, together = assembled(1), assembled(2)
+    alone, together = setup(1), setup(2)
     assert (len(alone.tune_record.candidates), together.tune_record.candidates) == (1, ())
     assert together.settings.init == alone.settings.init == "auto"
     assert SEVERAL_PROCESSES in together.remarks
@@ -200,8 +200,8 @@ def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, mon
 def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
     real = trials._fit
 
-    def tight(assembled, *others):
-        return real(assembled, *others) if assembled.settings.freeze else no_memory()
+    def tight(setup, *others):
+        return real(setup, *others) if setup.settings.freeze else no_memory()
 
     monkeypatch.setattr(trials, "_fit", tight)
     console = RecordingConsole()

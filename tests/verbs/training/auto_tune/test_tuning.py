@@ -50,7 +50,7 @@ def timed(left: float, epoch: float, tuning: dict[str, dict[str, Any]] | None = 
     return SimpleNamespace(
         record=SimpleNamespace(tuning=tuning or {}, trials=(), budget=900.0),
         setup=SimpleNamespace(
-            prepared=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
+            data=SimpleNamespace(part=lambda name: range(100), counts=lambda: {"train": 100, "val": 0}),
             settings=SimpleNamespace(img_size=[224]),
         ),
         eval_seconds=lambda shrink=1.0: 0.0,
@@ -105,7 +105,7 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     """It has half the steps, half as much time, and the number of threads that steps are timed with."""
     state, asked = timed(left=500, epoch=52), []
     state.eval_seconds, state.setup.plan = lambda shrink: 2.0, SimpleNamespace(steps_per_epoch=50)
-    state.setup.prepared.yardstick = SimpleNamespace(told=str)
+    state.setup.data.yardstick = SimpleNamespace(told=str)
     state.run, state.reassemble, state.save = None, lambda **_: None, lambda **_: None
     state.record.trials = (TuneStep("careful", 0.5, 30.0, {"steps": 10}),)
     state.record.tuning = {"careful": {"steps": 20}, "bold": {"steps": 30}}

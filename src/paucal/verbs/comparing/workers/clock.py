@@ -9,16 +9,16 @@ from paucal.verbs.comparing.cells.cell import Cell, State, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
 from paucal.verbs.training.auto_tune.timing import seconds_per_image
 from paucal.wording import counted
 
 OVERHEAD = 4.0  # seconds of a run beside training: opening images, pictures, the page
 
 
-def seconds_of_run(made: AssembledTraining) -> float:
+def seconds_of_run(made: TrainingSetup) -> float:
     """Return the expected seconds of a run on this machine, by timing a few steps or from its time budget."""
-    settings, counts = made.settings, made.prepared.counts()
+    settings, counts = made.settings, made.data.counts()
     if made.tune_record is not None and settings.epochs is None:
         return made.tune_record.budget or seconds_of(settings.time or "15m")
     epochs, each = settings.epochs or 0, seconds_per_image(made)

@@ -75,7 +75,7 @@ def seconds_of_pretraining(values: Mapping[str, Any], console: Console) -> float
     job = PretrainingJob()
     settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
     made = job.assemble(job.pin(settings), origin, console.progress)
-    settings, images = made.settings, len(made.prepared.part("train"))
+    settings, images = made.settings, len(made.data.part("train"))
     alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=TIMED_STEPS + 1))
     device = torch.device(settings.device or "cpu")
     each = seconds_per_batch(made.objective, job.loader(alone, 0), device, settings.precision)

@@ -17,7 +17,7 @@ from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.start_time import start_time
 from paucal.verbs.run.time_plan import store_time_plan
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
 from paucal.verbs.training.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
 from paucal.verbs.training.auto_tune.frozen import linear_classifier
 from paucal.verbs.training.auto_tune.state import TuneState, is_free, is_timed
@@ -31,7 +31,7 @@ SCRATCH_EPOCHS = 300
 REPORT_SECONDS = 6.0  # pictures and the page at the end, on a core of their own
 
 
-def auto_tune(run: RunFolder, setup: AssembledTraining, console: Console) -> bool:
+def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
     """Choose the length of a run and the settings that it depends on, and store them in the run.
 
     Returns:
@@ -61,7 +61,7 @@ def _train_directly(state: TuneState) -> None:
         )
     if state.record.candidates:
         state.console.say(f"note: {setup.settings.model} has no linear classifier: it is tuned without a probe")
-    counts = setup.prepared.counts()
+    counts = setup.data.counts()
     each = seconds_per_image(setup, threads=True) / setup.settings.processes
     epoch = each * (counts["train"] + counts["val"] / 3)
     state.image_seconds = each / 3
@@ -87,7 +87,7 @@ def _tune_trained_weights(state: TuneState) -> bool:
     if len(state.record.candidates) > 1 and not state.record.race and state.record.probe is None:
         compare_candidates(state)
     fit_probe(state)
-    counts = state.setup.prepared.counts()
+    counts = state.setup.data.counts()
     if state.setup.settings.epochs == 0:
         return _keep_probe(state, "the probe is the model: --epochs 0")
     if is_free(state.setup, "epochs") and (not counts["val"] or counts["train"] < FEWEST_IMAGES):

@@ -10,7 +10,7 @@ import torch
 from paucal.evaluation.deployed import save_deployed
 from paucal.runs import RunFolder, save_weights
 from paucal.verbs.run.forecast import duration, finish
-from paucal.verbs.training.assembly import HEAD, AssembledTraining
+from paucal.verbs.training.assembly import HEAD, TrainingSetup
 from paucal.verbs.training.auto_tune.frozen import frozen_features, linear_classifier
 from paucal.verbs.training.auto_tune.probe import Head, fit_head, head_score, stratified
 from paucal.verbs.training.auto_tune.record import TuneStep
@@ -28,8 +28,8 @@ LARGER = 1.5  # assumed time of the next candidate, as a multiple of the last on
 def compare_candidates(state: TuneState) -> None:
     """Compare the candidates on a part of the training images by cross-validation, and take the best."""
     setup, steps = state.setup, []
-    train = torch.from_numpy(setup.prepared.part("train"))
-    labels = torch.from_numpy(setup.prepared.images.targets).long()[train]
+    train = torch.from_numpy(setup.data.part("train"))
+    labels = torch.from_numpy(setup.data.images.targets).long()[train]
     rows = stratified(labels, RACE_IMAGES, setup.settings.seed)
     limit = min(RACE_SECONDS, RACE_SHARE * state.record.budget) if state.record.budget else RACE_SECONDS
     expected = state.image_seconds * len(rows)
@@ -42,7 +42,7 @@ def compare_candidates(state: TuneState) -> None:
         trial_setup = setup if name == setup.settings.model else state.reassemble(model=name)
         with state.console.progress(f"trying {name}") as advance:
             features = frozen_features(
-                trial_setup.objective.deployable(), setup.prepared, train[rows].numpy(), trial_setup.card.preprocessing,
+                trial_setup.objective.deployable(), setup.data, train[rows].numpy(), trial_setup.card.preprocessing,
                 trial_setup.settings, advance,
             )  # fmt: skip
         head = fit_head(features, labels[rows], len(setup.card.classes), setup.settings.seed, (100.0,))
@@ -52,7 +52,7 @@ def compare_candidates(state: TuneState) -> None:
         # By the last candidate's time: timing a few images says little on a busy machine.
         if sum(step.seconds for step in steps) + LARGER * steps[-1].seconds > limit:
             break
-    format_score = setup.prepared.yardstick.told
+    format_score = setup.data.yardstick.told
     scores = ", ".join(f"{step.name} {format_score(step.score)} in {step.seconds:.0f} s" for step in steps)
     state.console.say(f"candidates on {len(rows)} training images, cross-validated: {scores}")
     winner = _affordable_winner(state, steps)
@@ -71,7 +71,7 @@ def compare_candidates(state: TuneState) -> None:
 
 def _affordable_winner(state: TuneState, race: Sequence[TuneStep]) -> TuneStep:
     """Return the winner among the candidates that leave time for some epochs of tuning."""
-    counts, budget = state.setup.prepared.counts(), state.record.budget
+    counts, budget = state.setup.data.counts(), state.record.budget
     seen = sum(counts.values()) + EPOCHS_LEFT * TUNING_COST * counts["train"]
     return winner_of(affordable(race, budget - state.spent, seen) if budget else race)
 
@@ -96,15 +96,15 @@ def winner_of(race: Sequence[TuneStep]) -> TuneStep:
 def time_frozen_network(state: TuneState) -> None:
     """Time the frozen network on a few images, and print when to expect the first model."""
     setup = state.setup
-    some = setup.prepared.part("train")[:16]
+    some = setup.data.part("train")[:16]
     for _ in range(2):  # the first round warms up
         start_time = time.perf_counter()
-        frozen_features(setup.objective.deployable(), setup.prepared, some, setup.card.preprocessing, setup.settings)
+        frozen_features(setup.objective.deployable(), setup.data, some, setup.card.preprocessing, setup.settings)
         state.image_seconds = (time.perf_counter() - start_time) / len(some)
     if state.record.probe is not None or state.announced:
         return
     state.announced = True
-    counts = setup.prepared.counts()
+    counts = setup.data.counts()
     first = state.image_seconds * (counts["train"] + counts["val"])
     whole = state.record.budget
     state.console.say(
@@ -152,18 +152,18 @@ def fit_probe(state: TuneState) -> None:
         "cross_validated": head.cross_validated,
     }
     state.save(probe=TuneStep("probe", score, time.monotonic() - start_time, details))
-    images_of_score = "validation images" if len(setup.prepared.part("val")) else "held-out training images"
+    images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
     state.console.say(
-        f"first model after {duration(state.spent)}: {setup.prepared.yardstick.told(score, images_of_score)} "
+        f"first model after {duration(state.spent)}: {setup.data.yardstick.told(score, images_of_score)} "
         f"(a linear head on frozen features of {images} images); it is in {state.run.path} and ready for use"
     )
 
 
-def fit_probe_head(state: TuneState, setup: AssembledTraining, title: str) -> Fitted:
+def fit_probe_head(state: TuneState, setup: TrainingSetup, title: str) -> Fitted:
     """Fit a head to the features of a run's network at its image size."""
-    prepared, settings = setup.prepared, setup.settings
-    train, val = (torch.from_numpy(prepared.part(name)) for name in ("train", "val"))
-    all_labels = torch.from_numpy(prepared.images.targets).long()
+    data, settings = setup.data, setup.settings
+    train, val = (torch.from_numpy(data.part(name)) for name in ("train", "val"))
+    all_labels = torch.from_numpy(data.images.targets).long()
     rows = torch.arange(len(train))
     affordable = PROBE_SHARE * state.record.budget / max(state.image_seconds, 1e-9)
     if state.record.budget and len(train) > affordable:
@@ -173,7 +173,7 @@ def fit_probe_head(state: TuneState, setup: AssembledTraining, title: str) -> Fi
     start_time = time.perf_counter()
     with state.console.progress(title) as advance:
         features = frozen_features(
-            setup.objective.deployable(), prepared, together.numpy(), setup.card.preprocessing, settings, advance
+            setup.objective.deployable(), data, together.numpy(), setup.card.preprocessing, settings, advance
         )
     seconds = (time.perf_counter() - start_time) / max(len(together), 1)
     labels, count = all_labels[together], len(rows)

@@ -12,7 +12,7 @@ from paucal.backbones.layers import classifier_modules
 from paucal.evaluation.deployed import Preprocessing
 from paucal.evaluation.predictions import predict_all
 from paucal.settings.groups import JobSettings
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 from paucal.verbs.run.loaders import eval_loader
 
 
@@ -59,7 +59,7 @@ class ClassifierInputs(nn.Module):
 
 def frozen_features(
     model: nn.Module,
-    prepared: Prepared,
+    data: SplitImages,
     indices: NDArray[np.int64],
     preprocess: Preprocessing,
     settings: JobSettings,
@@ -69,7 +69,7 @@ def frozen_features(
 
     Args:
         model: Model with a linear classifier; it is moved to the run's device.
-        prepared: Images of the run.
+        data: Images of the run.
         indices: (N,) indices of images.
         preprocess: Preprocessing of the images.
         settings: Device and loader processes.
@@ -78,7 +78,7 @@ def frozen_features(
     device = settings.device or "cpu"
     reader = ClassifierInputs(model.to(device))
     try:
-        loader = eval_loader(prepared, indices, preprocess, settings)
+        loader = eval_loader(data, indices, preprocess, settings)
         found = predict_all(
             reader, loader, device, progress=None if progress is None else lambda done: progress(done, len(indices))
         )

@@ -10,7 +10,7 @@ import torch
 from paucal.objectives import Objective
 from paucal.types import Batch, Progress
 from paucal.verbs.run.time_plan import suit_threads, trial_steps
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
 from paucal.verbs.training.loaders import train_loader
 
 MAX_IMAGES = 32  # images of a timed batch
@@ -18,21 +18,19 @@ TIMED_STEPS = 2  # after one warm-up step
 OVERHEAD = 1.08  # factor for the optimizer, the moving average and records, which a timed step lacks
 
 
-def seconds_per_image(assembled: AssembledTraining, threads: bool = False) -> float:
+def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
     """Return the training seconds per image: reading, augmentation, forward and backward pass.
 
     Args:
-        assembled: Setup of the run.
+        setup: Setup of the run.
         threads: Whether to choose the number of threads first, if other programs use the same cores.
     """
-    settings, objective = assembled.settings, assembled.objective
-    size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(assembled.prepared.part("train"))))
+    settings, objective = setup.settings, setup.objective
+    size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(setup.data.part("train"))))
     device = torch.device(settings.device or "cpu")
     alone = replace(settings, batch_size=size, accumulate=1, workers=0)
-    plan = replace(assembled.plan, total_steps=TIMED_STEPS + 1, accumulate=1)
-    loader = train_loader(
-        assembled.prepared, assembled.card.preprocessing, alone, plan, objective.data_request, start=0
-    )
+    plan = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1)
+    loader = train_loader(setup.data, setup.card.preprocessing, alone, plan, objective.data_request, start=0)
     return OVERHEAD * seconds_per_batch(objective, loader, device, settings.precision, threads) / size
 
 

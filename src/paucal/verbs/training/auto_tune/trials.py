@@ -26,7 +26,7 @@ from paucal.training import (
 from paucal.training.memory import memory_advice
 from paucal.types import UserError
 from paucal.verbs.run.console import Console
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
 from paucal.verbs.training.auto_tune.record import TuneStep
 from paucal.verbs.training.loaders import train_loader, validation
 from paucal.verbs.training.optimizer import optimization
@@ -83,7 +83,7 @@ def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
 
 def run_trial(
     run: RunFolder,
-    assembled: AssembledTraining,
+    setup: TrainingSetup,
     preset: TuningPreset,
     steps: int,
     console: Console,
@@ -94,7 +94,7 @@ def run_trial(
 
     Args:
         run: Run folder; the trial keeps its state in a subfolder and resumes from it.
-        assembled: Setup with the settings of the preset and the probe's head.
+        setup: Setup with the settings of the preset and the probe's head.
         preset: Preset to try.
         steps: Optimizer steps.
         console: Console for progress.
@@ -107,13 +107,13 @@ def run_trial(
     start_time = time.monotonic()
     folder = RunFolder(run.path / FOLDER / preset.name.replace(" ", "-").replace(",", ""))
     (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-    plan = replace(assembled.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
-    scores = validation(assembled.prepared, assembled.card.preprocessing, assembled.settings)
+    plan = replace(setup.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
+    scores = validation(setup.data, setup.card.preprocessing, setup.settings)
     start = checkpoint_position(folder.last)[1] if folder.last.exists() else 0
     records = Records(folder, lambda module: None, Watch(scores))
     try:
         with memory_advice(plan):
-            outcome = _fit(assembled, plan, start, records, console, callbacks)
+            outcome = _fit(setup, plan, start, records, console, callbacks)
     except UserError as problem:  # the training diverged or the memory was too small: the preset loses
         console.say(f"note: {preset.name}: {problem}")
         return TuneStep(
@@ -123,21 +123,21 @@ def run_trial(
         return None
     row = outcome.rows[-1]
     details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED: row["seconds"], **preset.settings}
-    return TuneStep(preset.name, row[assembled.prepared.yardstick.column], time.monotonic() - start_time, details)
+    return TuneStep(preset.name, row[setup.data.yardstick.column], time.monotonic() - start_time, details)
 
 
 def _fit(
-    assembled: AssembledTraining,
+    setup: TrainingSetup,
     plan: Plan,
     start: int,
     records: Records,
     console: Console,
     callbacks: Sequence[Callback],
 ) -> Outcome:
-    settings, request = assembled.settings, assembled.objective.data_request
+    settings, request = setup.settings, setup.objective.data_request
     return fit(
-        assembled.objective,
-        lambda: train_loader(assembled.prepared, assembled.card.preprocessing, settings, plan, request, start),
+        setup.objective,
+        lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, start),
         trial_optimization(optimization(settings, plan), settings.lr or 0.0, plan.total_steps),
         plan,
         records,

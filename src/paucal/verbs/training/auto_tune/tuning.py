@@ -9,7 +9,7 @@ from paucal.training import TimePlan
 from paucal.training.memory import is_out_of_memory
 from paucal.types import UserError
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.training.assembly import AssembledTraining, head_file
+from paucal.verbs.training.assembly import TrainingSetup, head_file
 from paucal.verbs.training.auto_tune.first_model import fit_probe_head, save_head
 from paucal.verbs.training.auto_tune.record import TuneStep
 from paucal.verbs.training.auto_tune.state import TuneState, is_free, is_timed
@@ -78,12 +78,12 @@ def choose_preset(state: TuneState) -> tuple[TuningPreset, CostEstimate] | None:
     costs = [(preset, cost) for preset in presets if (cost := _estimate_cost(state, preset, len(presets))) is not None]
     if not costs:
         return None
-    trials_say_nothing = not len(state.setup.prepared.part("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
+    trials_say_nothing = not len(state.setup.data.part("val")) or min(cost.steps for _, cost in costs) < MIN_STEPS
     if trials_say_nothing or len(costs) == 1:
         why = "no time or images to try several presets" if trials_say_nothing and len(presets) > 1 else ""
         return _skip_trials(state, *costs[0], why)
     trials = [_trial_of(state, preset, cost) for preset, cost in costs]
-    best = best_trial(trials, len(state.setup.prepared.part("val")))
+    best = best_trial(trials, len(state.setup.data.part("val")))
     clear_trials(state.run)
     preset, cost = costs[best]
     state.console.say(f"tuning continues with: {preset.name}")
@@ -108,7 +108,7 @@ def _too_short_for_trials(state: TuneState, presets: Sequence[TuningPreset]) -> 
 
 def _epoch(state: TuneState, seconds: float, side: Sequence[int]) -> float:
     """Return the seconds of an epoch, with its validation, from the seconds per training image."""
-    counts = state.setup.prepared.counts()
+    counts = state.setup.data.counts()
     return seconds * counts["train"] + state.eval_seconds(_shrink(state, side))
 
 
@@ -128,7 +128,7 @@ def _skip_trials(
     return preset, cost
 
 
-def _open_presets(setup: AssembledTraining) -> Sequence[TuningPreset]:
+def _open_presets(setup: TrainingSetup) -> Sequence[TuningPreset]:
     """Return the presets without the settings that the user gave; a single one if nothing is left open."""
     free = [
         replace(preset, settings={name: value for name, value in preset.settings.items() if is_free(setup, name)})
@@ -154,7 +154,7 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     if trial is None:
         raise KeyboardInterrupt
     state.save(trials=(*state.record.trials, trial))
-    score = state.setup.prepared.yardstick.told(trial.score)
+    score = state.setup.data.yardstick.told(trial.score)
     state.console.say(f"trial: {preset.name}: {score} after {trial.details['steps']} steps, {duration(trial.seconds)}")
     return trial
 
@@ -196,7 +196,7 @@ def _shrink(state: TuneState, side: Sequence[int]) -> float:
 
 def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[list[int], float] | None:
     """Return the largest image size at which enough epochs fit in a share of the time, and the seconds of an epoch."""
-    setup, counts = state.setup, state.setup.prepared.counts()
+    setup, counts = state.setup, state.setup.data.counts()
     native, timed = list(setup.settings.img_size or []), is_timed(setup)
     fixed = not timed or not is_free(setup, "img_size") or not _takes_any_size(setup)
     found: tuple[list[int], float] | None = None
@@ -227,7 +227,7 @@ def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> f
     return state.record.sizes[name]
 
 
-def _measured(state: TuneState, trial_setup: AssembledTraining, name: str) -> float | None:
+def _measured(state: TuneState, trial_setup: TrainingSetup, name: str) -> float | None:
     try:
         return seconds_per_image(trial_setup)
     except (RuntimeError, MemoryError) as problem:
@@ -237,7 +237,7 @@ def _measured(state: TuneState, trial_setup: AssembledTraining, name: str) -> fl
     return None
 
 
-def _takes_any_size(setup: AssembledTraining) -> bool:
+def _takes_any_size(setup: TrainingSetup) -> bool:
     """Return whether no weight of the network depends on the image size."""
     spec = setup.card.backbone
     side = spec.image_size[0] - 32
@@ -258,5 +258,5 @@ def _prepare_head(state: TuneState, side: list[int]) -> None:
     save_head(state.run, fitted.head, name)
     state.console.say(
         f"at {side[0]} pixels, where an epoch is faster, the probe has "
-        f"{setup.prepared.yardstick.told(fitted.score, VALIDATION)}"
+        f"{setup.data.yardstick.told(fitted.score, VALIDATION)}"
     )

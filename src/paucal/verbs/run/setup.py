@@ -10,19 +10,19 @@ from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
 from paucal.settings.groups import JobSettings
 from paucal.training import Plan
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 S = TypeVar("S", bound=JobSettings)
 
 
 @dataclass(frozen=True)
-class Assembled(Generic[S]):
+class RunSetup(Generic[S]):
     """Everything that a run needs, before anything is written.
 
     Attributes:
         settings: Resolved settings.
         origin: Origin of each value.
-        prepared: Images and their split.
+        data: Images and their split.
         plan: Plan for the trainer.
         objective: Objective to train.
         card: Card of the deployed model.
@@ -33,7 +33,7 @@ class Assembled(Generic[S]):
 
     settings: S
     origin: Mapping[str, str]
-    prepared: Prepared
+    data: SplitImages
     plan: Plan
     objective: Objective
     card: Card
