@@ -10,7 +10,7 @@ from paucal.methods.self_distillation import entry as self_distillation
 from paucal.recipes import esvit
 from paucal.recipes.recipe import fill_in
 from paucal.rules import crops, machine, resolve
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import UserError
 
 METHODS: dict[str, PretrainingMethod] = {entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD)}
@@ -55,6 +55,6 @@ def _require_rate(settings: PretrainSettings) -> None:
         )
 
 
-def resolve_pretraining(settings: PretrainSettings, facts: Facts) -> tuple[PretrainSettings, dict[str, str]]:
+def resolve_pretraining(settings: PretrainSettings, facts: DataAndMachine) -> tuple[PretrainSettings, dict[str, str]]:
     """Fill in every setting that is None and has a rule; return the settings and the reasons."""
     return resolve.resolve(settings, facts, {**SHARED_RULES, **method_of(settings).rules, **LAST_RULES})

@@ -21,7 +21,7 @@ from paucal.recipes.recipe import Recipe, fill_in, require_start
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
 from paucal.rules import images, length, machine, model, resolve
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import UserError
 
 METHODS: dict[str, TrainingMethod] = {
@@ -120,7 +120,7 @@ def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
         entry.check(settings)
 
 
-def resolve_training(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[str, str]]:
+def resolve_training(settings: TrainSettings, facts: DataAndMachine) -> tuple[TrainSettings, dict[str, str]]:
     """Fill in every setting that is None and has a rule; return the settings and the reasons."""
     rules = dict(SHARED_RULES)
     for entry in entries_of(settings):

@@ -10,7 +10,7 @@ from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
 from paucal.recipes.detection import IMAGES, RECIPES
-from paucal.rules.circumstances import SLIGHT, StartFacts
+from paucal.rules.facts import UNDERTRAINED, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
 from paucal.training import CosineWarmup
@@ -54,7 +54,7 @@ def test_recipes__are_whole_settings_in_their_ranges(name: str):
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     few = BoxFacts(205, 3, 480, device="cpu", longer=640)
-    for shown, expected in ((2_050, (0, 1.0, "learn")), (SLIGHT, (1, 0.5, "still")), (None, (1, 0.5, "still"))):
+    for shown, expected in ((2_050, (0, 1.0, "learn")), (UNDERTRAINED, (1, 0.5, "still")), (None, (1, 0.5, "still"))):
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
         assert (settings.freeze_stages, settings.backbone_rate, settings.norms) == expected

@@ -22,7 +22,7 @@ from paucal.evaluation.deployed import load_deployed
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Supervised
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.types import UserError
 from paucal.verbs.run import start_weights as starting
 from paucal.verbs.run.console import SilentConsole
@@ -231,8 +231,8 @@ def test_timm__weights_are_adapted_and_their_classes_known(monkeypatch):
     assert "pos_embed" in report.adapted
 
 
-def facts(**changes) -> Facts:
-    return Facts(n_train=2000, n_classes=10, median_side=32, **changes)
+def facts(**changes) -> DataAndMachine:
+    return DataAndMachine(n_train=2000, n_classes=10, median_side=32, **changes)
 
 
 def test_auto__follows_the_papers_fine_tuning_protocol():

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from paucal.recipes.segmentation import RECIPES, SCALES
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.types import UserError
 from paucal.verbs.run.trainer_inputs import with_joint_norms
@@ -18,7 +18,7 @@ from verbs.segmenting.test_segment_card import card
 from verbs.segmenting.test_segment_objective import made as objective
 
 IMAGES, STEPS = 20_210, 160_000
-ADE20K = Facts(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=StartFacts("w.pth", None))
+ADE20K = DataAndMachine(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=StartFacts("w.pth", None))
 
 
 def resolved(name: str, **given) -> SegmentSettings:

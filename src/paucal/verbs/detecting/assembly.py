@@ -12,7 +12,7 @@ from paucal.data.splits.split import Split, make_split
 from paucal.data.views.normalisation import Normalisation
 from paucal.evaluation.deployed import Preprocessing
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.circumstances import StartFacts
+from paucal.rules.facts import StartFacts
 from paucal.rules.resolve import origins, resolve
 from paucal.runs import RunFolder
 from paucal.runs.ancestry import AUTO

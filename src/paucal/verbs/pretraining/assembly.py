@@ -20,7 +20,7 @@ from paucal.methods.pretraining import method_of, resolve_pretraining
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.model import SMALL
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder
@@ -97,7 +97,7 @@ def assemble(
 
 def _open(
     settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
-) -> tuple[SplitImages, Facts, PretrainSettings, dict[str, str]]:
+) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
     """Open the images, choose the open settings, and decode the images at the chosen size.
 
     Settings that depend on the number of images are chosen again if some could not be read.
@@ -116,7 +116,7 @@ def _open(
     return data, facts, settings, reasons
 
 
-def _facts(images: ImageSet, start: Start) -> Facts:
+def _facts(images: ImageSet, start: Start) -> DataAndMachine:
     return replace(SplitImages(images, _split(images)).facts(), start=start.facts)
 
 

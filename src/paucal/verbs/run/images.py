@@ -23,7 +23,7 @@ from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
 from paucal.evaluation.yardstick import Yardstick, yardstick
-from paucal.rules.circumstances import Facts, best_device
+from paucal.rules.facts import DataAndMachine, best_device
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings, LabelledDataSettings
 from paucal.types import UserError
@@ -54,11 +54,11 @@ class SplitImages:
         """Return the number of images per part."""
         return {name: len(self.part(name)) for name in ("train", "val", "test")}
 
-    def facts(self) -> Facts:
+    def facts(self) -> DataAndMachine:
         """Return the facts for the automatic settings."""
         sizes = self.images.sample_sizes()
         device, bf16 = best_device()
-        return Facts(
+        return DataAndMachine(
             n_train=len(self.part("train")),
             n_classes=len(self.images.classes),
             median_side=int(np.median(sizes.min(axis=1))),

@@ -20,7 +20,7 @@ from paucal.backbones.weights.start import Head, StartWeights, pick_network, sta
 from paucal.backbones.weights.trained import Package, named_in_order, packaged
 from paucal.evaluation.deployed import Card
 from paucal.objectives import Objective
-from paucal.rules.circumstances import StartFacts
+from paucal.rules.facts import StartFacts
 from paucal.runs import RunFolder, open_model, read_weights
 from paucal.runs.ancestry import PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.foreign import read_foreign

@@ -12,7 +12,7 @@ from paucal.cores import usable_cores
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.mixing import Mixing
 from paucal.evaluation.deployed import DEVICES
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.settings.groups import JobSettings
 from paucal.settings.values import DURATION
 from paucal.training import Hardware, Plan

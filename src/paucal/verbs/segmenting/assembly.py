@@ -10,7 +10,7 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_timm
 from paucal.evaluation.deployed import Preprocessing
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import origins, resolve
 from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE
@@ -113,7 +113,7 @@ def _with_start(
 
 
 def _lengths(
-    settings: SegmentSettings, facts: Facts, reasons: Mapping[str, str]
+    settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
     """Fill in what follows from the number of epochs, where that is known."""
     reasons = dict(reasons)

@@ -17,7 +17,7 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.evaluation.deployed import usable_device
 from paucal.rules.backbone import model_arguments
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.studies.study import TIMED, Column, Row, Study
 from paucal.types import UserError
 from paucal.verbs.run.console import Console

@@ -19,7 +19,7 @@ from paucal.methods.training import build_objective, resolve_training, settle_te
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder, read_weights
 from paucal.runs.ancestry import AUTO
@@ -148,7 +148,7 @@ def assemble(
     return TrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, tune_record, findings)
 
 
-def _plan(settings: TrainSettings, facts: Facts, tune_record: TuneRecord | None) -> Plan:
+def _plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:
     plan = training_plan(settings, facts.n_train, facts.n_classes)
     return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
 

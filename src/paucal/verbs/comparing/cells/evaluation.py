@@ -5,7 +5,7 @@ from typing import Any
 
 from paucal.evaluation.protocols.comparison import Row
 from paucal.evaluation.protocols.judge import PROTOCOLS, Protocol
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.runs import RunFolder
 from paucal.verbs.comparing.cells.cell import JUDGED, JUDGING, SUBJECT, Cell
 from paucal.verbs.comparing.cells.grid import EVAL

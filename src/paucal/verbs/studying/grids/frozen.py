@@ -11,7 +11,7 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.evaluation.protocols.subjects import random_backbone
 from paucal.rules.backbone import model_arguments
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.studies.parts import Architecture
 from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale

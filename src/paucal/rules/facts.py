@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 # Images shown: ten passes over 10,000 small photographs hardly beat random weights, a hundred over 5,000 do.
-SLIGHT = 300_000
+UNDERTRAINED = 300_000
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class StartFacts:
     shown: int | None = None
 
     @property
-    def slight(self) -> bool:
+    def undertrained(self) -> bool:
         """Whether they know so little that being careful with them costs more than it keeps."""
-        return self.shown is not None and self.shown < SLIGHT
+        return self.shown is not None and self.shown < UNDERTRAINED
 
 
-def slight_words(start: StartFacts) -> str:
+def describe_undertrained(start: StartFacts) -> str:
     """Return why a start is not handled with care."""
     return f"{start.where} has been shown {start.shown:,} images: too little to be careful with"
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataAndMachine:
     """Plain numbers about the data and the machine.
 
     Attributes:
@@ -77,7 +77,7 @@ class Facts:
     several_labels: bool = False
 
 
-def makes_few_passes(facts: Facts, time: str | None) -> bool:
+def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
     """Return whether a run tunes trained weights for a time, not for a schedule: a paper's is made for long ones."""
     return facts.start is not None and (facts.start.chosen or time is not None)
 
