@@ -15,12 +15,12 @@ from paucal.data.loader import images_together, make_eval_loader
 from paucal.data.splits.file import read_split
 from paucal.evaluation.deployed import Deployed, load_deployed
 from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.primary_metric import primary_metric
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
 from paucal.evaluation.record import record_classification, record_multi_label
 from paucal.evaluation.reports import Report
 from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.evaluation.tables import due_line, report_table
-from paucal.evaluation.yardstick import yardstick
 from paucal.runs import RunFolder, open_model, write_text
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
@@ -88,7 +88,7 @@ def _judge(
         report = record_classification(output, output, predictions, images, model.classes, train_labels)
         draw_mistakes(output, predictions, images, model, console.say)
     console.show(report_table(report))
-    measure = yardstick(model.card.several)
+    measure = primary_metric(model.card.several)
     value = report.scores[measure.score].value
     console.say(f"{images.name}: {measure.title} {percent(value)}; tables and pictures lie in {output}")
     if due := due_line(report, images.name):

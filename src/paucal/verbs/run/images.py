@@ -22,7 +22,7 @@ from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
-from paucal.evaluation.yardstick import Yardstick, yardstick
+from paucal.evaluation.primary_metric import PrimaryMetric, primary_metric
 from paucal.rules.facts import DataAndMachine, best_device
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings, LabelledDataSettings
@@ -42,9 +42,9 @@ class SplitImages:
     label_maps: MapReader | None = None
 
     @property
-    def yardstick(self) -> Yardstick:
+    def primary_metric(self) -> PrimaryMetric:
         """The metric that selects models on these images."""
-        return yardstick(self.images.multi_hot is not None)
+        return primary_metric(self.images.multi_hot is not None)
 
     def part(self, name: str) -> NDArray[np.int64]:
         """Return the indices of "train", "val" or "test"."""

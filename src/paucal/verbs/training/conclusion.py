@@ -154,7 +154,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         for part in data.counts()
     }
     objective, one_epoch = setup.objective, bool(outcome.best) and not finish.epochs
-    measure = data.yardstick
+    measure = data.primary_metric
     return {
         "title": f"{card.backbone.name} on {data.images.name}",
         "model": card.backbone.name,
@@ -195,7 +195,7 @@ def closing_lines(
     due = due_line(report, setup.data.images.name)
     return [
         "",
-        f"test {setup.data.yardstick.title}: {score.value} (95 % interval {score.interval}, "
+        f"test {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
         f"{counted(report.images, 'image')}); {baseline}: {usual}",
         *([due] if due else []),
         *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),

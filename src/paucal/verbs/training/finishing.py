@@ -51,7 +51,7 @@ def watch_of(setup: TrainingSetup) -> Watch:
     tune_record, settings = setup.tune_record, setup.settings
     floor = None if tune_record is None or tune_record.probe is None else tune_record.probe.score
     scores = validation(setup.data, setup.card.preprocessing, settings)
-    return Watch(scores, setup.data.yardstick.column, LOSS, floor, settings.soup or 0)
+    return Watch(scores, setup.data.primary_metric.column, LOSS, floor, settings.soup or 0)
 
 
 def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
@@ -104,7 +104,7 @@ def _averaged(
     if len(files) < 2:
         return Finish()
     # A new network: the trained one may be sharded.
-    measure = setup.data.yardstick
+    measure = setup.data.primary_metric
     module = replace(setup.card.backbone, pretrained=False).build().model.eval()
     device = torch.device(setup.settings.device or "cpu")
 
@@ -125,7 +125,7 @@ def _averaged(
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
     console.say(
         f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
-        f"{measure.told(score[0], 'validation images')}, the best alone {percent(best[0])}"
+        f"{measure.format_score(score[0], 'validation images')}, the best alone {percent(best[0])}"
     )
     return Finish(epochs, score[0])
 

@@ -105,7 +105,7 @@ def test_trial__after_one_that_a_load_made_shorter_is_as_short(monkeypatch):
     """It has half the steps, half as much time, and the number of threads that steps are timed with."""
     state, asked = timed(left=500, epoch=52), []
     state.eval_seconds, state.setup.plan = lambda shrink: 2.0, SimpleNamespace(steps_per_epoch=50)
-    state.setup.data.yardstick = SimpleNamespace(told=str)
+    state.setup.data.primary_metric = SimpleNamespace(format_score=str)
     state.run, state.reassemble, state.save = None, lambda **_: None, lambda **_: None
     state.record.trials = (TuneStep("careful", 0.5, 30.0, {"steps": 10}),)
     state.record.tuning = {"careful": {"steps": 20}, "bold": {"steps": 30}}

@@ -52,7 +52,7 @@ def compare_candidates(state: TuneState) -> None:
         # By the last candidate's time: timing a few images says little on a busy machine.
         if sum(step.seconds for step in steps) + LARGER * steps[-1].seconds > limit:
             break
-    format_score = setup.data.yardstick.told
+    format_score = setup.data.primary_metric.format_score
     scores = ", ".join(f"{step.name} {format_score(step.score)} in {step.seconds:.0f} s" for step in steps)
     state.console.say(f"candidates on {len(rows)} training images, cross-validated: {scores}")
     winner = _affordable_winner(state, steps)
@@ -154,7 +154,7 @@ def fit_probe(state: TuneState) -> None:
     state.save(probe=TuneStep("probe", score, time.monotonic() - start_time, details))
     images_of_score = "validation images" if len(setup.data.part("val")) else "held-out training images"
     state.console.say(
-        f"first model after {duration(state.spent)}: {setup.data.yardstick.told(score, images_of_score)} "
+        f"first model after {duration(state.spent)}: {setup.data.primary_metric.format_score(score, images_of_score)} "
         f"(a linear head on frozen features of {images} images); it is in {state.run.path} and ready for use"
     )
 

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paucal.evaluation.yardstick import Yardstick
+from paucal.evaluation.primary_metric import PrimaryMetric
 from paucal.training import Outcome
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.training.auto_tune.record import TuneRecord
 from paucal.verbs.training.finishing import Finish
 
 
-def step_rows(record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: Yardstick) -> list[dict[str, Any]]:
+def step_rows(
+    record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
+) -> list[dict[str, Any]]:
     """Return a row per step: name, validation score, time, and whether it is the run's model."""
     if record is None or record.probe is None:
         return []
@@ -49,7 +51,9 @@ def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Fin
     return f"epoch {outcome.best.get('epoch', 0):g}, {why}"
 
 
-def kept_model_score(record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: Yardstick) -> float | None:
+def kept_model_score(
+    record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
+) -> float | None:
     """Return the validation score of the run's model; None if unknown."""
     if finish.epochs:
         return finish.score

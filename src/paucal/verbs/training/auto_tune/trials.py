@@ -123,7 +123,7 @@ def run_trial(
         return None
     row = outcome.rows[-1]
     details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED: row["seconds"], **preset.settings}
-    return TuneStep(preset.name, row[setup.data.yardstick.column], time.monotonic() - start_time, details)
+    return TuneStep(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
 
 
 def _fit(

@@ -154,7 +154,7 @@ def _trial_of(state: TuneState, preset: TuningPreset, cost: CostEstimate) -> Tun
     if trial is None:
         raise KeyboardInterrupt
     state.save(trials=(*state.record.trials, trial))
-    score = state.setup.data.yardstick.told(trial.score)
+    score = state.setup.data.primary_metric.format_score(trial.score)
     state.console.say(f"trial: {preset.name}: {score} after {trial.details['steps']} steps, {duration(trial.seconds)}")
     return trial
 
@@ -258,5 +258,5 @@ def _prepare_head(state: TuneState, side: list[int]) -> None:
     save_head(state.run, fitted.head, name)
     state.console.say(
         f"at {side[0]} pixels, where an epoch is faster, the probe has "
-        f"{setup.data.yardstick.told(fitted.score, VALIDATION)}"
+        f"{setup.data.primary_metric.format_score(fitted.score, VALIDATION)}"
     )
