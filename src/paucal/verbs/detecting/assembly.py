@@ -31,8 +31,8 @@ from paucal.verbs.detecting.structure import LARGEST_SIDE, check_structure, dete
 from paucal.verbs.run.images import SplitImages, decoded, reading_for
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation
+from paucal.verbs.run.memory_check import check_memory, explain_memory_errors
 from paucal.verbs.run.resuming import stored_split
-from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of, trainer_plan, with_joint_norms
@@ -219,10 +219,10 @@ def _build(
 ) -> tuple[Detection, DetectorCard, list[str]]:
     sides = settings.img_size or [LARGEST_SIDE]
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
-    with torch.random.fork_rng(devices=[]), enough_memory():
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, options, notes = detector_parts(settings)
-        notes = [*check_room(settings, spec), *notes]
+        notes = [*check_memory(settings, spec), *notes]
         detector = with_joint_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
         tuning = FineTuning(freeze=settings.freeze_stages or None, eval_mode=settings.norms == "still")
         objective = Detection(detector, tuning, 1.0 if settings.backbone_rate is None else settings.backbone_rate)

@@ -30,7 +30,7 @@ from paucal.verbs.explaining.tokens import open_token_views
 from paucal.verbs.explaining.unused import require_use
 from paucal.verbs.explaining.writing import Pictures, settle_folder
 from paucal.verbs.run.console import Console, RecordingConsole
-from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.memory_check import check_batch_memory
 from paucal.wording import counted, did_you_mean
 
 Source = str | os.PathLike[str] | Image.Image
@@ -99,7 +99,7 @@ def explain_all(
         class_numbers(model, settings.explain_class)
     extra = _opened(views, name, model, settings)
     count, images = read_images(sources, model, settings.on_bad_image, console)
-    check_batch(min(settings.batch_size, count), model.card.preprocessing.image_size)
+    check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
     pictures = Pictures(settle_folder(settings.output, sources), settings.format)
     console.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
     with console.progress("explaining") as advance:

@@ -31,7 +31,7 @@ from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
 from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import Advance, load_images, open_again
-from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.memory_check import check_batch_memory
 from paucal.wording import counted, percent, was
 
 Judged = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images
@@ -101,7 +101,7 @@ def _predict(model: Deployed, judged: Judged, settings: EvalSettings, console: C
     images, indices, _ = judged
     fed = model.card.preprocessing
     together = settings.batch_size or images_together(fed.image_size, model.device.type)
-    check_batch(min(together, len(indices)), fed.image_size)
+    check_batch_memory(min(together, len(indices)), fed.image_size)
     on_gpu = model.device.type == "cuda"
     loader = make_eval_loader(images, indices, fed.transform(), together, settings.workers, pin_memory=on_gpu)
     with console.progress("evaluating") as advance:

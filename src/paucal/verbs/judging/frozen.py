@@ -36,7 +36,7 @@ from paucal.verbs.judging.pictures import draw_matches, draw_scores, no_matches
 from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
 from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import reading_for
-from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.memory_check import check_batch_memory
 
 SUITE = "table9"
 MOST_COMPARED = MOST_MODELS - 2  # beside the one that is judged and the random one
@@ -84,7 +84,7 @@ def judge_frozen(
         raise UserError(f"give DATA to judge {model!r} on, before the flags: only a run has images of its own.")
     subjects = _subjects(model, settings)
     for subject in subjects:
-        check_batch(_together(settings, subject), subject.preprocessing.image_size)
+        check_batch_memory(_together(settings, subject), subject.preprocessing.image_size)
         _require_features(subject, settings, protocols)
     _introduce(subjects, console)
     options = _options(settings, subjects[0])

@@ -28,7 +28,7 @@ from paucal.types import UserError, height_and_width
 from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.labeling.writing import writing_maps
 from paucal.verbs.run.console import Console
-from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.memory_check import check_batch_memory
 from paucal.verbs.run.start_weights import read_timm
 from paucal.wording import counted, percent
 
@@ -106,7 +106,7 @@ def label_images(
             or is being written by another process.
     """
     device = next(teacher.dense.parameters()).device
-    check_batch(min(batch_size, len(images)), teacher.dense.backbone.image_size)
+    check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
     found = _try(images, teacher, device, batch_size) if images.labelled else None
     if found is not None:
         console.say(

@@ -17,7 +17,7 @@ from paucal.verbs.prediction.asking import ask
 from paucal.verbs.prediction.pictures import Pictures, open_sources
 from paucal.verbs.prediction.settings import PredictSettings
 from paucal.verbs.run.console import Console, LoggedConsole
-from paucal.verbs.run.room import check_batch
+from paucal.verbs.run.memory_check import check_batch_memory
 
 Source = str | os.PathLike[str] | Given
 
@@ -93,5 +93,5 @@ def open_pictures(
     fed = model.card.preprocessing
     pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
     together = settings.batch_size or images_together(fed.image_size, model.device.type)
-    check_batch(min(together, len(pictures)), fed.image_size)
+    check_batch_memory(min(together, len(pictures)), fed.image_size)
     return model.mirrored() if settings.mirror else model, pictures, replace(settings, batch_size=together)

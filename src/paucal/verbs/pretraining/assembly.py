@@ -34,8 +34,8 @@ from paucal.verbs.pretraining.stages import epochs_done
 from paucal.verbs.run.images import Advance, SplitImages, decoded, first_reading, reading_for
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation, stored_preprocessing, stored_reading
+from paucal.verbs.run.memory_check import check_memory, explain_memory_errors
 from paucal.verbs.run.resuming import stored_split
-from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_length, check_rates, trainer_plan
@@ -123,10 +123,10 @@ def _facts(images: ImageSet, start: Start) -> DataAndMachine:
 def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
     # The initial weights must not depend on earlier random numbers, nor change later ones.
-    with torch.random.fork_rng(devices=[]), enough_memory():
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0, channels)
-        notes = [*check_room(settings, spec, relative_pixels(groups)), *notes]
+        notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 

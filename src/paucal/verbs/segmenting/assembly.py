@@ -21,7 +21,7 @@ from paucal.transfer.segmentation.windows import WindowOptions
 from paucal.types import UserError, height_and_width
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation
-from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.memory_check import check_memory, explain_memory_errors
 from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, trainer_plan, with_joint_norms
@@ -129,10 +129,10 @@ def _build(
     settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Build card and objective, with weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]), enough_memory():
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0)
-        notes = [*check_room(settings, spec, 2.0), *notes]  # the head keeps about as much as the backbone
+        notes = [*check_memory(settings, spec, 2.0), *notes]  # the head keeps about as much as the backbone
         card = SegmentationCard(
             backbone=spec,
             classes=data.images.classes,

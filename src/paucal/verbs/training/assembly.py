@@ -37,8 +37,8 @@ from paucal.verbs.run.images import (
 )
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import stored_reading
+from paucal.verbs.run.memory_check import check_memory, explain_memory_errors
 from paucal.verbs.run.resuming import stored_split
-from paucal.verbs.run.room import check_room, enough_memory
 from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of
@@ -273,10 +273,10 @@ def _at_size(
 
 def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     # The initial weights must not depend on earlier random numbers, nor change later ones.
-    with torch.random.fork_rng(devices=[]), enough_memory():
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, n_classes, channels)
-        notes = [*check_room(settings, spec), *notes]
+        notes = [*check_memory(settings, spec), *notes]
         return build_objective(settings, spec), spec, notes
 
 

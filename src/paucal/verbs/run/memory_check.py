@@ -27,7 +27,7 @@ MOST_IMAGES = 1 << 20  # images of an optimizer step
 CHANNELS = 3
 
 
-def check_room(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
+def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
     """Refuse a run whose steps cannot fit in the memory, and return a remark if it needs much.
 
     The estimate is a lower bound: weights with their optimizer, and the activations of a forward pass. No model is
@@ -69,7 +69,7 @@ def check_room(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) ->
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
+def explain_memory_errors() -> Iterator[None]:
     """Turn an out-of-memory error while networks are built into a UserError; heads are not estimated beforehand.
 
     Raises:
@@ -86,7 +86,7 @@ def enough_memory() -> Iterator[None]:
         ) from problem
 
 
-def check_batch(batch: int, image_size: Size) -> None:
+def check_batch_memory(batch: int, image_size: Size) -> None:
     """Refuse an evaluation batch that cannot fit in the memory.
 
     Raises:
