@@ -22,7 +22,7 @@ from paucal.data.given import given_images, given_path
 from paucal.data.views.augment import RESAMPLING, Interpolation, Resize
 from paucal.data.views.normalisation import Normalisation
 from paucal.data.views.transforms import EvalTransform
-from paucal.evaluation.test_time import MirrorAveraged
+from paucal.evaluation.tta import MirrorAveraged
 from paucal.runs import RunFolder, open_model, read_weights, save_weights, write_text
 from paucal.types import UserError
 

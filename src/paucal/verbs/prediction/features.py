@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paucal.backbones.layers import classifier_modules
 from paucal.evaluation.deployed import Deployed
-from paucal.evaluation.test_time import MirrorAveraged
+from paucal.evaluation.tta import MirrorAveraged
 from paucal.types import UserError
 
 

@@ -79,7 +79,7 @@ def assemble(
     _check_images(settings, facts.n_train, method.smallest_set)
     objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
     named = timm_name(settings.model or "")  # timm's name of the published weights
-    card = Card(spec, (), _feeding(settings, data, (start.input or input_of_timm)(named), run))
+    card = Card(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
     loaded = load_start(start, named, objective, ())
@@ -130,7 +130,9 @@ def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, Backbo
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 
-def _feeding(settings: PretrainSettings, data: SplitImages, start: ImageInput, run: RunFolder | None) -> Preprocessing:
+def _run_preprocessing(
+    settings: PretrainSettings, data: SplitImages, start: ImageInput, run: RunFolder | None
+) -> Preprocessing:
     """Return the preprocessing of a run: as stored, or with the mean and deviation of the pretrained weights.
 
     The crop is always EsViT's, since these weights will be trained on such crops.

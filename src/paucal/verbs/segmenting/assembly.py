@@ -223,12 +223,12 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
     )
 
 
-def quick_look(settings: SegmentSettings) -> WindowOptions:
+def fast_inference(settings: SegmentSettings) -> WindowOptions:
     """Return how validation images are looked at after each epoch: once, with windows side by side."""
-    return replace(careful_look(settings), overlap=0.0, scales=(1.0,), mirror=False)
+    return replace(full_inference(settings), overlap=0.0, scales=(1.0,), mirror=False)
 
 
-def careful_look(settings: SegmentSettings) -> WindowOptions:
+def full_inference(settings: SegmentSettings) -> WindowOptions:
     """Return how the test images are looked at."""
     return WindowOptions(
         height_and_width(settings.img_size or USUAL_SIDE),

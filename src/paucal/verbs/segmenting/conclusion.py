@@ -24,7 +24,7 @@ from paucal.transfer.segmentation.windows import scales_in_words
 from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.segmenting.assembly import SegmentationSetup, careful_look
+from paucal.verbs.segmenting.assembly import SegmentationSetup, full_inference
 from paucal.verbs.segmenting.deployed import SegmentationModel, load_segmenter
 from paucal.verbs.segmenting.pictures import comparison, legend, palette, stacked
 from paucal.verbs.segmenting.tables import per_class_table, per_image_table, report_table, score_text
@@ -110,7 +110,7 @@ def _test(run: RunFolder, setup: SegmentationSetup, console: Console) -> list[Ta
             data,
             indices,
             model.card.preprocessing,
-            careful_look(settings),
+            full_inference(settings),
             model.device,
             progress=lambda done: advance(done, len(indices)),
             see=keep,

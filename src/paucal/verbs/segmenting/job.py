@@ -14,7 +14,7 @@ from paucal.verbs.run.console import Console
 from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.time_plan import store_time_plan
-from paucal.verbs.segmenting.assembly import SegmentationSetup, assemble, optimization, quick_look
+from paucal.verbs.segmenting.assembly import SegmentationSetup, assemble, fast_inference, optimization
 from paucal.verbs.segmenting.conclusion import SegmentResult, conclude
 from paucal.verbs.segmenting.images import PATHS, pin_paths
 from paucal.verbs.segmenting.loaders import train_loader
@@ -36,7 +36,7 @@ class SegmentationWatcher(Watcher[SegmentationSetup]):
         setup = self.setup
         if not len(setup.data.part("val")):
             return None
-        validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, quick_look(setup.settings))
+        validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, fast_inference(setup.settings))
         return Watch(validate, SCORE, LOSS)
 
 

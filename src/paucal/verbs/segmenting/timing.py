@@ -18,8 +18,8 @@ from paucal.verbs.run.trainer_inputs import seconds_of, trainer_plan
 from paucal.verbs.segmenting.assembly import (
     WARMUP,
     SegmentationSetup,
-    careful_look,
-    quick_look,
+    fast_inference,
+    full_inference,
 )
 from paucal.verbs.segmenting.loaders import train_loader
 from paucal.verbs.segmenting.validation import count_pixels
@@ -189,7 +189,7 @@ def _seconds_per_look(setup: SegmentationSetup, device: torch.device) -> tuple[f
     network, fed = setup.objective.deployable(), setup.card.preprocessing
     one = data.part("train")[:1].tolist()
     found = []
-    for options in (quick_look(settings), careful_look(settings)):
+    for options in (fast_inference(settings), full_inference(settings)):
         begin = time.perf_counter()
         tallies: list[Tally] = count_pixels(network, data, one, fed, options, device)
         assert tallies

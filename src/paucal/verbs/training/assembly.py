@@ -47,7 +47,7 @@ from paucal.verbs.training.auto_tune.record import TuneRecord, read_record
 from paucal.verbs.training.auto_tune.start import Choice, choose, may_choose_start, started_from
 from paucal.verbs.training.balance import balance, suit_labels
 from paucal.verbs.training.batch import fit_batch
-from paucal.verbs.training.loaders import feeding, view_transform
+from paucal.verbs.training.loaders import run_preprocessing, view_transform
 from paucal.verbs.training.optimizer import check_plan, training_plan
 from paucal.verbs.training.split import split_images
 
@@ -114,7 +114,7 @@ def assemble(
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    fed = feeding(settings, data, start.input and start.input(settings.model or ""), run)
+    fed = run_preprocessing(settings, data, start.input and start.input(settings.model or ""), run)
     held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, data, objective)

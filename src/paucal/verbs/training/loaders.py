@@ -32,7 +32,7 @@ from paucal.verbs.run.loaders import eval_loader, normalisation, step_loader, st
 PAD_SHARE = 8  # a padded crop shifts by up to 1/8 of the side
 
 
-def feeding(
+def run_preprocessing(
     settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights.
