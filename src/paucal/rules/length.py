@@ -15,9 +15,8 @@ PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 STEPS, HINTED_STEPS = 10, 30  # of a pass; more where the source recommends few passes
 FEW_PASSES_STEPS = 50
 TUNING_STEPS = 100  # of trained weights on a processor, which makes the fewest passes: docs/lab_notes.md
-SHORT_TUNING = (
-    2e-4  # where no trial chooses one: batch norms bore 3e-4 and more, layer norms 1e-4 (auto_tune/trials.py)
-)
+# Without a trial: batch norms tolerated 3e-4 and more, layer norms 1e-4 (auto_tune/trials.py).
+SHORT_TUNING = 2e-4
 SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
 
 

@@ -26,7 +26,7 @@ def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
 
 
 def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tuple[S, dict[str, str]]:
-    """Fill in every setting that is None, or "auto", and has a rule.
+    """Fill in every setting that is None or "auto" and has a rule.
 
     Returns:
         The settings, and the reason of each value that was chosen.
