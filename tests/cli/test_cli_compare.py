@@ -86,8 +86,8 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert "2 runs to come" in capsys.readouterr().out  # the seed was stored, and may be computed elsewhere
     assert before == sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     (photos / "class0" / "0.png").unlink()
-    assert "labels are not those" in failure(capsys, "compare", photos, *TINY, "--seeds", "0", "--output", out)
-    assert "labels are not those" in failure(capsys, "compare", "--resume", out)  # whose other runs would see fewer
+    assert "labels differ from those" in failure(capsys, "compare", photos, *TINY, "--seeds", "0", "--output", out)
+    assert "labels differ from those" in failure(capsys, "compare", "--resume", out)  # whose other runs would see fewer
     assert call("compare", "--resume", out, "--jobs", "0") == 0
     assert "--epochs was 2, and is 3" in failure(
         capsys, "compare", make_photos(photos.parent / "b" / "photos", classes=2, greys=(90, 40, 60)), *TINY[:-1], "3",

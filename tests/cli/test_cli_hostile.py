@@ -157,7 +157,7 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
         (["train", "--model", "vit_mini", "--model-args", "depth=1000000000"], "is more than 1,000, the most"),
         (
             ["train", "--img-size", "4096", "--model", "resnext101_64x4d", "-b", "64"],
-            "images of 4096x4096 pixels takes",
+            "images of 4096x4096 pixels needs",
         ),
         (["pretrain", "--local-crops", str(2**31)], "--local-crops has 2147483648"),
         (["pretrain", "--local-size", str(2**31)], "--local-size has 2147483648"),

@@ -83,7 +83,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert call(*words) == 0  # nothing is trained again
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == before
     next((out / DRAWN / SCENES / "train" / "masks").iterdir()).unlink()
-    assert "the images or labels are not those" in failure(capsys, *words)
+    assert "the images or labels differ from those" in failure(capsys, *words)
 
 
 def test_study__detects_and_grows_by_a_seed_with_a_start_of_its_own(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ def test_watcher__an_epoch_with_a_sign_is_not_healthy_before_there_is_a_verdict(
     assert suspicious == [False] * 4 + [True] * 4 + [False] * 4
 
 
-@pytest.mark.parametrize(("on_collapse", "words"), [("stop", "stops here"), ("rollback", "goes back")])
+@pytest.mark.parametrize(("on_collapse", "words"), [("stop", "stops here"), ("rollback", "returns to")])
 def test_watcher__says_what_the_run_does_about_it(on_collapse, words):
     seen, said = watcher(on_collapse)
     for row in course(8, **UNIFORM):

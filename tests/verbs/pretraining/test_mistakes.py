@@ -41,7 +41,7 @@ WRONG = {
     "batch": ({"batch_size": 32}, "a step takes 32 images and there are 24"),
     "crop": ({"model": "vit_tiny_patch16_224", "model_args": None, "local_size": [6]}, "does not run at"),
     "counts": ({"local_crops": [2, 2]}, "give one number for each size"),
-    "pair": ({"global_crops": 1, "local_crops": [0]}, "make no pair"),
+    "pair": ({"global_crops": 1, "local_crops": [0]}, "give no pair"),
     "scale": ({"local_scale": [0.5, 0.2]}, "two shares of the area"),
     "mixup": ({"mixup": 0.8}, "no single counterpart"),
     "recipe": ({"recipe": "esvit-swin-tine"}, "did you mean 'esvit-swin-tiny'"),
