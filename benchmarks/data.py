@@ -41,8 +41,8 @@ from paucal.data.views.augment import Augmentation
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.data.views.transforms import TrainTransform
 from paucal.methods.training_settings import TrainSettings
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import begin
-from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.job import TrainingJob
 
 CAMERA = (4000, 3000)
@@ -179,7 +179,7 @@ def first_step(folder: Path, options: argparse.Namespace) -> dict[str, float]:
             given = {"model": "resnet18", "img_size": [224], "init": None, "batch_size": 16, "epochs": 1, "workers": 2}
             settings = TrainSettings(data=str(folder), output=f"{work}/{name}", method="supervised", **given)
             callback = FirstStep()
-            begin(TrainingJob(), settings, dict.fromkeys([*given, "method"], "given"), Quiet(), [callback])
+            begin(TrainingJob(), settings, dict.fromkeys([*given, "method"], "given"), SilentConsole(), [callback])
             found[f"{name}_seconds"] = callback.seconds
             found[f"{name}_processor_seconds"] = callback.processor
         found["kept_mib"] = sum(file.stat().st_size for file in Path(cache).iterdir()) / 2**20

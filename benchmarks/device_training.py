@@ -11,8 +11,8 @@ from device_state import OutOfTime, Piece, Row, Session
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.verbs.pretraining.launch import pretrain_run, resume_pretraining
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import Stopped
-from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.launch import resume_run, train_run
 
 RESERVE = 20  # seconds for judging a run at its end
@@ -39,11 +39,11 @@ def until_done(output: Path, data: Path, settings: dict[str, Any], session: Sess
     while not (output / "summary.json").exists():
         limit = f"{max(session.left - RESERVE, 0.01):.2f}s"
         if (output / "checkpoints" / "last.ckpt").exists():
-            result = again(output, Quiet(), {"time_limit": limit})
+            result = again(output, SilentConsole(), {"time_limit": limit})
         else:
             chosen = {**settings, "data": str(data), "output": str(output), "time_limit": limit, "overwrite": True}
             kind: Any = PretrainSettings if pretraining else TrainSettings
-            result = begin(kind(**chosen), dict.fromkeys(chosen, "given"), Quiet())
+            result = begin(kind(**chosen), dict.fromkeys(chosen, "given"), SilentConsole())
         if isinstance(result, Stopped) and session.left < 2 * RESERVE:
             raise OutOfTime
 

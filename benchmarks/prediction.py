@@ -30,7 +30,7 @@ from paucal.export.onnx_model import read_onnx
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.verbs.prediction.files import predict_to_files
 from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 
 
 def write_files(data: str, folder: Path, count: int) -> list[Path]:
@@ -69,7 +69,7 @@ def written(run: str, folder: Path, batch_size: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         answers, features, sheet = (str(Path(place, name)) for name in ("a.csv", "a.parquet", "a.jpg"))
         wanted = AnswerSettings(output=answers, features=features, sheet=sheet)
-        list(predict_to_files(run, [str(folder)], PredictSettings(batch_size=batch_size), wanted, Quiet()))
+        list(predict_to_files(run, [str(folder)], PredictSettings(batch_size=batch_size), wanted, SilentConsole()))
 
 
 def measure(run: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from paucal.metrics.measures import value_of
 from paucal.metrics.pixels import PixelScores
 from paucal.runs import open_run
 from paucal.settings.options import setting_fields
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.resuming import stored_settings
-from paucal.verbs.run.voice import Quiet
 from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.settings import SegmentSettings
 
@@ -37,7 +37,7 @@ def main() -> None:
     chosen = parser.parse_args()
     run = open_run(chosen.run)
     settings, _ = stored_settings(run, SegmentSettings, "segment")
-    prepared = open_segmented(settings, Quiet().progress, run)
+    prepared = open_segmented(settings, SilentConsole().progress, run)
     found = {"plain": threshold(prepared, (0.0,)), "blurred": threshold(prepared, RADII)}
     judged = run.read_json("evaluation/test/segmentation.json")
     result = {

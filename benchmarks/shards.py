@@ -34,6 +34,7 @@ from paucal.data.shards.tar_index import index_tar
 from paucal.data.shards.texts import Texts
 from paucal.data.shards.writing import write_shards
 from paucal.data.sources.opening import open_images
+from paucal.data.sources.options import SourceOptions
 from paucal.data.splits.file import read_split, write_split
 from paucal.data.splits.split import make_split
 from paucal.data.views.augment import Augmentation
@@ -80,7 +81,7 @@ def many(one: ShardIndex, names: list[str]) -> ShardIndex:
 def run(folder: Path, workers: int, read_images: int) -> dict[str, Any]:
     """Do what a run does until its first batch, then read on, and go on in the middle as if it had been stopped."""
     begin = time.perf_counter()
-    images, _ = prepare_images(open_shards(LocalPlace(folder)), Reading(side=64))
+    images, _ = prepare_images(open_shards(LocalPlace(folder), SourceOptions()), Reading(side=64))
     opened = time.perf_counter() - begin
     split = make_split(images)
     train = split.indices("train")
@@ -127,7 +128,7 @@ def run(folder: Path, workers: int, read_images: int) -> dict[str, Any]:
 
 def processes(folder: Path) -> dict[str, Any]:
     """Count how often two processes show each image of an epoch together."""
-    images = open_shards(LocalPlace(folder))
+    images = open_shards(LocalPlace(folder), SourceOptions())
     assert images.stream is not None
     shown, begin = np.zeros(len(images), dtype=np.int64), time.perf_counter()
     for rank in range(2):

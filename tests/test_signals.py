@@ -83,5 +83,5 @@ def test_slurm__stops_a_run_with_its_loader_processes(verb, name, tmp_path):
     step = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"]
     last = output.splitlines()[-1]
     assert last.startswith(f"stopped after step {step} of ")
-    assert last.endswith(f"; go on with: paucal {verb} --resume run")
+    assert last.endswith(f"; resume with: paucal {verb} --resume run")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "run"]

@@ -68,7 +68,7 @@ def test_package__of_another_model_is_refused(carried, monkeypatch):
     _, package, _ = carried
     other = Trained(f"resnet18.{timm.get_pretrained_cfg('resnet18').tag}", "MIT", 1, "a test", "cpu", package)
     monkeypatch.setattr(trained, "TRAINED", (other,))
-    with pytest.raises(UserError, match="are not those of resnet18"):
+    with pytest.raises(UserError, match="do not fit resnet18"):
         read_timm("resnet18")
 
 

@@ -64,7 +64,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert float(runs["drloc"]["parameters"]) == float(runs["supervised"]["parameters"]) > 0
     assert "2 runs to compute with 1 worker, about" in said
     assert "2 of 2: drloc" in said
-    assert "One seed says nothing" in said or "the same answers" in said
+    assert "One seed cannot show" in said or "the predictions are the same" in said
     assert "All runs trained for the same 2 epochs" in said
     page = (out / "comparison.html").read_text()
     assert page.count("data:image/png;base64,") == 3
@@ -86,8 +86,8 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert "2 runs to come" in capsys.readouterr().out  # the seed was stored, and may be computed elsewhere
     assert before == sorted((path, path.stat().st_mtime_ns) for path in out.glob("cells/*/run/model.safetensors"))
     (photos / "class0" / "0.png").unlink()
-    assert "labels are not those" in failure(capsys, "compare", photos, *TINY, "--seeds", "0", "--output", out)
-    assert "labels are not those" in failure(capsys, "compare", "--resume", out)  # whose other runs would see fewer
+    assert "labels differ from those" in failure(capsys, "compare", photos, *TINY, "--seeds", "0", "--output", out)
+    assert "labels differ from those" in failure(capsys, "compare", "--resume", out)  # whose other runs would see fewer
     assert call("compare", "--resume", out, "--jobs", "0") == 0
     assert "--epochs was 2, and is 3" in failure(
         capsys, "compare", make_photos(photos.parent / "b" / "photos", classes=2, greys=(90, 40, 60)), *TINY[:-1], "3",
@@ -106,10 +106,10 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
         (["--drloc-weight", "0.1", "--methods", "supervised"], "--drloc-weight has no effect on any of supervised"),
         (["--arms", "light --method drloc"], "expected 'NAME: FLAGS of paucal train'"),
         (["--arms", "light: --method drloc --drloc-wait 1"], "did you mean --drloc-weight"),
-        (["--slurm", "a=1"], "give it with --on slurm"),
+        (["--slurm", "a=1"], "use it with --on slurm"),
         (["--seeds", "-1"], "--seeds"),
         (["--resume", "nowhere"], "leave DATA and its settings out"),
-        (["--val-fraction", "0", "--lrs", "0.1", "0.01"], "--lrs chooses by validation images"),
+        (["--val-fraction", "0", "--lrs", "0.1", "0.01"], "--lrs needs validation images"),
     ],
 )
 def test_compare__mistakes_are_one_sentence_and_leave_nothing(photos, tmp_path, capsys, words, told):
@@ -145,7 +145,7 @@ def test_compare__of_nothing_is_refused(photos, tmp_path, capsys):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").touch()
     told = failure(capsys, "compare", photos, *TINY, "--output", tmp_path / "other")
-    assert "is not empty and holds no comparison" in told
+    assert "is not empty and is not a comparison" in told
 
 
 def test_workers__without_slurm_or_ray_are_refused_with_advice(tmp_path, monkeypatch):
@@ -168,7 +168,7 @@ def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured
     monkeypatch.setattr(clusters.shutil, "which", lambda name: None)
     assert "no SLURM on this machine" in failure(capsys, *words, "--on", "slurm")
     assert "expected NAME=VALUE" in failure(capsys, *words, "--on", "slurm", "--jobs", "0", "--slurm", "gpus")
-    assert "give it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
+    assert "use it with --on slurm" in failure(capsys, *words, "--slurm", "gpus=1")
     monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: None)
     assert 'pip install "paucal[ray]"' in failure(capsys, *words, "--on", "ray")
     assert not list(tmp_path.iterdir())
@@ -293,7 +293,7 @@ def test_compare__in_python_with_shares_rates_and_named_ways(photos, tmp_path):
 def test_findings__of_a_grid_that_is_half_done_and_damaged(photos, tmp_path, capsys):
     out = tmp_path / "grid"
     assert call("compare", photos, *TINY, "--seeds", "0", "--jobs", "0", "--output", out) == 0
-    assert "2 runs to come; go on with: paucal compare --resume" in capsys.readouterr().out
+    assert "2 runs to come; resume with: paucal compare --resume" in capsys.readouterr().out
     grid = read_grid(out)
     first, second = cells_of(grid)
 

@@ -152,12 +152,12 @@ def test_data_root__that_is_missing_is_said(tmp_path, capsys):
         (["train", "--devices", "1024", "--device", "cpu"], "--devices is 1024, and this machine has"),
         (
             ["train", "--sync-bn", "--device", "cpu"],
-            "--sync-bn: torch joins the statistics of batch norms on GPUs only",
+            "--sync-bn: torch synchronises batch norms only on GPUs",
         ),
         (["train", "--model", "vit_mini", "--model-args", "depth=1000000000"], "is more than 1,000, the most"),
         (
             ["train", "--img-size", "4096", "--model", "resnext101_64x4d", "-b", "64"],
-            "images of 4096x4096 pixels takes",
+            "images of 4096x4096 pixels needs",
         ),
         (["pretrain", "--local-crops", str(2**31)], "--local-crops has 2147483648"),
         (["pretrain", "--local-size", str(2**31)], "--local-size has 2147483648"),
@@ -306,10 +306,10 @@ def test_weights__of_another_type_are_called_that(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c["settings"].update(epochs="many"), "epochs is 'many', which it cannot be"),
+        (lambda c: c["settings"].update(epochs="many"), "epochs cannot be 'many'"),
         (lambda c: c["settings"].update(epochs=LONG), "epochs is 'AAA"),
-        (lambda c: c["settings"].update(epochs={"a": [1]}), "epochs is {'a': [1]}, which it cannot be"),
-        (lambda c: c["settings"].update(accumulate=None), "accumulate is empty, which it cannot be"),
+        (lambda c: c["settings"].update(epochs={"a": [1]}), "epochs cannot be {'a': [1]}"),
+        (lambda c: c["settings"].update(accumulate=None), "accumulate cannot be empty"),
         (lambda c: c["settings"].update(nonsense=1), "there is no setting 'nonsense'"),
         (lambda c: c["settings"].update({1: 1}), "there is no setting 1"),
         (lambda c: c.pop("origin"), "it lacks 'origin'"),

@@ -21,9 +21,9 @@ from paucal.verbs.training.launch import train
         (["train", "--epochs", "many"], "--epochs: expected a whole number, got 'many'"),
         (["pretrain", "--epochs", "0"], "--epochs is 0, expected a number between 1 and 1,000,000"),
         (["train", "--epochs", "-1"], "--epochs is -1, expected a number between 0 and 1,000,000"),
-        (["train", "--epochs", "0"], "--epochs 0 keeps the linear probe of trained weights as the model, and this run"),
+        (["train", "--epochs", "0"], "--epochs 0 keeps the linear probe of pretrained weights, and this run"),
         (["train", "--time", "soon"], "--time is 'soon', expected a time such as 10m"),
-        (["train", "--time", "1m", "--epochs", "2"], "--time 1m and --epochs 2 both say how long the run is"),
+        (["train", "--time", "1m", "--epochs", "2"], "--time 1m and --epochs 2 both set the length of the run"),
         (["train", "--lr", "-1"], "--lr is -1.0, expected a number above 0"),
         (["train", "--lr", "nan"], "--lr: expected a number, got 'nan'"),
         (["train", "--img-size", "4"], "--img-size is '4', expected"),
@@ -48,11 +48,11 @@ from paucal.verbs.training.launch import train
         (["train", "--rand-augment", "rand-m9-n99999999999"], "whose n is 1e+11; expected a number from 1 to 15"),
         (["train", "--rand-augment", "rand-x"], "'x' has no meaning there"),
         (["train", "--rand-augment", "rand-m99"], "whose m is 99; expected a number from 0 to 10"),
-        (["train", "--min-lr", "0.1", "--lr", "0.01"], "--min-lr is 0.1 and --lr 0.01, below it"),
-        (["train", "--min-lr", "1"], "--min-lr is 1 and --lr "),
+        (["train", "--min-lr", "0.1", "--lr", "0.01"], "--min-lr is 0.1, above --lr 0.01"),
+        (["train", "--min-lr", "1"], "--min-lr is 1, above --lr "),
         (["train", "--warmup-epochs", "9", "--epochs", "3"], "--warmup-epochs is 9 and --epochs 3"),
         (["pretrain", "--warmup-epochs", "9", "--epochs", "3"], "--warmup-epochs is 9 and --epochs 3"),
-        (["pretrain", "--min-lr", "1"], "--min-lr is 1 and --lr "),
+        (["pretrain", "--min-lr", "1"], "--min-lr is 1, above --lr "),
         (["pretrain", "--mixup", "1e-320", "--tasks", "view"], "--mixup is 1e-320, expected 0 for none or a number"),
         (["train", "--freeze", "-5", "--model", "resnet18"], "--freeze is -5 and resnet18 has"),
         (["train", "--drloc-pool", "99999999999"], "--drloc-pool is 99999999999, expected a number between 1 and 4096"),
@@ -164,14 +164,14 @@ def test_loss_options__without_the_loss_are_refused(capsys):
 
 
 def test_nodes__without_a_launcher_are_refused(capsys):
-    assert "--nodes is 2, and nothing has started" in failure(capsys, "train", *QUICK, "--nodes", "2")
+    assert "--nodes is 2, and the other machines were not started" in failure(capsys, "train", *QUICK, "--nodes", "2")
 
 
 def test_strategy__that_does_not_fit_is_refused(trained, tmp_path, capsys):
     message = failure(capsys, "train", *QUICK, "--strategy", "fsdp")
-    assert "--strategy fsdp says how several devices share a model and this run has one" in message
+    assert "--strategy fsdp is for several devices and this run has one" in message
     both = ["--strategy", "fsdp", "--devices", "2", "--precision", "16-mixed"]
-    assert "does not go with --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
+    assert "is not supported for --strategy fsdp" in failure(capsys, "train", *QUICK, *both)
     run = tmp_path / "run"
     shutil.copytree(trained / "run", run)
     (run / "summary.json").unlink()

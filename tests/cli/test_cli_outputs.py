@@ -15,7 +15,7 @@ from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, set_aside
 from paucal.types import UserError
 from paucal.verbs.run import life
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.verbs.training import launch
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -52,7 +52,7 @@ def test_overwrite__gives_the_old_run_back_when_the_new_one_fails(verb, problem,
     assert not aside_of(run).exists()
     said = capsys.readouterr().out
     assert f"the old run is kept in {run}.replaced until the new one has saved its first state" in said
-    assert f"{run} holds the old run again" in said
+    assert f"restored the old run in {run}" in said
 
 
 def test_overwrite__with_a_rate_that_destroys_the_weights_gives_the_old_run_back(trained, run, capsys):
@@ -73,7 +73,7 @@ def test_overwrite__replaces_the_run_once_the_new_one_is_safe(trained, run):
         data=str(trained / "photos"), img_size=[16], model_args=["depth=1"], epochs=2, workers=0, batch_size=8,
         output=str(run), overwrite=True,
     )  # fmt: skip
-    launch.train_run(settings, {}, Voice(), [Looks()])
+    launch.train_run(settings, {}, Console(), [Looks()])
     assert seen[0] == (True, False)
     assert all(aside != saved for aside, saved in seen[:-1])
     assert not aside_of(run).exists()
@@ -217,7 +217,7 @@ def test_eval__replaces_its_own_results_only(trained, tmp_path, capsys):
         other.mkdir()
         (other / name).write_text('{"accuracy": 0.9}')
         message = failure(capsys, *words, other)
-        assert f"{name}' would be replaced, and no evaluation of paucal has written it" in message
+        assert f"{name}' would be replaced, and was not written by an evaluation of paucal" in message
         assert (other / name).read_text() == '{"accuracy": 0.9}'
     (tmp_path / "results.json").write_text("{}")
     assert "results.json' would be replaced" in failure(capsys, *words, tmp_path, "--protocol", "knn")
@@ -272,7 +272,7 @@ def test_hangup__saves_and_goes_on(trained, tmp_path):
         data=str(trained / "photos"), img_size=[16], model_args=["depth=1"], epochs=2, workers=0,
         output=str(tmp_path / "r"),
     )  # fmt: skip
-    stopped = launch.train_run(settings, {}, Voice(), [HangsUp()])
+    stopped = launch.train_run(settings, {}, Console(), [HangsUp()])
     assert (stopped.step, (tmp_path / "r" / "checkpoints" / "last.ckpt").exists()) == (1, True)
     assert not (tmp_path / "r" / "lock.json").exists()
 
@@ -323,7 +323,7 @@ def test_output__of_another_form_is_refused_before_the_work(ending, trained, tmp
     for words in (["predict", trained / "run", trained / "photos"], ["runs", trained]):
         message = failure(capsys, *words, "--output", name)
         assert f"{str(name)!r} is a name of " in message
-        assert "and a table is written: end it in .csv or .json." in message
+        assert "tables are written as .csv or .json" in message
     assert not list(tmp_path.iterdir())
 
 

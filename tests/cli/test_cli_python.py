@@ -70,7 +70,7 @@ def test_pretrain__gives_the_run_of_the_command(trained, tmp_path, capsys):
 
 def test_resume__goes_on_with_a_stopped_run(trained, tmp_path):
     folder, weights = tmp_path / "run", "model.safetensors"
-    with pytest.raises(UserError, match=f"stopped after step .*go on with: paucal train --resume {folder}"):
+    with pytest.raises(UserError, match=f"stopped after step .*resume with: paucal train --resume {folder}"):
         paucal.train(trained / "photos", epochs=2, output=folder, time_limit="0.01s", **TINY)
     with pytest.raises(UserError, match="leave out --seed"):
         paucal.train(resume=folder, seed=4)

@@ -81,7 +81,7 @@ def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
 
 def test_time__chooses_a_length_and_says_why(segmented, tmp_path, capsys, monkeypatch):
     """With steps that are said to take 4 seconds: 60 seconds have room for some dozen."""
-    monkeypatch.setattr("paucal.verbs.segmenting.timing.measure", lambda assembled, threads: Pace(4.0, 0.1, 0.2))
+    monkeypatch.setattr("paucal.verbs.segmenting.timing.measure", lambda setup, threads: Pace(4.0, 0.1, 0.2))
     monkeypatch.setattr("paucal.training.clock.RunClock._find_change", lambda *_: None)  # these steps are quicker
     run = tmp_path / "run"
     argv = ["segment", segmented / "scenes", *SMALL, "--output", run]

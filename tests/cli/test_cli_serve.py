@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import paucal
 from cli.calls import QUICK, call, failure, make_photos
 from paucal.runs import RunFolder
-from paucal.verbs.run.voice import Logged
+from paucal.verbs.run.console import LoggedConsole
 from paucal.verbs.serving import familiar
 from paucal.verbs.serving.familiar import NAME, familiarity_of
 
@@ -111,26 +111,26 @@ def test_serve__without_its_extra_names_it(run, capsys, monkeypatch):
 def test_familiarity__is_measured_once_for_these_weights_and_again_for_others(run, monkeypatch):
     folder, model = RunFolder(run), paucal.load(run)
     (run / NAME).unlink(missing_ok=True)
-    first = familiarity_of(folder, model, Logged())
+    first = familiarity_of(folder, model, LoggedConsole())
     kept = load_file(run / NAME)
     torch.testing.assert_close(kept["features"].norm(dim=1), torch.ones(len(kept["features"])))
     split = (run / "split.csv").read_text()
     assert len(kept["features"]) == split.count(",train")
     monkeypatch.setattr(familiar, "_measured", lambda *given: pytest.fail("it was measured again"))
-    again = familiarity_of(folder, model, Logged())
+    again = familiarity_of(folder, model, LoggedConsole())
     assert (first is not None, again is not None) == (True, True)
     assert again.limit == pytest.approx(first.limit)
     monkeypatch.setattr(familiar, "_weights_key", lambda run: "others")
     measured = []
     monkeypatch.setattr(familiar, "_measured", lambda *given: measured.append(1))
-    assert familiarity_of(folder, model, Logged()) is None
+    assert familiarity_of(folder, model, LoggedConsole()) is None
     assert measured == [1]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no tensors", b"\xff" * 100])
 def test_familiarity__that_is_damaged_is_measured_anew(run, damage):
     (run / NAME).write_bytes(damage)
-    found = familiarity_of(RunFolder(run), paucal.load(run), Logged())
+    found = familiarity_of(RunFolder(run), paucal.load(run), LoggedConsole())
     assert found is not None
     assert found.features.shape[0] > 1
     assert len(load_file(run / NAME)["features"]) == len(found.features)
@@ -142,7 +142,7 @@ def test_familiarity__without_the_images_is_not_known_and_said(run, monkeypatch,
     photos.rename(run.parent / "away")
     try:
         with caplog.at_level("INFO"):
-            assert familiarity_of(RunFolder(run), paucal.load(run), Logged()) is None
+            assert familiarity_of(RunFolder(run), paucal.load(run), LoggedConsole()) is None
     finally:
         (run.parent / "away").rename(photos)
     assert "whether a picture is like the training images cannot be said" in caplog.text

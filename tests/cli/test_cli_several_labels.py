@@ -121,7 +121,7 @@ def test_check__knows_several_labels(run, capsys):
     ("words", "sentence"),
     [
         (["--method", "relabel", "--labels", "maps"], "needs one label for each image"),
-        (["--sampling", "balanced"], "--sampling balanced shows as many images of every class"),
+        (["--sampling", "balanced"], "--sampling balanced shows equally many images of every class"),
         (["--few-labels", "3"], "--few-labels takes so many images of every class"),
     ],
 )

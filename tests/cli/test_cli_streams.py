@@ -20,8 +20,8 @@ from paucal.cli import streams
 from paucal.cli.main import main
 from paucal.cli.streams import ESCAPED, tolerant_streams
 from paucal.types import UserError
-from paucal.verbs.run.console import PlainConsole
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
+from paucal.verbs.run.plain_console import PlainConsole
 
 NAMES = ("猫", "Hündchen")
 ENCODINGS = ["ascii", "latin-1", "cp1252", "cp437", "shift_jis", "gb2312", "utf-8", "utf-16", "utf-8-sig", "cp037"]
@@ -178,7 +178,7 @@ def answers(monkeypatch, act) -> int:
 
 def test_closed_pipe__hides_no_mistake(monkeypatch, capsys):
     def fails():
-        Voice().say("a line")
+        Console().say("a line")
         raise UserError("it does not do.")
 
     with closed_pipe():

@@ -174,7 +174,7 @@ def test_study__makes_label_maps_for_rows_that_learn_from_some(photos, tmp_path,
         (["drloc-table-9", "--scale", "full"], "Infograph cannot be had by name"),
         (["drloc-table-9", "--scale", "full", "--data", "x"], "expected NAME=DATA such as cifar10=FOLDER"),
         (["drloc-table-9", "--scale", "full", "--data", "infografh=x"], "(did you mean infograph"),
-        (["drloc-table-1", "--scale", "full"], "drloc-table-1 runs nothing, since it says what is used: leave --scale"),
+        (["drloc-table-1", "--scale", "full"], "drloc-table-1 is a reference table; nothing to run: leave --scale"),
         (["esvit-figure-7"], "by hand: paucal explain RUN IMAGE --show attention"),
         (["esvit-figure-7"], "; 'paucal study show esvit-figure-7' prints what is published of it."),
         (["esvit-table-2", "--scale", "full", "--recipe", "x"], "--recipe is for studies that train with labels"),
@@ -189,5 +189,5 @@ def test_study__refuses_in_one_sentence(words, said, capsys, tmp_path, monkeypat
 def test_study__leaves_other_folders_alone(capsys, tmp_path):
     (tmp_path / "letter.txt").write_text("mine")
     said = failure(capsys, "study", "drloc-table-9", "--output", tmp_path)
-    assert "holds 'letter.txt', which is no study's" in said
+    assert "holds 'letter.txt', which is not part of a study" in said
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -9,8 +9,8 @@ import pytest
 from cli.calls import call, failure
 from cli.studied import rows_of, settings_of, shrink
 from paucal.studies.study import Study
-from paucal.verbs.comparing.cells.beginning import STARTS
 from paucal.verbs.comparing.cells.grid import read_grid
+from paucal.verbs.comparing.cells.start import STARTS
 from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, OTHERS, SCENES
 
 GRIDS = (f"{STARTS}/train", SCENES)
@@ -83,7 +83,7 @@ def test_study__segments_from_starts_of_its_own(tmp_path, capsys, monkeypatch):
     assert call(*words) == 0  # nothing is trained again
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == before
     next((out / DRAWN / SCENES / "train" / "masks").iterdir()).unlink()
-    assert "the images or labels are not those" in failure(capsys, *words)
+    assert "the images or labels differ from those" in failure(capsys, *words)
 
 
 def test_study__detects_and_grows_by_a_seed_with_a_start_of_its_own(tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_study__judges_segmenters_at_several_scales_too(tmp_path, monkeypatch):
             ["drloc-table-12", "--scale", "full", "--data", "ade20k=DATA", "--init", "drlok=RUN"],
             "expected NAME=RUN with NAME one of plain, drloc, got 'drlok=RUN'",
         ),
-        (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "begin with the same: give one"),
+        (["drloc-table-9", "--scale", "full", "--init", "a", "b"], "start from the same weights: give one"),
         (["drloc-table-12", "--data", "DATA"], "has no images in it"),
     ],
 )

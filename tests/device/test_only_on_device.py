@@ -28,7 +28,7 @@ from paucal.backbones.spec import lay_out_convolutions
 from paucal.data.loader import make_train_loader
 from paucal.data.sampler import StepSampler
 from paucal.losses.drloc_targets import permuted_pairs, sample_pairs
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.training import Hardware
 from paucal.types import FeatureRequest
 

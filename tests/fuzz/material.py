@@ -18,7 +18,7 @@ from cli.calls import QUICK, SMALL, TINY, make_photos, make_scenes
 from paucal.cli.main import main
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder
-from paucal.verbs.run.voice import Logged
+from paucal.verbs.run.console import LoggedConsole
 from paucal.verbs.serving.familiar import familiarity_of
 from transfer.detection.made import write_coco
 
@@ -93,7 +93,7 @@ def _unfinished(maps: Path, folder: Path) -> None:
 
 def _served(run: Path) -> None:
     """Let a run hold what its first call of `serve` measures, so that others need not write into it."""
-    assert familiarity_of(RunFolder(run), load_trained(run), Logged()) is not None
+    assert familiarity_of(RunFolder(run), load_trained(run), LoggedConsole()) is not None
 
 
 def _answers(material: Path, folder: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
+from rich.console import Console as Terminal
 
 from paucal.data.maps.reader import LabelMaps
 from paucal.data.sources.opening import open_images
@@ -15,7 +15,7 @@ from paucal.labeling import published
 from paucal.labeling.published import find_maps, mean_over_cells, read_map
 from paucal.types import UserError
 from paucal.verbs.labeling.published_maps import convert_published
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 SHAPE = (3, 4, 5)  # k, rows, columns
 SIZE = (40, 20)  # width and height of the images
@@ -45,8 +45,8 @@ def make_map(label, seed):
 def convert(base, images=None, **settings):
     images = images or open_images(base / "photos")
     names = settings.pop("classes", ("ant", "bee", "cow", "dog"))
-    voice = Voice(Console(quiet=True))
-    return convert_published(images, base / "maps", base / "labels", voice, names, **settings).facts
+    console = Console(Terminal(quiet=True))
+    return convert_published(images, base / "maps", base / "labels", console, names, **settings).facts
 
 
 def test_convert__keeps_the_raw_logits_and_knows_the_square(photos):

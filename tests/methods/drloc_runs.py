@@ -11,11 +11,11 @@ from paucal.objectives import DrLoc
 from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.one_backbone import OneBackbone
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import Batch, Progress
 from paucal.verbs.training.job import TrainingJob
 
-FACTS = Facts(n_train=500, n_classes=5, median_side=24, cores=2)
+FACTS = DataAndMachine(n_train=500, n_classes=5, median_side=24, cores=2)
 SIDES = torch.tensor([4.0, 6.0])  # rows and columns of the grid of 16x24 pixels
 MODEL = "--model vit_mini --img-size 16 24 --model-args depth=2 --device cpu --epochs 1"
 SAID = 0.25  # what the head says

@@ -8,11 +8,11 @@ from paucal.methods.training import check_used, with_recipe
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
 from paucal.recipes.table import RECIPES
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
 
-FACTS = Facts(n_train=50000, n_classes=10, median_side=32, cores=2)
+FACTS = DataAndMachine(n_train=50000, n_classes=10, median_side=32, cores=2)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -13,18 +13,18 @@ from paucal.objectives import Supervised
 from paucal.objectives.finetuning import FineTuning
 from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.training.groups import parameter_groups
 from paucal.types import UserError
 from paucal.verbs.training.loaders import augmentation, preprocessing
 from paucal.verbs.training.optimizer import check_plan, check_sync, optimization, training_plan
 
-CIFAR = Facts(n_train=50000, n_classes=100, median_side=32, cores=2)
-PHOTOS = Facts(n_train=3000, n_classes=10, median_side=160, cores=2)
+CIFAR = DataAndMachine(n_train=50000, n_classes=100, median_side=32, cores=2)
+PHOTOS = DataAndMachine(n_train=3000, n_classes=10, median_side=160, cores=2)
 DHVT = [name for name in RECIPES if name.startswith("dhvt")]
 
 
-def resolved(recipe: str, facts: Facts = CIFAR, **given) -> tuple[TrainSettings, dict[str, str]]:
+def resolved(recipe: str, facts: DataAndMachine = CIFAR, **given) -> tuple[TrainSettings, dict[str, str]]:
     names = dict.fromkeys([*given, "recipe"], "flag")
     settings, _ = with_recipe(TrainSettings(recipe=recipe, **given), names)
     return resolve(settings, facts)
@@ -122,7 +122,7 @@ def _statistics():
         (PHOTOS, {}, "dhvt_tiny_domain_patch16", [224], "random-resized"),
         (PHOTOS, {"img_size": [64]}, "dhvt_tiny_cifar_patch4", [64], "padded"),
         (
-            Facts(n_train=10**6, n_classes=1000, median_side=400),
+            DataAndMachine(n_train=10**6, n_classes=1000, median_side=400),
             {},
             "dhvt_tiny_imagenet_patch16",
             [224],
@@ -148,7 +148,7 @@ def test_dhvt__is_the_papers_reading_at_32_pixels():
 def test_finetuning__of_the_program_stays_in_evaluation_mode():
     start = StartFacts("runs/1", "dhvt_tiny_imagenet_patch16", (224, 224), normalise="imagenet")
     settings, _ = resolved(
-        "dhvt-finetune-reference", Facts(n_train=9, n_classes=2, median_side=99, start=start), init="runs/1"
+        "dhvt-finetune-reference", DataAndMachine(n_train=9, n_classes=2, median_side=99, start=start), init="runs/1"
     )
     assert fine_tuning(settings) == FineTuning(eval_mode=True)
     assert settings.weight_decay == 1e-8
@@ -208,9 +208,9 @@ def test_sync_bn__keeps_activations_that_timm_puts_into_norms():
 
 
 def test_sync_bn__is_refused_without_gpus_and_remarked_on_one_device():
-    with pytest.raises(UserError, match=r"--sync-bn: torch joins.*on GPUs only and --device is cpu"):
+    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, and --device is cpu"):
         check_sync(sync(device="cpu", devices=2))
-    with pytest.raises(UserError, match=r"--sync-bn: torch joins.*on GPUs only and --device is cpu: leave it out"):
+    with pytest.raises(UserError, match=r"--sync-bn: torch.*only on GPUs, and --device is cpu: leave it out"):
         check_sync(sync(device="cpu", devices=1))
     settings = sync(device="cuda", devices=1, batch_size=16, epochs=5)
-    assert "--sync-bn changes nothing in a run on one device" in check_plan(settings, CIFAR.n_train)
+    assert "--sync-bn has no effect on one device" in check_plan(settings, CIFAR.n_train)

@@ -9,7 +9,7 @@ from paucal.cli.main import main
 from paucal.methods.pretraining import check_used, resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan
 from paucal.studies.registry import data_sets, studies
@@ -28,7 +28,7 @@ def whole(settings: PretrainSettings, given: dict[str, str], devices: int = 1) -
     filled, origin = with_recipe(settings, given)
     check_used(filled, origin)
     check_ranges(filled)
-    found, _ = resolve_pretraining(filled, Facts(1_281_167, 0, 400, device="cuda", devices=devices, bf16=True))
+    found, _ = resolve_pretraining(filled, DataAndMachine(1_281_167, 0, 400, device="cuda", devices=devices, bf16=True))
     return {name: value for name, value in vars(found).items() if name not in STEP} | {"batch": found.effective_batch}
 
 

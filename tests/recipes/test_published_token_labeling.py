@@ -6,10 +6,10 @@ import timm
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.training.schedules import CosineWarmup
 
-IMAGENET = Facts(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
+IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
 
 
 def settings(recipe: str, **given) -> TrainSettings:

@@ -13,10 +13,10 @@ from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.recipes.table import RECIPES
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 
 Table = dict[str, tuple[Any, str]]
-IMAGENET = Facts(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
+IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
 RAND = "rand-m9-mstd0.5-inc1"
 
 AUGMENTED: Table = {
@@ -252,7 +252,7 @@ def test_lvvit__of_each_size_has_its_own_values(model, drop_path, policy, rate):
 def test_drop_path__is_that_of_the_papers_family(model, rate):
     assert resolve(TrainSettings(model=model), IMAGENET)[0].drop_path == rate
     start = StartFacts("runs/1", model)
-    tuned, _ = resolve(TrainSettings(init="runs/1"), Facts(9000, 10, 300, start=start))
+    tuned, _ = resolve(TrainSettings(init="runs/1"), DataAndMachine(9000, 10, 300, start=start))
     assert (tuned.model, tuned.drop_path) == (model, rate)
 
 
@@ -262,7 +262,7 @@ def test_model__is_one_for_all_images_that_are_brought_to_one_size(sides, size):
         found = set()
         for side in sides:
             given = TrainSettings(recipe=recipe, method="supervised")
-            one, _ = resolve(with_recipe(given, {"method": "flag"})[0], Facts(3000, 10, side))
+            one, _ = resolve(with_recipe(given, {"method": "flag"})[0], DataAndMachine(3000, 10, side))
             assert one.img_size == [size]
             found.add(one.model)
         assert len(found) == 1, sides

@@ -8,7 +8,7 @@ import pytest
 
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
 RESULTS = sorted(FOLDER.glob("small_data_*.json"))
@@ -45,7 +45,7 @@ def test_comparison__is_stored():
     ("data", "images", "scores"), groups(), ids=lambda value: str(value) if isinstance(value, str | int) else ""
 )
 def test_choice__is_beaten_by_no_other_transformer_beyond_the_spread(data, images, scores):
-    facts = Facts(n_train=images or 3000, n_classes=10, median_side=SIDES[data])
+    facts = DataAndMachine(n_train=images or 3000, n_classes=10, median_side=SIDES[data])
     settings, reasons = resolve(TrainSettings(epochs=100), facts)  # where passes count, not minutes of a processor
     ours = scores[chosen_arm(settings)]
     assert "learned most from few images" in reasons["model"]
@@ -72,7 +72,7 @@ def test_choice__in_minutes_of_a_processor_is_the_one_that_was_best_there(name, 
 
 @pytest.mark.parametrize(("device", "model"), [("cpu", "resnet10t"), ("cuda", "dhvt_tiny_domain_patch16")])
 def test_choice__from_scratch_for_photographs_is_quick_on_a_processor_alone(device, model):
-    facts = Facts(n_train=720, n_classes=10, median_side=300, device=device)
+    facts = DataAndMachine(n_train=720, n_classes=10, median_side=300, device=device)
     settings, reasons = resolve(TrainSettings(time="15m"), facts)
     assert settings.model == model
     assert (settings.img_size == [64]) == (device == "cpu")
@@ -84,17 +84,19 @@ def test_choice__from_scratch_for_photographs_is_quick_on_a_processor_alone(devi
 
 
 def test_choice__leaves_tiny_images_and_started_runs_as_they_were():
-    tiny, _ = resolve(TrainSettings(), Facts(n_train=1000, n_classes=10, median_side=8, hinted_size=16))
+    tiny, _ = resolve(TrainSettings(), DataAndMachine(n_train=1000, n_classes=10, median_side=8, hinted_size=16))
     assert tiny.model == "vit_mini"
     tuned, _ = resolve(
-        TrainSettings(init="timm"), Facts(n_train=99, n_classes=2, median_side=300, start=StartFacts("timm"))
+        TrainSettings(init="timm"), DataAndMachine(n_train=99, n_classes=2, median_side=300, start=StartFacts("timm"))
     )
     assert tuned.model == "swin_tiny_patch4_window7_224"
 
 
 @pytest.mark.parametrize(("time", "light"), [("6m", True), (None, False)])
 def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_otherwise(time, light):
-    facts = Facts(n_train=720, n_classes=10, median_side=300, start=StartFacts("timm", "tf_efficientnet_lite0.in1k"))
+    facts = DataAndMachine(
+        n_train=720, n_classes=10, median_side=300, start=StartFacts("timm", "tf_efficientnet_lite0.in1k")
+    )
     settings, _ = resolve(TrainSettings(init="timm", model="tf_efficientnet_lite0.in1k", time=time), facts)
     assert (settings.mixup == 0, settings.rand_augment == "none", settings.soup == 3) == (light, light, light)
     assert (settings.batch_size == 16, settings.lr == 2e-4) == (light, light)
@@ -104,6 +106,6 @@ def test_choice__from_named_weights_is_light_in_a_given_time_and_the_papers_othe
 @pytest.mark.parametrize(("device", "images", "size"), [("cpu", 2761, 16), ("cuda", 2761, 32), ("cpu", 4500, 32)])
 def test_choice__takes_smaller_steps_where_a_processor_makes_few_passes(device, images, size):
     start = StartFacts("auto", "tf_efficientnet_lite0.in1k", chosen=True)
-    facts = Facts(n_train=images, n_classes=10, median_side=300, start=start, device=device)
+    facts = DataAndMachine(n_train=images, n_classes=10, median_side=300, start=start, device=device)
     settings, _ = resolve(TrainSettings(init="auto", model="tf_efficientnet_lite0.in1k", time="15m"), facts)
     assert settings.batch_size == size

@@ -1,4 +1,4 @@
-"""Flags made from a settings dataclass, and mistakes on the command line turned into one sentence."""
+"""Flags from a settings dataclass, and errors of the command line as one sentence."""
 
 import re
 import typing
@@ -46,14 +46,14 @@ TEXTS = {
 
 
 class PlainHelp(DefaultHelpFormatter):
-    """Help that says what an option takes, what it does and what it is by default, without Python's type names."""
+    """Help with the placeholder, the description and the default of each option, without Python's type names."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=110)
         self._chosen = CHOSEN.get(prog.rpartition(" ")[2], frozenset())
 
     def add_usage(self, usage: Any, actions: Iterable[Action], groups: Any, prefix: Any = None) -> None:
-        """Show what a verb is about; its flags, up to a hundred, are listed below."""
+        """Show a short usage line; the flags, up to a hundred, are listed below."""
         words = [_usage_of(action) for action in actions if not action.option_strings]
         super().add_usage(" ".join(("%(prog)s", *words, "[--flags]")), [], [], prefix)
 
@@ -68,10 +68,10 @@ class PlainHelp(DefaultHelpFormatter):
 
 
 class ParserShown(BaseException):
-    """Carries a parser out of a verb that was called within `showing_parsers`; no Exception, so that none keeps it.
+    """Carries a parser out of a verb that is called within `showing_parsers`; not an Exception, so it is not caught.
 
     Attributes:
-        parser: with all its arguments.
+        parser: Parser with all its arguments.
     """
 
     def __init__(self, parser: ArgumentParser) -> None:
@@ -84,7 +84,7 @@ _showing: ContextVar[bool] = ContextVar("showing", default=False)
 
 @contextmanager
 def showing_parsers() -> Iterator[None]:
-    """Let every verb that is called within hand its parser over (`ParserShown`) in the place of its work."""
+    """Let every verb that is called within raise `ParserShown` with its parser instead of running."""
     token = _showing.set(True)
     try:
         yield
@@ -99,7 +99,7 @@ def _usage_of(action: Action) -> str:
 
 
 class VerbParser(ArgumentParser):
-    """A parser that knows the types of the settings that it has flags for.
+    """A parser that knows the types of its settings.
 
     Attributes:
         hints: Type of each setting by its name.
@@ -119,7 +119,7 @@ def new_parser(verb: str, description: str) -> VerbParser:
         epilog=CHOICE if verb in CHOSEN else None,
         formatter_class=PlainHelp,
         exit_on_error=False,
-        print_config=None,  # ours prints what is chosen from the data as well
+        print_config=None,  # paucal's own also prints the chosen settings
     )
 
 
@@ -139,7 +139,7 @@ def add_settings(parser: VerbParser, settings: type, skip: Sequence[str] = ()) -
 
 
 def settings_among(values: Namespace, kind: type[S]) -> S:
-    """Return the settings among all values of a verb."""
+    """Return the settings of a kind among all values of a verb."""
     return kind(**{name: getattr(values, name) for name in setting_fields(kind) if hasattr(values, name)})
 
 
@@ -178,7 +178,7 @@ def parse_run(
 def add_data(parser: VerbParser, help_of_data: str) -> None:
     """Add DATA under both of its names, and `--config`."""
     parser.hints |= {"data": str, "resume": str, "config": str}
-    # Two names for one thing: a positional argument that is left out would hide the value of a config.
+    # Two names for one value: a missing positional argument would hide the value of a config.
     parser.add_argument("subject", nargs="?", type=str | None, metavar="DATA", help=help_of_data)
     parser.add_argument("--data", type=str | None, metavar="DATA", help="the same, as in a config")
     parser.add_argument(
@@ -246,7 +246,7 @@ def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
 
 
 def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return what the files of `--config` set, of several the last."""
+    """Return the settings of the `--config` files, of which the last wins."""
     config: dict[str, Any] = {}
     for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
@@ -264,7 +264,7 @@ def _canonical(word: str) -> str:
 
 
 def _sentence(parser: ArgumentParser, message: str) -> str:
-    """Rewrite a parser's message as one sentence that says what to do."""
+    """Return a parser's message as one sentence with advice."""
     help_hint = f"see '{parser.prog} --help'."
     known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     if found := re.search(r"unrecognized arguments: (.*)", message):
@@ -280,7 +280,7 @@ def _sentence(parser: ArgumentParser, message: str) -> str:
 
 
 def _as_given(parser: ArgumentParser, key: str) -> str:
-    """Return an argument as people give it: with dashes, or in capitals where it has none."""
+    """Return an argument as it is typed: as a flag, or in capitals for positional ones."""
     return next((key.upper() for one in parser._actions if one.dest == key and not one.option_strings), flag(key))
 
 

@@ -23,15 +23,15 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.checking.launch import check_set, show
-    from paucal.verbs.run.console import PlainConsole
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
+    from paucal.verbs.run.plain_console import PlainConsole
 
     settings = settings_among(values, CheckSettings)
     as_json = settings.format == "json"
-    voice = Voice(PlainConsole(stderr=as_json))
-    result = check_set(settings, voice)
+    console = Console(PlainConsole(stderr=as_json))
+    result = check_set(settings, console)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
-        show(result, voice)
+        show(result, console)
     return 1 if result.misleads else 0

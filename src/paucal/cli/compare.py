@@ -33,16 +33,16 @@ def run(argv: Sequence[str]) -> int:
         shared["data"] = values.subject
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.comparing.launch import compare_all, go_on
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
 
     asked = GridSettings(**own)
     if values.resume is not None:
         if shared:
             raise UserError("--resume goes on with a comparison as it is stored: leave DATA and its settings out.")
-        result = go_on(Path(values.resume), asked, Voice())
+        result = go_on(Path(values.resume), asked, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
-        result = compare_all(asked, shared, named_arms(asked.arms or ()), command, Voice())
+        result = compare_all(asked, shared, named_arms(asked.arms or ()), command, Console())
     return 130 if asked.jobs and not result.settled else int(bool(result.failed))
 
 

@@ -44,7 +44,7 @@ class _AsWritten(PlainHelp):
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Return a parser of all verbs with their arguments, as plain argparse: it parses nothing, and shows what there is.
+    """Return a plain argparse parser of all verbs with their arguments, for completion only.
 
     Words that a value may be are its choices; any other text is completed with the names of files.
     """
@@ -72,7 +72,7 @@ def _actions(verb: str) -> list[argparse.Action]:
 
 
 def _mirror(parser: argparse.ArgumentParser, action: argparse.Action, known: dict[str, tuple[str, ...]]) -> None:
-    """Add to a parser of argparse what an argument of jsonargparse is."""
+    """Add an argument of jsonargparse to a parser of argparse."""
     import shtab
 
     if action.dest == "help":
@@ -118,5 +118,5 @@ def _is_text(hint: Any) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return help without what argparse would fill in."""
+    """Return help text with % escaped for argparse."""
     return text.replace("%", "%%")

@@ -13,7 +13,7 @@ _LEFT_OUT = ("output", "overwrite", "time_limit")
 
 
 def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any]:
-    """Return the settings of a config; those without a value are left out.
+    """Return the settings of a config that have a value.
 
     Args:
         name: File as typed.
@@ -21,7 +21,7 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
         verb: Verb of the command line.
 
     Raises:
-        UserError: The file cannot be read, a key is unknown, or a value is of another kind.
+        UserError: The file cannot be read, a key is unknown, or a value has the wrong type.
     """
     settings = {}
     for key, value in _content(name).items():
@@ -35,7 +35,7 @@ def read_config(name: str, hints: Mapping[str, Any], verb: str) -> dict[str, Any
 
 
 def _content(name: str) -> dict[Any, Any]:
-    """Return what a config holds; a run's has its settings one level down."""
+    """Return the content of a config; that of a run has its settings one level down."""
     path = named_path(name, "--config")
     try:
         content = parse_yaml(read_decoded(path, MOST_CONFIG_BYTES).text, as_text=True)
@@ -48,7 +48,7 @@ def _content(name: str) -> dict[Any, Any]:
     if not isinstance(content.get("settings"), dict) or "origin" not in content:
         return content
     found = {key: value for key, value in content["settings"].items() if key not in _LEFT_OUT}
-    # A run without a start began at random, and so does one that repeats it.
+    # A run without `init` started from random weights, and its repetition does so too.
     if content.get("verb", "train") in ("train", "segment", "detect") and found.get("init") is None:
         found["init"] = "none"
     return found

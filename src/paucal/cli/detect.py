@@ -17,14 +17,14 @@ def run(argv: Sequence[str]) -> int:
     values, given, changes = parse_run("detect", DESCRIPTION, DetectSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.detecting.job import DetectionJob
+    from paucal.verbs.run.console import Console
     from paucal.verbs.run.life import Stopped, begin, resume, show_config
-    from paucal.verbs.run.voice import Voice
 
     if values.print_config:
         print(show_config(DetectionJob(), DetectSettings(**changes), given), end="")
         return 0
     if "resume" in given:
-        result = resume(DetectionJob(), values.resume, Voice(), changes)
+        result = resume(DetectionJob(), values.resume, Console(), changes)
     else:
-        result = begin(DetectionJob(), DetectSettings(**changes), given, Voice(), start=command_start())
+        result = begin(DetectionJob(), DetectSettings(**changes), given, Console(), start=command_start())
     return 130 if isinstance(result, Stopped) else 0

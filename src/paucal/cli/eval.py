@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.judging.launch import judge_model
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
 
-    judge_model(values.run, values.sources, settings_among(values, EvalSettings), Voice())
+    judge_model(values.run, values.sources, settings_among(values, EvalSettings), Console())
     return 0

@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.explaining.launch import explain_all
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
 
-    explain_all(values.model, values.images, settings_among(values, ExplainSettings), Voice())
+    explain_all(values.model, values.images, settings_among(values, ExplainSettings), Console())
     return 0

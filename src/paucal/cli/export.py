@@ -17,7 +17,7 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.exporting.launch import export_all
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
 
-    export_all(values.run, settings_among(values, ExportSettings), Voice())
+    export_all(values.run, settings_among(values, ExportSettings), Console())
     return 0

@@ -20,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.labeling.launch import label_set
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
 
-    label_set(settings_among(values, LabelSettings), Voice())
+    label_set(settings_among(values, LabelSettings), Console())
     return 0

@@ -14,7 +14,7 @@ from paucal.cli.streams import CLOSED_PIPE, is_read, restart_in_utf8, tolerant_s
 from paucal.memory import kept_memory
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
-from paucal.verbs.run.console import PlainConsole
+from paucal.verbs.run.plain_console import PlainConsole
 from paucal.verbs.run.start_time import begin_command
 from paucal.wording import sentence
 
@@ -73,7 +73,7 @@ USAGE = "paucal VERB [SUBJECT] [DATA...] [--flags]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    It is 0, 1 for a check whose data would mislead or a comparison with failed runs, 2 for a mistake of the user, 130
+    It is 0, 1 for a check whose data would mislead or a comparison with failed runs, 2 for a user error, 130
     after an interrupt, 141 where nobody reads the answer any more.
     """
     begin_command()
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answered(arguments: list[str]) -> int:
-    """Run the command line, and turn what ends it early into a sentence and an exit code."""
+    """Run the command line, and turn errors into a message and an exit code."""
     console = PlainConsole(stderr=True)
     try:
         with stop_signals_as_interrupt():

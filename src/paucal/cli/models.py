@@ -12,7 +12,7 @@ from paucal.backbones.model_table import Measured, describe, is_ours, source_of,
 from paucal.cli.arguments import new_parser, parse
 from paucal.objectives import default_weight
 from paucal.types import UserError
-from paucal.verbs.run.console import PlainConsole
+from paucal.verbs.run.plain_console import PlainConsole
 
 DESCRIPTION = (
     "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may hold wildcards, "

@@ -10,7 +10,7 @@ from paucal.types import UserError
 from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
 
 if TYPE_CHECKING:
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
 
 DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
 masks of them with one of 'paucal segment'.
@@ -30,15 +30,15 @@ def run(argv: Sequence[str]) -> int:
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
     from paucal.settings.options import check_ranges
-    from paucal.verbs.run.console import PlainConsole
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
+    from paucal.verbs.run.plain_console import PlainConsole
 
     settings, wanted = settings_among(values, PredictSettings), settings_among(values, AnswerSettings)
     check_ranges(settings)
     check_ranges(wanted)
-    voice, task = Voice(PlainConsole(stderr=True)), task_of(values.run)
+    console, task = Console(PlainConsole(stderr=True)), task_of(values.run)
     answer = {DETECTION: _detect, SEGMENTATION: _segment}.get(task, _classify)
-    answer(values.run, values.paths, settings, wanted, given, voice)
+    answer(values.run, values.paths, settings, wanted, given, console)
     return 0
 
 
@@ -48,13 +48,13 @@ def _classify(
     settings: PredictSettings,
     wanted: AnswerSettings,
     given: Mapping[str, str],
-    voice: "Voice",
+    console: "Console",
 ) -> None:
     """Write probabilities."""
     from paucal.verbs.prediction.files import predict_to_files
 
     _refuse(given, ["pictures"], "--{} draws what a detector has found, and this model classifies")
-    for text in predict_to_files(run, paths, settings, wanted, voice):
+    for text in predict_to_files(run, paths, settings, wanted, console):
         _show(text)
 
 
@@ -64,7 +64,7 @@ def _detect(
     settings: PredictSettings,
     wanted: AnswerSettings,
     given: Mapping[str, str],
-    voice: "Voice",
+    console: "Console",
 ) -> None:
     """Write objects and their boxes."""
     from paucal.runs import write_text
@@ -73,7 +73,7 @@ def _detect(
 
     _refuse(given, OF_CLASSIFIERS, "--{} is of models that classify, and this one finds objects")
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
-    text = find_objects(run, paths, settings, replace(wanted, format=form), voice)
+    text = find_objects(run, paths, settings, replace(wanted, format=form), console)
     if output is None:
         _show(text)
     else:
@@ -86,7 +86,7 @@ def _segment(
     settings: PredictSettings,
     wanted: AnswerSettings,
     given: Mapping[str, str],
-    voice: "Voice",
+    console: "Console",
 ) -> None:
     """Write masks and say where."""
     from paucal.reading import named_path
@@ -101,12 +101,12 @@ def _segment(
     folder = named_path(wanted.output)
     if folder.suffix.lower() in {**FORMS, **OTHER_FORMS}:
         raise UserError(f"--output: {wanted.output!r} is a name of a file, and masks are written: give a new folder.")
-    found = segment_all(run, paths, folder, settings, voice)
+    found = segment_all(run, paths, folder, settings, console)
     means = {name: sum(one.shares[name] for one in found) / len(found) for name in found[0].shares} if found else {}
     shares = ", ".join(f"{name} {percent(share)}" for name, share in list(means.items())[:8])
-    voice.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, pictures of them in {folder / OVERLAYS}")
+    console.say(f"{counted(len(found), 'mask')} in {folder / MASKS}, pictures of them in {folder / OVERLAYS}")
     if shares:
-        voice.say(f"share of the pixels: {shares}")
+        console.say(f"share of the pixels: {shares}")
 
 
 def _refuse(given: Mapping[str, str], flags: Iterable[str], why: str) -> None:

@@ -16,14 +16,14 @@ def run(argv: Sequence[str]) -> int:
     values, given, changes = parse_run("pretrain", DESCRIPTION, PretrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.pretraining.job import PretrainingJob
+    from paucal.verbs.run.console import Console
     from paucal.verbs.run.life import Stopped, begin, resume, show_config
-    from paucal.verbs.run.voice import Voice
 
     if values.print_config:
         print(show_config(PretrainingJob(), PretrainSettings(**changes), given), end="")
         return 0
     if "resume" in given:
-        result = resume(PretrainingJob(), values.resume, Voice(), changes)
+        result = resume(PretrainingJob(), values.resume, Console(), changes)
     else:
-        result = begin(PretrainingJob(), PretrainSettings(**changes), given, Voice())
+        result = begin(PretrainingJob(), PretrainSettings(**changes), given, Console())
     return 130 if isinstance(result, Stopped) else 0

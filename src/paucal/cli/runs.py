@@ -19,10 +19,10 @@ def run(argv: Sequence[str]) -> int:
     values, _ = parse(parser, _joined(argv))
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.verbs.listing.launch import chosen_runs, show
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
 
     settings, folder = settings_among(values, RunsSettings), Path(values.folder)
-    show(chosen_runs(folder, settings), folder, settings, Voice())
+    show(chosen_runs(folder, settings), folder, settings, Console())
     return 0
 
 

@@ -15,15 +15,15 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.run.console import Console
     from paucal.verbs.run.life import Stopped, begin, resume, show_config
-    from paucal.verbs.run.voice import Voice
     from paucal.verbs.segmenting.job import SegmentationJob
 
     if values.print_config:
         print(show_config(SegmentationJob(), SegmentSettings(**changes), given), end="")
         return 0
     if "resume" in given:
-        result = resume(SegmentationJob(), values.resume, Voice(), changes)
+        result = resume(SegmentationJob(), values.resume, Console(), changes)
     else:
-        result = begin(SegmentationJob(), SegmentSettings(**changes), given, Voice(), start=command_start())
+        result = begin(SegmentationJob(), SegmentSettings(**changes), given, Console(), start=command_start())
     return 130 if isinstance(result, Stopped) else 0

@@ -16,8 +16,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, ServeSettings)
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
     from paucal.verbs.serving.launch import serve
 
-    serve(values.run, settings_among(values, ServeSettings), Voice())
+    serve(values.run, settings_among(values, ServeSettings), Console())
     return 0

@@ -20,8 +20,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, ShardSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
     from paucal.verbs.sharding.launch import shard_set
 
-    shard_set(settings_among(values, ShardSettings), Voice())
+    shard_set(settings_among(values, ShardSettings), Console())
     return 0

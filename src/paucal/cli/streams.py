@@ -1,4 +1,4 @@
-"""Output of the command line: any text can be written to any stream, and a closed pipe ends a call without a word."""
+"""Output of the command line: any text can be written to any stream, and a closed pipe ends a call silently."""
 
 import codecs
 import io
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paucal.verbs.run.console import discard, unread
+from paucal.verbs.run.plain_console import discard, unread
 
-ESCAPED = "paucal.escaped"  # what `errors` of a stream is called
-CLOSED_PIPE = 141  # as a shell says of a program that SIGPIPE has ended
+ESCAPED = "paucal.escaped"  # name of the error handler
+CLOSED_PIPE = 141  # exit code of a program ended by SIGPIPE
 
 
 def restart_in_utf8() -> None:
-    """Begin the command anew in Python's UTF-8 mode where names of files are taken for ASCII.
+    """Restart the command in Python's UTF-8 mode if file names are decoded as ASCII.
 
     So it is in the C locale with Python's own measures against it switched off. A name in a table would then never be
     that of a file. Python cannot change its mind later, and processes that are started from here need it too.
@@ -27,7 +27,7 @@ def restart_in_utf8() -> None:
 
 @contextmanager
 def tolerant_streams() -> Iterator[None]:
-    """Escape what the encoding of a stream lacks, and flush all output within; a reader that has gone is no error."""
+    """Escape characters that a stream cannot encode, and flush all output within; a closed reader is not an error."""
     unread.clear()
     codecs.register_error(ESCAPED, _escape)
     for name in ("stdout", "stderr"):
@@ -47,7 +47,7 @@ def tolerant_streams() -> Iterator[None]:
 
 
 def is_read() -> bool:
-    """Return whether somebody may still read the output; False where a pipe was closed at its other end."""
+    """Return whether the output may still be read; False if the reader closed the pipe."""
     try:
         descriptor = sys.stdout.fileno()
         poll = select.poll()
@@ -58,7 +58,7 @@ def is_read() -> bool:
 
 
 def _escape(problem: UnicodeError) -> tuple[str | bytes, int]:
-    """Return what stands for one character: the byte that a name holds, or a backslash and its number."""
+    """Return the replacement of a character: the original byte of a file name, or a backslash escape."""
     if not isinstance(problem, UnicodeEncodeError):
         raise problem
     place, wide = problem.start, problem.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))

@@ -33,14 +33,14 @@ def run(argv: Sequence[str]) -> int:
     found = find_study(values.name)  # a mistyped name should not take seconds
     if found.kind == "facts":  # which the table itself answers
         if own:
-            raise UserError(f"{values.name} runs nothing, since it says what is used: leave --{next(iter(own))} out.")
+            raise UserError(f"{values.name} is a reference table; nothing to run: leave --{next(iter(own))} out.")
         return _show(values.name)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.voice import Voice
+    from paucal.verbs.run.console import Console
     from paucal.verbs.studying.launch import run_study
 
     command = shlex.join(["paucal", "study", *argv])
-    result = run_study(values.name, StudySettings(**own), command, Voice())
+    result = run_study(values.name, StudySettings(**own), command, Console())
     return 130 if values.jobs and not result.settled else int(bool(result.failed))
 
 
@@ -65,7 +65,7 @@ def _show(name: str | None) -> int:
 
 
 def _print(table: Any, words: Sequence[str]) -> None:
-    from paucal.verbs.run.console import PlainConsole
+    from paucal.verbs.run.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
     if table is not None:

@@ -15,8 +15,8 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("train", DESCRIPTION, TrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
+    from paucal.verbs.run.console import Console
     from paucal.verbs.run.life import Stopped, begin, resume, show_config
-    from paucal.verbs.run.voice import Voice
     from paucal.verbs.training.folds import cross_validate
     from paucal.verbs.training.job import TrainingJob
 
@@ -24,10 +24,10 @@ def run(argv: Sequence[str]) -> int:
         print(show_config(TrainingJob(), TrainSettings(**changes), given), end="")
         return 0
     if values.folds is not None and "resume" not in given:
-        found = cross_validate(TrainSettings(**changes), given, Voice())
+        found = cross_validate(TrainSettings(**changes), given, Console())
         return 130 if isinstance(found, Stopped) else 0
     if "resume" in given:
-        result = resume(TrainingJob(), values.resume, Voice(), changes)
+        result = resume(TrainingJob(), values.resume, Console(), changes)
     else:
-        result = begin(TrainingJob(), TrainSettings(**changes), given, Voice(), start=command_start())
+        result = begin(TrainingJob(), TrainSettings(**changes), given, Console(), start=command_start())
     return 130 if isinstance(result, Stopped) else 0

@@ -1,7 +1,6 @@
-"""What an entry of the tables of methods brings with it: everything that is the method's own.
+"""The interface of methods: everything that a method or extra loss defines.
 
-The life of a run, the rules and the trainer know methods through these classes only. What an entry leaves out has a
-default that means "nothing of the kind".
+Runs, rules and the trainer use methods only through these classes. Defaults mean that a method has no such part.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,23 +20,24 @@ Row = Mapping[str, float]
 
 
 def nothing_to_check(settings: Any) -> None:
-    """Find nothing wrong."""
+    """Accept all settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What methods and extra losses have in common.
+    """The common part of methods and extra losses.
 
     Attributes:
-        name: what people type.
-        summary: one line for them.
-        settings: the dataclass of its own settings, if it has any.
-        paths: those of them that are paths on this machine.
-        rules: how its own settings are chosen, and shared ones otherwise than usual, by the setting's name.
-        check: raises a UserError for settings that contradict each other, before any work is done.
-        advice: why its settings have no effect in a run without it, and what to do; "{flag}" and "{method}" are filled
+        name: Name on the command line.
+        summary: Description in one line.
+        settings: Dataclass of its own settings, if any.
+        paths: Names of its settings that are paths.
+        rules: Rules for its own settings, and special rules for shared ones, by setting.
+        check: Raises a UserError for settings that contradict each other.
+        advice: Why its settings have no effect in a run without it, and what to do; "{flag}" and "{method}" are filled
             in, such as "with --method {method}: leave it out, or add the loss with --add drloc".
-        superseded: settings of a recipe that mean nothing beside what was given, whose origins come second.
+        superseded: Returns the settings of a recipe that do not apply beside the given ones, from the settings and
+            their origins.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMethod(Entry):
-    """A way to learn from labels.
+    """A supervised training method.
 
     Attributes:
-        build: makes the objective from the settings, the backbone and the extra losses by name.
-        terms: names of the extra losses that the method itself has.
-        label_maps: whether it learns from label maps.
-        contrast: the method that a finished run is worth comparing with, and why.
+        build: Builds the objective from the settings, the backbone and the extra losses by name.
+        terms: Names of the extra losses that belong to the method.
+        label_maps: Whether it learns from label maps.
+        contrast: Method to compare a finished run with, and why.
     """
 
     build: Callable[[Any, FeatureBackbone, Mapping[str, Term]], Objective]
@@ -73,13 +73,13 @@ class TrainingMethod(Entry):
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """What an extra loss may know of the run it joins.
+class RunImages:
+    """The images of a run, for extra losses that depend on them.
 
     Attributes:
-        images: all images of the run.
-        held_out: keys of the images that the run validates or tests with.
-        statistics: mean and deviation with which its images are normalised.
+        images: All images of the run.
+        held_out: Keys of the validation and test images.
+        statistics: Mean and standard deviation that normalise the images.
     """
 
     images: ImageSet
@@ -87,31 +87,31 @@ class Circumstances:
     statistics: Normalisation
 
 
-def nothing_to_settle(settings: Any, term: Any, circumstances: Circumstances) -> None:
+def keep_term(settings: Any, term: Any, run_images: RunImages) -> None:
     """Leave the term as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraLoss(Entry):
-    """A loss that is added to one supervised forward pass.
+    """A loss that is added to the supervised forward pass.
 
     Attributes:
-        build: makes the term from the settings, the backbone's description and the backbone.
-        settle: lets the term know the images, once they are known; raises a UserError if it must not learn from them.
+        build: Builds the term from the settings, the backbone's specification and the backbone.
+        settle: Adapts the term to the images of the run; raises a UserError if it must not learn from them.
     """
 
     build: Callable[[Any, BackboneSpec, FeatureBackbone], Term]
-    settle: Callable[[Any, Any, Circumstances], None] = nothing_to_settle
+    settle: Callable[[Any, Any, RunImages], None] = keep_term
 
 
 @dataclass(frozen=True)
 class HealthScale:
-    """What the health of a pre-training run is measured against.
+    """The scale that the health of a pre-training run is measured on.
 
     Attributes:
-        feature_dim: channels of the features.
-        batch: images per process, on which entropies and ranks are computed.
-        grace_steps: optimizer steps of which nothing but non-finite numbers counts.
+        feature_dim: Channels of the features.
+        batch: Images per process, over which entropies and ranks are computed.
+        grace_steps: Optimizer steps at the start in which only NaN and infinite values count.
     """
 
     feature_dim: int
@@ -121,20 +121,21 @@ class HealthScale:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingMethod(Entry):
-    """A way to learn without labels.
+    """A method for pre-training without labels.
 
     Attributes:
-        title: says in a few words what a run with these settings does.
-        build: makes the objective from the settings, the backbone's description and the groups of crops.
-        weight_decay: of the optimizer; an objective may scale it from step to step.
-        clip: global norm to which gradients are clipped; None for the objective's own way, or none.
-        judge: says what is wrong after the newest of some epochs, whose sign must show for so many in a row.
-        calmer: settings to change when a run goes back after a verdict of some kind.
-        prototypes: outputs of a head, whose ln is the entropy of an answer that means nothing; None without heads.
-        stage: the settings of the stage that a run has reached after so many epochs.
-        changes_after: the epoch after which the next stage begins; None where there is none.
-        stage_news: what is said when it does.
-        smallest_set: images below which nothing can be compared.
+        title: Returns a short description of a run with these settings.
+        build: Builds the objective from the settings, the backbone's specification and the groups of crops.
+        weight_decay: Returns the weight decay of the optimizer, which an objective may scale from step to step.
+        clip: Returns the global norm to which gradients are clipped; None for none, or for the objective's own rule.
+        judge: Returns the verdict on the health after some epochs, from the settings, the rows, the scale and the
+            number of consecutive epochs that must show a symptom.
+        calmer: Returns the settings to change after a collapse, by the kind of verdict.
+        prototypes: Returns the outputs of a head, whose logarithm is the entropy of a uniform output; None without.
+        stage: Returns the settings of the stage after a number of epochs.
+        changes_after: Returns the epoch after which the next stage starts; None for a single stage.
+        stage_news: Message when the next stage starts.
+        smallest_set: Smallest number of images that can be compared.
     """
 
     title: Callable[[Any], str]

@@ -1,7 +1,7 @@
-"""What extra losses with a trained network beside the run's have in common: how it sees images, what it may know."""
+"""The common part of extra losses with a second trained network: its normalisation, and leaked labels."""
 
 from paucal.evaluation.seen_images import keys_told
-from paucal.methods.contract import Circumstances
+from paucal.methods.contract import RunImages
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives.guided import GuidedTerm
 from paucal.runs import RunFolder
@@ -9,18 +9,18 @@ from paucal.settings.options import flag
 from paucal.types import UserError
 
 
-def refuse_leaks(setting: str, run: RunFolder, circumstances: Circumstances) -> None:
-    """Refuse a guide whose answers would tell labels of images that the run validates or tests with.
+def refuse_leaks(setting: str, run: RunFolder, run_images: RunImages) -> None:
+    """Refuse a guide that was trained on validation or test images of the run, whose labels would leak.
 
     Args:
         setting: Name of the setting that names the guide.
         run: The guide's run.
-        circumstances: Images of the run that learns.
+        run_images: Images of the run that learns.
 
     Raises:
         UserError: The guide was trained on some of these images.
     """
-    known = keys_told(run, circumstances.images).intersection(circumstances.held_out)
+    known = keys_told(run, run_images.images).intersection(run_images.held_out)
     if known:
         raise UserError(
             f"{flag(setting)} {run.path} was trained on {len(known)} of the images that this run keeps for "
@@ -28,16 +28,16 @@ def refuse_leaks(setting: str, run: RunFolder, circumstances: Circumstances) -> 
         )
 
 
-def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, circumstances: Circumstances) -> None:
-    """Let a guide see the run's images normalised as in its own training.
+def show_as_trained(setting: str, term: GuidedTerm, own: Preprocessing, run_images: RunImages) -> None:
+    """Let a guide see the images normalised as in its own training.
 
     Raises:
         UserError: The guide reads other channels than the run.
     """
-    statistics = circumstances.statistics
+    statistics = run_images.statistics
     if len(statistics.mean) != own.channels:
         raise UserError(
-            f"{flag(setting)} reads images of {own.channels} channels, and those of this run have "
+            f"{flag(setting)} needs images with {own.channels} channels, and those of this run have "
             f"{len(statistics.mean)}: give another one."
         )
     scale = [std / its for std, its in zip(statistics.std, own.std, strict=True)]

@@ -1,4 +1,4 @@
-"""Names that people give, looked up in the tables of methods, and settings that belong to what a run does not use."""
+"""Lookup of methods by name, and settings of methods that a run does not use."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,10 @@ from paucal.types import UserError
 
 
 def known_name(name: str, value: str, table: Mapping[str, object]) -> str:
-    """Return a name that a table has.
+    """Return a name if a table contains it.
 
     Raises:
-        UserError: it has none such; the message has the nearest.
+        UserError: The name is unknown; the message suggests the nearest one.
     """
     if value not in table:
         near = difflib.get_close_matches(value, table, n=1)
@@ -23,15 +23,15 @@ def known_name(name: str, value: str, table: Mapping[str, object]) -> str:
 
 
 def unused_settings(used: Iterable[Entry], known: Iterable[Entry]) -> dict[str, Entry]:
-    """Return the settings that belong to entries which a run does not use, and whose they are."""
+    """Return the settings of entries that a run does not use, with their entries."""
     in_use = {name for entry in used for name in entry.own}
     return {name: entry for entry in known for name in sorted(entry.own - in_use)}
 
 
 def refuse_unused(settings: Any, given: Mapping[str, str], used: Iterable[Entry], known: Iterable[Entry]) -> None:
-    """Raise a UserError for a setting that was given and has no effect in the run.
+    """Raise a UserError for a given setting without effect in the run.
 
-    A stored config gives every setting, also those that have no say in its run; what was typed was meant.
+    A stored config contains all settings, so its defaults are accepted; a flag is always intended.
     """
     unused, declared = unused_settings(used, known), setting_fields(settings)
     for name, origin in given.items():

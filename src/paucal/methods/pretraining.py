@@ -1,4 +1,4 @@
-"""The table of pre-training methods, and what follows from which of them a run uses."""
+"""The table of pre-training methods, and the functions that depend on the method of a run."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from paucal.methods.self_distillation import entry as self_distillation
 from paucal.recipes import esvit
 from paucal.recipes.recipe import fill_in
 from paucal.rules import crops, machine, resolve
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import UserError
 
 METHODS: dict[str, PretrainingMethod] = {entry.name: entry for entry in (self_distillation.METHOD, lejepa.METHOD)}
@@ -23,19 +23,19 @@ def method_of(settings: PretrainSettings) -> PretrainingMethod:
     """Return the method of a run.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: The name is unknown.
     """
     return METHODS[known_name("method", settings.method, METHODS)]
 
 
 def with_recipe(settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-    """Fill in what `--recipe` says and nobody has given; raises a UserError for an unknown one."""
+    """Fill in the open settings from `--recipe`; raises a UserError for an unknown recipe."""
     left_out = method_of(settings).superseded(settings, given)
     return fill_in(settings, given, RECIPES, settings.recipe, left_out)
 
 
 def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
-    """Raise a UserError for a setting that has no effect in the run, or that contradicts another one."""
+    """Raise a UserError for a setting without effect in the run, or one that contradicts another."""
     method = method_of(settings)
     refuse_unused(settings, given, [method], METHODS.values())
     method.check(settings)
@@ -43,18 +43,18 @@ def check_used(settings: PretrainSettings, given: Mapping[str, str]) -> None:
 
 
 def _require_rate(settings: PretrainSettings) -> None:
-    """Refuse SGD and LARS without a learning rate: those that rules and recipes have are AdamW's.
+    """Refuse SGD and LARS without a learning rate: the rules and recipes are for AdamW.
 
     Raises:
-        UserError: there is none.
+        UserError: There is no learning rate.
     """
     if settings.optimizer != "adamw" and settings.lr is None:
         raise UserError(
-            f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's does not suit it: give "
-            "--lr, and --weight-decay where AdamW's is too much."
+            f"--optimizer {settings.optimizer} has no published learning rate, and AdamW's does not fit: give "
+            "--lr, and --weight-decay if AdamW's is too high."
         )
 
 
-def resolve_pretraining(settings: PretrainSettings, facts: Facts) -> tuple[PretrainSettings, dict[str, str]]:
+def resolve_pretraining(settings: PretrainSettings, facts: DataAndMachine) -> tuple[PretrainSettings, dict[str, str]]:
     """Fill in every setting that is None and has a rule; return the settings and the reasons."""
     return resolve.resolve(settings, facts, {**SHARED_RULES, **method_of(settings).rules, **LAST_RULES})

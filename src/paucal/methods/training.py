@@ -1,4 +1,4 @@
-"""The table of training methods and extra losses, and what follows from which of them a run uses."""
+"""The table of training methods and extra losses, and the functions that depend on those of a run."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ import torch
 
 from paucal.backbones.mimetic import init_mimetic
 from paucal.backbones.spec import BackboneSpec
-from paucal.methods.contract import Circumstances, Entry, ExtraLoss, TrainingMethod
+from paucal.methods.contract import Entry, ExtraLoss, RunImages, TrainingMethod
 from paucal.methods.distillation import entry as distillation
 from paucal.methods.drloc import entry as drloc
 from paucal.methods.locality import entry as locality
@@ -21,7 +21,7 @@ from paucal.recipes.recipe import Recipe, fill_in, require_start
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
 from paucal.rules import images, length, machine, model, resolve
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import UserError
 
 METHODS: dict[str, TrainingMethod] = {
@@ -38,13 +38,13 @@ def method_of(settings: TrainSettings) -> TrainingMethod:
     """Return the method of a run.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: The name is unknown.
     """
     return METHODS[known_name("method", settings.method, METHODS)]
 
 
 def terms_of(settings: TrainSettings) -> tuple[str, ...]:
-    """Return the names of a run's extra losses: its method's own and those that were added.
+    """Return the names of a run's extra losses: those of its method and the added ones.
 
     Raises:
         UserError: a name is unknown.
@@ -54,20 +54,20 @@ def terms_of(settings: TrainSettings) -> tuple[str, ...]:
 
 
 def entries_of(settings: TrainSettings) -> list[Entry]:
-    """Return the entries that a run uses; raises a UserError for unknown names."""
+    """Return the method and extra losses of a run; raises a UserError for unknown names."""
     return [method_of(settings), *(TERMS[name] for name in terms_of(settings))]
 
 
 def unused_by(settings: TrainSettings) -> set[str]:
-    """Return the settings that belong to methods and losses which a run does not use."""
+    """Return the settings of methods and losses that a run does not use."""
     return set(unused_settings(entries_of(settings), ENTRIES))
 
 
 def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-    """Fill in what `--recipe` says and nobody has given.
+    """Fill in the open settings from `--recipe`.
 
     Raises:
-        UserError: there is no such recipe, or timm has no weights of the model that the recipe may start from.
+        UserError: The recipe is unknown, or timm has no weights of the model that the recipe may start from.
     """
     recipe = RECIPES.get(settings.recipe or "")
     said = {} if recipe is None else recipe.settings
@@ -86,9 +86,9 @@ def with_recipe(settings: TrainSettings, given: Mapping[str, str]) -> tuple[Trai
 def _of_other_length(
     settings: TrainSettings, origin: dict[str, str], recipe: Recipe
 ) -> tuple[TrainSettings, dict[str, str]]:
-    """Let the cosine of a recipe end with a run that is given other epochs, and a shorter run warm up for its share.
+    """Scale the cosine and the warm-up of a recipe to other epochs than its own.
 
-    Else three times the epochs would be spent at the lowest rate, and a tenth of them would never leave the warm-up.
+    Otherwise a longer run would stay at the lowest rate, and a short one would never leave the warm-up.
     """
     whole, words = recipe.of_model(settings.model).settings.get("epochs"), f"recipe {settings.recipe}"
     if whole is None or settings.epochs in (None, whole) or origin.get("epochs") == words:
@@ -104,23 +104,23 @@ def _of_other_length(
 
 
 def paths_of_methods() -> frozenset[str]:
-    """Return the settings of all methods and losses that are paths."""
+    """Return the names of the settings of all methods and losses that are paths."""
     return frozenset(name for entry in ENTRIES for name in entry.paths)
 
 
 def check_used(settings: TrainSettings, given: Mapping[str, str]) -> None:
-    """Raise a UserError for a setting that has no effect in the run, or that contradicts another one."""
+    """Raise a UserError for a setting without effect in the run, or one that contradicts another."""
     refuse_unused(settings, given, entries_of(settings), ENTRIES)
     require_start(RECIPES, settings.recipe, settings.init)
     if settings.attention_init != "model" and settings.init is not None:
         raise UserError(
-            "--attention-init says how a run from scratch begins, and --init gives the weights: leave one out."
+            "--attention-init is for runs from scratch, and --init gives pretrained weights: leave one out."
         )
     for entry in entries_of(settings):
         entry.check(settings)
 
 
-def resolve_training(settings: TrainSettings, facts: Facts) -> tuple[TrainSettings, dict[str, str]]:
+def resolve_training(settings: TrainSettings, facts: DataAndMachine) -> tuple[TrainSettings, dict[str, str]]:
     """Fill in every setting that is None and has a rule; return the settings and the reasons."""
     rules = dict(SHARED_RULES)
     for entry in entries_of(settings):
@@ -132,7 +132,7 @@ def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
     """Build the objective that `--method` and `--add` name.
 
     Raises:
-        UserError: a name is unknown, or the backbone cannot serve the method.
+        UserError: A name is unknown, or the backbone does not support the method.
     """
     joint = settings.sync_bn and settings.processes > 1
     backbone = spec.build(drop_path_rate=settings.drop_path, sync_norms=joint)
@@ -142,12 +142,12 @@ def build_objective(settings: TrainSettings, spec: BackboneSpec) -> Objective:
     return method_of(settings).build(settings, backbone, terms)
 
 
-def settle_terms(settings: TrainSettings, objective: Objective, circumstances: Circumstances) -> None:
-    """Let the extra losses know the images of the run.
+def settle_terms(settings: TrainSettings, objective: Objective, run_images: RunImages) -> None:
+    """Adapt the extra losses to the images of the run.
 
     Raises:
-        UserError: one of them must not learn from these images.
+        UserError: A loss must not learn from these images.
     """
     if isinstance(objective, OneBackbone):
         for name, term in objective.named_terms().items():
-            TERMS[name].settle(settings, term, circumstances)
+            TERMS[name].settle(settings, term, run_images)

@@ -16,8 +16,8 @@ def mixed_crops(crops: Sequence[Tensor], alpha: float) -> tuple[list[Tensor], Te
     """Mix each crop with the same crop of the image before it.
 
     Args:
-        crops: per crop (B, C, H, W).
-        alpha: parameter of the Beta distribution from which each crop's share is drawn, on the CPU.
+        crops: Crops, each (B, C, H, W).
+        alpha: Parameter of the Beta distribution from which each crop's share is drawn, on the CPU.
 
     Returns:
         The mixed crops, and the share of its own image that each keeps, (V,).
@@ -32,7 +32,7 @@ def mixed_targets(teacher: Tensor, targets: Targets, shares: Tensor) -> tuple[Te
 
     Args:
         teacher: (B, S, D).
-        targets: rows (B, V, J) and weights (V, J) of unmixed crops.
+        targets: Rows (B, V, J) and weights (V, J) of unmixed crops.
         shares: (V,).
     """
     both = torch.cat([teacher, teacher.roll(1, 0)], 1)

@@ -14,7 +14,7 @@ WEIGHT = 1.0  # DeiT's halves of both losses, of which AdamW's steps are the sam
 
 
 class Distillation(GuidedTerm):
-    """The network learns, beside the labels, which class a teacher names for the same view, mixed images included.
+    """Hard distillation: beside the labels, the network learns the class that a teacher predicts for the same view.
 
     A network with a distillation token, such as DeiT's, learns the labels with its class token and the teacher's
     classes with the other, and answers with the mean of both. Any other learns both with its one classifier.

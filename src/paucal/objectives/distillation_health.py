@@ -1,4 +1,4 @@
-"""What shows whether self-distillation is well, for people and for `evaluation.collapse`, which names what is wrong.
+"""Health metrics of self-distillation, for reports and for `evaluation.collapse`, which detects collapse.
 
 All are scalars on the device, of one batch; those of the region task have `region_` before their names and are taken at
 the middle cell of a crop:
@@ -28,14 +28,14 @@ from paucal.objectives.projection_head import ProjectionHead
 def task_health(
     student: ProjectionHead, teacher: ProjectionHead, seen: Tensor, goal: Tensor, sharpness: Sharpness
 ) -> dict[str, Tensor]:
-    """Return the scalars of one task.
+    """Return the health metrics of one task.
 
     Args:
-        student: its head of the task.
-        teacher: the same.
+        student: The student's head of the task.
+        teacher: The teacher's head of the task.
         seen: (B, P), the student's features of one crop.
         goal: (B, P), the teacher's of another crop.
-        sharpness: temperatures and the centre.
+        sharpness: Temperatures and centre.
     """
     likely = teacher(goal).float().sub(sharpness.centre).div(sharpness.teacher_temperature).softmax(1)
     guessed = student(seen).float().div(sharpness.student_temperature).softmax(1)
@@ -57,4 +57,4 @@ def teacher_distance(student: DistilledNetwork, teacher: DistilledNetwork) -> Te
     ours, theirs = list(teacher.backbone.parameters()), list(student.backbone.parameters())
     apart = torch.stack([(a - b).square().sum() for a, b in zip(ours, theirs, strict=True)]).sum()
     ratio = (apart / torch.stack([b.square().sum() for b in theirs]).sum()).sqrt()
-    return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # of weights cut over processes
+    return ratio.full_tensor() if isinstance(ratio, DTensor) else ratio  # of sharded weights

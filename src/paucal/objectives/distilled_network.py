@@ -13,11 +13,11 @@ from paucal.objectives.self_distillation_options import SelfDistillationOptions
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network has seen in V crops of B images.
+    """The features of V crops of B images.
 
     Attributes:
         pooled: (B, V, P) features of whole crops.
-        cells: per crop (B, T_v, P), features of its cells.
+        cells: Features of the cells of each crop, (B, T_v, P).
     """
 
     pooled: Tensor
@@ -25,12 +25,12 @@ class Seen:
 
 
 class DistilledNetwork(nn.Module):
-    """A student or a teacher: a backbone, a head for views and, with the region task, another one for cells.
+    """A student or a teacher: a backbone, a head for views and, with the region task, one for cells.
 
     Args:
-        backbone: gives grids and pooled features.
-        options: the tasks and the sizes of their heads.
-        trained: whether this is the student.
+        backbone: Backbone with grids and pooled features.
+        options: Tasks and sizes of their heads.
+        trained: Whether this is the student.
     """
 
     def __init__(self, backbone: FeatureBackbone, options: SelfDistillationOptions, trained: bool) -> None:
@@ -43,7 +43,7 @@ class DistilledNetwork(nn.Module):
         """Run the backbone once per resolution.
 
         Args:
-            crops: per crop (B, C, H, W).
+            crops: Crops, each (B, C, H, W).
         """
         pooled: list[Tensor] = [crops[0]] * len(crops)
         cells: list[Tensor] = [crops[0]] * len(crops)
@@ -84,10 +84,10 @@ def follow(teacher: nn.Module, student: nn.Module, momentum: float, buffers: boo
     """Move a teacher's weights towards the student's: an exponential average.
 
     Args:
-        teacher: moved in place.
-        student: of the same architecture.
-        momentum: share of the old teacher.
-        buffers: whether running statistics follow too; then those that are counts are copied.
+        teacher: Teacher, changed in place.
+        student: Student of the same architecture.
+        momentum: Share of the old teacher.
+        buffers: Whether running statistics are averaged too; counts are copied.
     """
     for ours, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
         ours.lerp_(theirs, 1 - momentum)

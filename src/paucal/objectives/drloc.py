@@ -29,10 +29,10 @@ class DrLoc(Term):
     processes, so several processes train on the same pairs as one process would on their joint batch.
 
     Args:
-        dims: channels of each grid the term will be given.
+        dims: Channels of each grid.
         grids: (height, width) of each grid before pooling. Grids of another size may come for "l1" and
             "signed", whose heads do not depend on it.
-        options: everything else.
+        options: Further options.
 
     Raises:
         UserError: a grid has a single cell (after pooling).

@@ -1,4 +1,4 @@
-"""Training a backbone that starts from trained weights: slower layers, frozen layers, the classifier first.
+"""Fine-tuning of pretrained backbones: layer-wise learning rates, frozen layers, the classifier first.
 
 Three ways to keep what the weights know, for any objective with a backbone of its own; they combine.
 
@@ -24,18 +24,18 @@ from paucal.backbones.layers import classifier_parameters, first_stages, layer_i
 from paucal.types import GroupScale, GroupScales, Progress
 
 MAIN = "main"
-THAW_EPOCHS = 1  # over which the rate of a backbone grows that was held still
+THAW_EPOCHS = 1  # over which the learning rate of an unfrozen backbone grows
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How carefully a backbone is trained; the default trains all of it alike.
+    """Options of fine-tuning; by default all layers are trained alike.
 
     Attributes:
-        layer_decay: factor on the learning rate from one layer to the one below it, in (0, 1].
+        layer_decay: Factor on the learning rate from one layer to the one below it, in (0, 1].
         freeze: what never changes: "stem", "backbone" (all but the classifier), or a number of stages (blocks, where
             a model has no stages) that are frozen together with the stem.
-        freeze_epochs: epochs at the beginning in which only the classifier learns.
+        freeze_epochs: Epochs at the start in which only the classifier learns.
         eval_mode: whether the whole backbone, its classifier included, stays in evaluation mode. Batch norms then
             divide by the statistics it started with, and neither dropout nor stochastic depth acts.
     """
@@ -53,16 +53,16 @@ class FineTuning:
 
 
 class BackboneTuner:
-    """Applies a `FineTuning` to the timm model of an objective, which passes its own hooks on to it.
+    """Applies a `FineTuning` to the timm model of an objective, which calls its hooks.
 
     Parameters frozen for the whole run lose `requires_grad`, so the optimizer never sees them and no other process
     waits for their gradients. Those held for a while keep it and have their gradients dropped: the optimizer leaves
     a parameter without gradient alone, moments and weight decay included.
 
     Args:
-        model: a timm model; its frozen parameters are marked at once.
-        options: what to do.
-        prefix: of the model's parameters in the objective.
+        model: timm model; its frozen parameters are marked at once.
+        options: Options of fine-tuning.
+        prefix: Prefix of the model's parameters in the objective.
 
     Raises:
         UserError: the model has fewer stages than shall be frozen.
@@ -143,11 +143,11 @@ def quiet_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str =
     """Yield the modules all of whose parameters are frozen, with everything inside them.
 
     Args:
-        model: where to look.
-        frozen: names of parameters.
+        model: Model to search.
+        frozen: Names of frozen parameters.
         whole: whether the model is frozen but for its classifier; then modules without parameters that keep
             statistics belong to the frozen part too.
-        prefix: of the names inside `model`.
+        prefix: Prefix of the names inside `model`.
     """
     names = [prefix + name for name, _ in model.named_parameters()]
     if names and frozen.issuperset(names):

@@ -10,7 +10,7 @@ from paucal.objectives.base import Term
 
 
 class GuidedTerm(Term):
-    """A term with a guide, which sees images as it was trained to.
+    """A term with a guide, which sees images normalised as in its own training.
 
     Args:
         guide: The trained network; it stays in evaluation mode and never changes.

@@ -19,23 +19,23 @@ from paucal.objectives.random_streams import stream_seed
 from paucal.objectives.self_distillation import crop_size
 from paucal.types import Batch, Crops, DataRequest, LossTerms, Progress
 
-HEALTH_EVERY = 10  # steps between two looks
+HEALTH_EVERY = 10  # steps between two measurements of health
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 @dataclass(frozen=True)
 class LeJepaOptions:
-    """Numbers of LeJEPA, as the authors' minimal example has them but for the weight, whose default is the package's.
+    """Options of LeJEPA: values of the authors' minimal example, except the weight, which is the package's default.
 
     Attributes:
-        weight: lambda, the share of SIGReg in the loss.
-        directions: random directions along which embeddings are tested, drawn anew in every forward pass.
-        projection_dim: width of the projected embeddings.
-        hidden_dim: width of the projector's two hidden layers.
-        norm: of the projector; "batch" as published, "layer" where statistics of a batch do not serve.
+        weight: Share lambda of SIGReg in the loss.
+        directions: Random directions along which embeddings are tested, drawn in every forward pass.
+        projection_dim: Width of the projected embeddings.
+        hidden_dim: Width of the projector's two hidden layers.
+        norm: Normalisation of the projector; "batch" as published, "layer" if batch statistics cannot be used.
         knots: Points of SIGReg's integral from 0 to its limit.
         limit: End of SIGReg's integral, which goes from minus this to this.
-        seed: of the directions.
+        seed: Seed of the directions.
     """
 
     weight: float = WEIGHT
@@ -52,10 +52,10 @@ class LeJepa(Objective):
     """Every view of an image predicts the centre of its global views; SIGReg keeps embeddings normal.
 
     Args:
-        spec: the backbone, without a classifier; its image size is that of the global views.
-        crops: groups of views, the global ones first, each with its size.
-        options: the method's numbers.
-        drop_path_rate: of the backbone.
+        spec: Backbone without a classifier; its image size is that of the global views.
+        crops: Groups of views with their sizes, global views first.
+        options: Options of the method.
+        drop_path_rate: Stochastic depth rate of the backbone.
 
     Raises:
         UserError: the backbone cannot take the views.

@@ -10,7 +10,7 @@ from paucal.losses.locality_guidance import guidance_loss, guide_energy
 from paucal.objectives.guided import GuidedTerm
 from paucal.types import Batch, FeatureRequest, Features, Progress
 
-WEIGHT = 2.5  # the program's
+WEIGHT = 2.5  # of the published code
 LEVELS = 3  # the stages of the paper's ResNet-56
 
 
@@ -24,9 +24,9 @@ class LocalityGuidance(GuidedTerm):
     have none to speak of.
 
     Args:
-        guide: the trained CNN; it stays in evaluation mode and never changes.
-        dims: channels of the backbone's blocks, shallow to deep.
-        weight: of the loss.
+        guide: Trained CNN, always in evaluation mode and frozen.
+        dims: Channels of the backbone's blocks, shallow to deep.
+        weight: Weight of the loss.
 
     Raises:
         ValueError: the backbone has fewer blocks than the guide has levels.

@@ -11,13 +11,13 @@ from paucal.types import Batch, FeatureRequest, Features, GroupScales, LossTerms
 
 
 class OneBackbone(Objective):
-    """A method that trains one backbone, whose model is what is deployed.
+    """A method that trains one backbone, whose model is deployed.
 
     Args:
-        backbone: gives grids and logits.
-        terms: extra losses by name; each one carries its own weight.
-        tuning: layer-wise decay and freezing of the backbone; by default all of it is trained alike.
-        own: names of the method's own losses, which no term may have.
+        backbone: Backbone with grids and logits.
+        terms: Extra losses by name, each with its own weight.
+        tuning: Layer-wise decay and freezing of the backbone; by default all layers are trained alike.
+        own: Names of the method's own losses, which terms must not use.
 
     Raises:
         ValueError: the backbone has fewer than two classes, or a term has a name that is taken.

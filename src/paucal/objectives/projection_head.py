@@ -8,7 +8,7 @@ INIT_STD = 0.02
 
 
 class ProjectionHead(nn.Module):
-    """Features to unit vectors that are compared with prototypes.
+    """Projects features to unit vectors that are compared with prototypes.
 
     The comparison itself is left to `losses.prototype_cross_entropy`, which never holds all of it; `forward` gives it
     whole, for few rows. Names of parameters are those of the published checkpoints.
@@ -16,11 +16,11 @@ class ProjectionHead(nn.Module):
     Args:
         dim: P, channels of the features.
         out_dim: K, prototypes.
-        hidden_dim: width of the hidden layers.
+        hidden_dim: Width of the hidden layers.
         bottleneck_dim: D, width of the unit vectors.
-        layers: linear layers of the MLP, at least 1.
-        batch_norm: whether hidden layers are batch-normalised.
-        norm_last_layer: whether prototypes are held at length 1; otherwise their lengths are learned.
+        layers: Linear layers of the MLP, at least 1.
+        batch_norm: Whether hidden layers are batch-normalised.
+        norm_last_layer: Whether prototypes have length 1; otherwise their lengths are learned.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Prototypes(nn.Module):
     Args:
         dim: D.
         out_dim: K.
-        fixed: whether the lengths `weight_g` stay at 1.
+        fixed: Whether the lengths `weight_g` stay at 1.
     """
 
     def __init__(self, dim: int, out_dim: int, fixed: bool) -> None:

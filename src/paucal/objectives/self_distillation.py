@@ -1,4 +1,4 @@
-"""Self-distillation without labels: EsViT (Li et al., ICLR 2022), and with the view task alone DINO.
+"""Self-distillation without labels: EsViT (Li et al., ICLR 2022), or DINO with the view task alone.
 
 A student sees all crops of an image, its moving average, the teacher, the global ones. The student learns to give
 every crop, and every cell of it, the distribution over prototypes that the teacher gives to another crop and to the
@@ -32,7 +32,7 @@ from paucal.objectives.distilled_network import DistilledNetwork, Seen, follow
 from paucal.objectives.self_distillation_options import SelfDistillationOptions
 from paucal.types import Batch, Crops, DataRequest, GroupScale, GroupScales, LossTerms, Progress
 
-HEALTH_EVERY = 10  # steps between two looks
+HEALTH_EVERY = 10  # steps between two measurements of health
 
 
 class SelfDistillation(Objective):
@@ -43,10 +43,10 @@ class SelfDistillation(Objective):
     statistics of BatchNorm follow `options.teacher_norm`.
 
     Args:
-        spec: the backbone, without a classifier; its image size is that of the global crops.
-        crops: groups of views, the global ones first, each with its size.
-        options: the method's numbers.
-        drop_path_rate: of the student; the teacher has none.
+        spec: Backbone without a classifier; its image size is that of the global crops.
+        crops: Groups of views with their sizes, global views first.
+        options: Options of the method.
+        drop_path_rate: Stochastic depth rate of the student; the teacher has none.
 
     Raises:
         UserError: the backbone cannot take the crops.
@@ -129,7 +129,7 @@ class SelfDistillation(Objective):
 
     def after_step(self, progress: Progress) -> None:
         """Move the teacher towards the student, and the centres towards the teacher's mean scores."""
-        # The momentum belongs to the step that was made, whose number is one less.
+        # The momentum is that of the completed step, whose number is one less.
         made = Progress(progress.step - 1, progress.total_steps, progress.steps_per_epoch)
         follow(self.teacher, self.student, self.options.teacher_momentum(made), self.options.teacher_norm == "running")
         for name, means in self._means.items():
@@ -189,7 +189,7 @@ class SelfDistillation(Objective):
 
 
 def name_of(task: str, scalar: str) -> str:
-    """Return the column of a task's scalar.
+    """Return the column name of a task's health metric.
 
     Example:
         >>> name_of("view", "agreement"), name_of("region", "agreement")

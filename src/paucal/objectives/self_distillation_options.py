@@ -11,30 +11,30 @@ Tasks = Literal["view", "view+region"]
 
 @dataclass(frozen=True)
 class SelfDistillationOptions:
-    """Numbers of EsViT (Li et al., ICLR 2022) as its program's published Swin-T run has them.
+    """Options of EsViT (Li et al., ICLR 2022), with the values of the published Swin-T run.
 
     Attributes:
         tasks: "view" compares crops, "view+region" also their cells.
-        view_weight: of the view loss; None for 0.5 beside the region loss and 1 alone, as in the program.
+        view_weight: Weight of the view loss; None for 0.5 beside the region loss and 1 alone, as in the published code.
         region_weight: of the region loss. (The text of the paper adds the two losses; Algorithm 1 and the program
             halve each.)
-        similarity: how a cell's counterpart is found.
+        similarity: Similarity by which a cell's counterpart is found.
         out_dim: K, prototypes of a head.
-        hidden_dim: width of a head's MLP.
-        bottleneck_dim: width of the vectors that are compared with prototypes.
-        head_layers: linear layers of the MLP.
-        head_batch_norm: whether the MLP is batch-normalised.
+        hidden_dim: Width of a head's MLP.
+        bottleneck_dim: Width of the vectors that are compared with prototypes.
+        head_layers: Linear layers of the MLP.
+        head_batch_norm: Whether the MLP is batch-normalised.
         norm_last_layer: whether prototypes are held at length 1. The program's default; its runs but for Swin-B with
             windows of 14 learn the lengths, which is less stable.
-        freeze_last_layer: epochs at the beginning in which prototypes stay as they are.
-        student_temperature: of the student's distributions.
-        teacher_temperature: of the teacher's.
-        warmup_teacher_temperature: of the teacher's at the beginning.
-        warmup_teacher_epochs: epochs of the linear way between the two, both ends included.
-        momentum: share of the old teacher in the new one at the beginning; rises to 1 on a half cosine.
-        centre_momentum: share of the old centre in the new one.
-        weight_decay: at the beginning.
-        weight_decay_end: at the end of a half cosine.
+        freeze_last_layer: Epochs at the start in which prototypes are frozen.
+        student_temperature: Temperature of the student.
+        teacher_temperature: Temperature of the teacher.
+        warmup_teacher_temperature: Temperature of the teacher at the start.
+        warmup_teacher_epochs: Epochs of the linear change between the two, both ends included.
+        momentum: Share of the old teacher in the new one at the start; rises to 1 on a half cosine.
+        centre_momentum: Share of the old centre in the new one.
+        weight_decay: Weight decay at the start.
+        weight_decay_end: Weight decay at the end of a half cosine.
         decays_tables: Whether tables of relative positions, tokens and position embeddings are decayed too, as in the
             program, whose weight decay leaves out only biases and parameters of one dimension.
         clip: L2 norm to which the gradient of each tensor is clipped by itself; 0 for no clipping.

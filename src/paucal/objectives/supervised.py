@@ -22,10 +22,10 @@ class Supervised(OneBackbone):
     alike, which equals smoothing the labels before they are mixed.
 
     Args:
-        backbone: gives grids and logits.
-        terms: extra losses by name; each one carries its own weight.
-        label_smoothing: share of the label spread over all classes.
-        tuning: layer-wise decay and freezing of the backbone; by default all of it is trained alike.
+        backbone: Backbone with grids and logits.
+        terms: Extra losses by name, each with its own weight.
+        label_smoothing: Share of the label that is spread over all classes.
+        tuning: Layer-wise decay and freezing of the backbone; by default all layers are trained alike.
     """
 
     data_request = DataRequest()
@@ -44,7 +44,7 @@ class Supervised(OneBackbone):
         self.register_buffer("class_weights", None, persistent=False)  # a function of the data, not learnt
 
     def weigh_classes(self, weights: Tensor) -> None:
-        """Weigh the classes in the loss.
+        """Weight the classes in the loss.
 
         Args:
             weights: (K,), of mean 1 over the training images; where classes are judged apart, factors on the loss of
@@ -68,7 +68,7 @@ class Supervised(OneBackbone):
             self.tuner.set_modes(progress)
         features = self.backbone.extract(batch.views[0], self.requests or [FeatureRequest()])
         logits = features[0].logits
-        assert logits is not None  # the constructor has seen to a classifier
+        assert logits is not None  # the constructor checks for a classifier
         # Not left to autocast: which functions it computes in float32 differs between devices.
         loss = self._loss(logits.float(), batch.labels)
         losses = LossTerms({"class": loss})
@@ -81,7 +81,7 @@ class Supervised(OneBackbone):
             return multi_label_loss(logits, labels, self.label_smoothing, weights)
         if self.class_weights is None:
             return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
-        # Divided by the images and not by their weights, so that a label and the same as shares weigh alike.
+        # Divided by the number of images, so that hard and soft labels have equal weight.
         weights = self.class_weights.to(logits.device)
         total = F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing, reduction="sum")
         return total / len(logits)

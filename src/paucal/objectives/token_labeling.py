@@ -1,4 +1,4 @@
-"""Token labeling: every token learns what a teacher sees in its part of the image.
+"""Token labeling: every token learns a teacher's label for its part of the image.
 
 Source: Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", NeurIPS 2021. The
 program trains LV-ViT on ImageNet's thousand classes; this trains any backbone with a grid on any classes.
@@ -30,17 +30,17 @@ from paucal.types import Batch, DataRequest, FeatureRequest, Features, LossTerms
 
 @dataclass(frozen=True)
 class TokenLabelingOptions:
-    """How token labeling is read.
+    """Options of token labeling.
 
     Attributes:
-        reading: weights of the loss.
-        mix_token: whether images exchange a box of cells in training.
-        label_smoothing: share of each target spread over all classes.
+        reading: Weights of the loss.
+        mix_token: Whether images exchange a box of cells in training.
+        label_smoothing: Share of each target that is spread over all classes.
         like_program: keep three mistakes of the published program: a crop's labels are looked up with rows and columns
             exchanged, maps of central squares are taken for maps of whole images, and smoothing adds to the targets
             without taking away, so that they sum to more than one. (A fourth, turning maps about a point half a cell
             off, is not kept.)
-        seed: of the boxes.
+        seed: Seed of the boxes.
     """
 
     reading: TokenLabelingReading = field(default_factory=TokenLabelingReading)
@@ -60,10 +60,10 @@ class TokenLabeling(OneBackbone):
     With a dense weight of 0 and without MixToken this is ReLabel (Yun et al., CVPR 2021): the class target alone.
 
     Args:
-        backbone: gives a grid and logits.
-        options: the reading of the method.
-        terms: extra losses by name, such as DrLoc; each carries its own weight.
-        tuning: layer-wise decay and freezing of the backbone; by default all of it is trained alike.
+        backbone: Backbone with a grid and logits.
+        options: Options of the method.
+        terms: Extra losses by name, such as DrLoc, each with its own weight.
+        tuning: Layer-wise decay and freezing of the backbone; by default all layers are trained alike.
 
     Raises:
         ValueError: the backbone has no classifier.

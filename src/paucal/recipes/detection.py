@@ -10,7 +10,7 @@ from typing import Any
 
 from paucal.recipes.recipe import Recipe
 
-LENGTH = ("epochs", "milestones")  # that mean nothing beside --time or --steps
+LENGTH = ("epochs", "milestones")  # settings that --time or --steps replaces
 IMAGES = 117_266  # training images of COCO 2017 that show an object, of 118,287
 
 _COCO: dict[str, Any] = {

@@ -60,12 +60,12 @@ def _published(
     """Return the recipe of a published run.
 
     Args:
-        summary: one line for people.
-        model: its name.
-        expected: what it reached.
-        devices: how many there were, and images of a step on each.
-        also: what other runs reached, by the flags beside the recipe.
-        **changes: what is its own.
+        summary: Description in one line.
+        model: timm name of the model.
+        expected: Published scores.
+        devices: Number of devices, and images of a step on each.
+        also: Scores of other runs, by their additional flags.
+        **changes: Settings of this run.
     """
     count, batch = devices
     rate = 0.2 if "swin_small" in model or "swin_base" in model else 0.1

@@ -15,10 +15,10 @@ S = TypeVar("S", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Variant:
-    """What a recipe has otherwise for some models.
+    """Different settings of a recipe for some models.
 
     Attributes:
-        settings: values by name.
+        settings: Settings by name.
         lr_per_512: as in `Recipe`; None for the recipe's.
     """
 
@@ -31,16 +31,16 @@ class Recipe:
     """A named recipe.
 
     Attributes:
-        summary: one line for people.
-        source: where its values are from.
-        cost: what a run takes.
-        expected: what it has been reported to reach.
-        settings: values by name; all others are chosen from the data.
+        summary: Description in one line.
+        source: Source of its values.
+        cost: Cost of a run.
+        expected: Published scores.
+        settings: Settings by name; all others are chosen from the data.
         lr_per_512: learning rate for 512 images in a step, to which the rate is proportional; None for the usual rule.
-        variants: what differs for models whose names begin so; the first that fits.
-        tunes: what the recipe trains on from, for people, where its settings make no sense from random weights.
-        imagenet_alone: whether "timm" as a start means weights that have seen the labels of ImageNet-1k only.
-        also: what other published runs reached, by the flags that make them of this one.
+        variants: Different settings by the start of a model's name; the first match counts.
+        tunes: Weights that the recipe fine-tunes, for messages; "" if it may start from random weights.
+        imagenet_alone: Whether "timm" means weights trained on the labels of ImageNet-1k only.
+        also: Published scores of other runs, by the flags to add to this recipe.
     """
 
     summary: str
@@ -105,14 +105,14 @@ def require_start(recipes: Mapping[str, Recipe], name: str | None, init: str | N
 def fill_in(
     settings: S, given: Mapping[str, str], recipes: Mapping[str, Recipe], name: str | None, left_out: Container[str]
 ) -> tuple[S, dict[str, str]]:
-    """Fill in what a named recipe says and nobody has given.
+    """Fill in the open settings from a named recipe.
 
     Args:
-        settings: as given.
-        given: the origin of each setting that was given.
-        recipes: by name.
-        name: the recipe's; None for none.
-        left_out: values of the recipe that mean nothing beside what was given.
+        settings: Settings as given.
+        given: Origin of each setting that was given.
+        recipes: Recipes by name.
+        name: Name of the recipe; None for none.
+        left_out: Settings of the recipe that do not apply beside the given ones.
 
     Returns:
         The settings, and the origin of each that was given, "recipe NAME" for the recipe's.

@@ -20,8 +20,8 @@ def imagenet_alone(model: str, recipe: str) -> str:
     so is one of a model without any weights, which is told where weights are read.
 
     Args:
-        model: of timm, with a tag or without.
-        recipe: that asks, for the message.
+        model: timm name, with or without a tag.
+        recipe: Name of the recipe, for the message.
 
     Raises:
         UserError: all weights of the model have seen more.

@@ -40,12 +40,12 @@ def backbone_spec(settings: ModelSettings, n_classes: int, channels: int = 3) ->
 
 @dataclass(frozen=True)
 class Shape:
-    """What rules know of a backbone.
+    """Properties of a backbone that rules depend on.
 
     Attributes:
         grid: (rows, columns) of the last grid.
-        dim: channels of the last grid.
-        convolutional: whether overlapping convolutions, and no attention, carry information between cells.
+        dim: Channels of the last grid.
+        convolutional: Whether cells are mixed by overlapping convolutions and without attention.
     """
 
     grid: tuple[int, int]
@@ -54,7 +54,7 @@ class Shape:
 
 
 def backbone_shape(model: str | None, model_args: Sequence[str] | None, img_size: Sequence[int] | None) -> Shape:
-    """Return the shape of the last grid, and what kind of network has it, found without computing anything.
+    """Return the shape of the last grid and the kind of network, without running the model.
 
     Raises:
         UserError: as `backbone_spec` does.

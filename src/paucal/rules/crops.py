@@ -15,7 +15,7 @@ from paucal.data.views.multi_crop import (
     GLOBAL_SCALE,
     LOCAL_SCALE,
 )
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.length import processes
 from paucal.rules.model import SMALL, expected_side, model_args, small_img_size
 from paucal.rules.resolve import Choice
@@ -30,7 +30,7 @@ CPU_VIEWS = 150_000  # images seen in a run on a processor: an hour or so with a
 Sides = Sequence[int] | None
 
 
-def model(facts: Facts, img_size: Sides) -> Choice:
+def model(facts: DataAndMachine, img_size: Sides) -> Choice:
     """A small backbone for small images, else the paper's."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
@@ -40,7 +40,7 @@ def model(facts: Facts, img_size: Sides) -> Choice:
     return "swin_tiny_patch4_window7_224", "EsViT's main backbone"
 
 
-def _model_args(facts: Facts, model: str | None, device: str | None) -> Choice:
+def _model_args(facts: DataAndMachine, model: str | None, device: str | None) -> Choice:
     """Those of the start, so that its weights fit; for the built-in images on a processor, a quick model's."""
     if facts.start is None and model == "vit_mini" and facts.hinted_epochs and device == "cpu":
         return list(QUICK_MODEL), "a first look at this data set in about two minutes"
@@ -50,7 +50,7 @@ def _model_args(facts: Facts, model: str | None, device: str | None) -> Choice:
 _model_args.__name__ = "model_args"
 
 
-def img_size(facts: Facts) -> Choice:
+def img_size(facts: DataAndMachine) -> Choice:
     """The images' own size where they are small, else the paper's."""
     return small_img_size(facts) or ([PAPER_SIDE], PAPER)
 
@@ -108,26 +108,26 @@ def blur(img_size: Sides) -> Choice:
     return radii, f"EsViT's {BLUR[0]:g} to {BLUR[1]:g} at 224 pixels, in proportion"
 
 
-def hflip(facts: Facts) -> Choice:
+def hflip(facts: DataAndMachine) -> Choice:
     """Half of the crops, unless a mirrored image means something else."""
     return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
 
 
-def normalise(facts: Facts) -> Choice:
+def normalise(facts: DataAndMachine) -> Choice:
     """The data's own statistics, unless the run starts from weights that had others."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
     return "computed", "mean and deviation of these images"
 
 
-def batch_size(facts: Facts, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
+def batch_size(facts: DataAndMachine, accumulate: int, devices: int | None, nodes: int | None) -> Choice:
     """At least ten steps an epoch, and no more than the paper's images per device."""
     share = facts.n_train // (processes(devices, nodes) * accumulate)
     size = max(2, min(2 ** int(math.log2(max(share / 10, 16))), 64, share))
     return size, f"{facts.n_train} images: at least 10 steps an epoch where that is possible, at most 64 a device"
 
 
-def epochs(facts: Facts, device: str | None) -> Choice:
+def epochs(facts: DataAndMachine, device: str | None) -> Choice:
     """The paper's views for larger sets, its 300 epochs for smaller ones, and what a processor can do."""
     if facts.n_train > PAPER_IMAGES:
         return max(1, round(PAPER_EPOCHS * PAPER_IMAGES / facts.n_train)), "as many images seen as EsViT's 300 epochs"

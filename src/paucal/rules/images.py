@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paucal.rules.circumstances import Facts, makes_few_passes
+from paucal.rules.facts import DataAndMachine, makes_few_passes
 from paucal.rules.model import PAPER, SMALL, is_quick
 from paucal.rules.resolve import Choice
 
@@ -19,7 +19,7 @@ def crop(img_size: Sides) -> Choice:
     return "random-resized", "the paper's crop"
 
 
-def crop_scale(facts: Facts, crop: str | None, img_size: Sides, model: str | None, time: str | None) -> Choice:
+def crop_scale(facts: DataAndMachine, crop: str | None, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's smallest crop, where crops have a scale."""
     why = _light(facts, model, img_size, time)
     if crop == "random-resized" and why:
@@ -27,12 +27,12 @@ def crop_scale(facts: Facts, crop: str | None, img_size: Sides, model: str | Non
     return (0.08, PAPER) if crop == "random-resized" else (None, "")
 
 
-def hflip(facts: Facts) -> Choice:
+def hflip(facts: DataAndMachine) -> Choice:
     """Half of the images, unless a mirrored one means something else."""
     return (0.5, PAPER) if facts.flip else (0.0, "a mirrored image of this data set means something else")
 
 
-def rand_augment(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
+def rand_augment(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's policy; nothing for tiny images, which it makes unreadable."""
     if why := _light(facts, model, img_size, time):
         return "none", why
@@ -41,14 +41,14 @@ def rand_augment(facts: Facts, img_size: Sides, model: str | None, time: str | N
     return "rand-m9-mstd0.5-inc1", "the paper's policy"
 
 
-def erase(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
+def erase(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's probability."""
     if why := _light(facts, model, img_size, time):
         return 0.0, why
     return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (0.25, PAPER)
 
 
-def mixup(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
+def mixup(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images and for several labels."""
     if facts.several_labels:
         return 0.0, SEVERAL
@@ -57,7 +57,7 @@ def mixup(facts: Facts, img_size: Sides, model: str | None, time: str | None) ->
     return _mixed(img_size, 0.8)
 
 
-def cutmix(facts: Facts, img_size: Sides, model: str | None, time: str | None) -> Choice:
+def cutmix(facts: DataAndMachine, img_size: Sides, model: str | None, time: str | None) -> Choice:
     """The paper's alpha; off for tiny images and for several labels."""
     if facts.several_labels:
         return 0.0, SEVERAL
@@ -70,7 +70,7 @@ def _mixed(img_size: Sides, alpha: float) -> Choice:
     return (0.0, "images under 32 pixels become unreadable") if _side(img_size) < 32 else (alpha, PAPER)
 
 
-def normalise(facts: Facts) -> Choice:
+def normalise(facts: DataAndMachine) -> Choice:
     """Trained from scratch, the data's own statistics are the natural ones."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"
@@ -84,7 +84,7 @@ def _side(img_size: Sides) -> int:
     return min(img_size or [224])
 
 
-def _light(facts: Facts, model: str | None, img_size: Sides, time: str | None) -> str:
+def _light(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> str:
     """Return why images are changed little; "" where they are not."""
     if makes_few_passes(facts, time):
         return LIGHT

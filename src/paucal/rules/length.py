@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.recipe import recipe_rate
 from paucal.recipes.table import RECIPES
-from paucal.rules.circumstances import Facts, makes_few_passes
+from paucal.rules.facts import DataAndMachine, makes_few_passes
 from paucal.rules.model import QUICK_MODEL, is_quick
 from paucal.rules.resolve import Choice
 from paucal.wording import counted
@@ -15,11 +15,12 @@ PAPER_EPOCHS, MAX_EPOCHS, MIN_STEPS = 100, 300, 2500
 STEPS, HINTED_STEPS = 10, 30  # of a pass; more where the source recommends few passes
 FEW_PASSES_STEPS = 50
 TUNING_STEPS = 100  # of trained weights on a processor, which makes the fewest passes: docs/lab_notes.md
-SHORT_TUNING = 2e-4  # where no trial chooses one: batch norms bore 3e-4 and more, layer norms 1e-4 (ladder/trials.py)
+# Without a trial: batch norms tolerated 3e-4 and more, layer norms 1e-4 (auto_tune/trials.py).
+SHORT_TUNING = 2e-4
 SOUP = 3  # epochs; Wortsman et al. 2022 gain most from the first few
 
 
-def time(facts: Facts, recipe: str | None, epochs: int | None) -> Choice:
+def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
     """A wait that people take, where nobody says how long a run is, nor a recipe or the paper a start was named for."""
     named = facts.start is not None and not facts.start.chosen
     if epochs is not None or recipe is not None or facts.hinted_epochs or named:
@@ -30,7 +31,7 @@ def time(facts: Facts, recipe: str | None, epochs: int | None) -> Choice:
 
 
 def epochs(
-    facts: Facts, time: str | None, init: str | None, batch_size: int, accumulate: int, devices: int | None,
+    facts: DataAndMachine, time: str | None, init: str | None, batch_size: int, accumulate: int, devices: int | None,
     nodes: int | None,
 ) -> Choice:  # fmt: skip
     """The paper's 100, and more where a pass has few steps; left open where the time decides."""
@@ -49,7 +50,7 @@ def epochs(
 
 
 def batch_size(
-    facts: Facts,
+    facts: DataAndMachine,
     model: str | None,
     img_size: Sequence[int] | None,
     time: str | None,
@@ -125,7 +126,7 @@ def schedule_epochs(epochs: int | None) -> Choice:
 
 
 def average(
-    facts: Facts, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
+    facts: DataAndMachine, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
 ) -> Choice:
     """An average over about the last twentieth of the run."""
     if epochs is None:
@@ -136,7 +137,7 @@ def average(
     return decay, f"averages over about {round(1 / (1 - decay))} of {steps} steps"
 
 
-def soup(facts: Facts, time: str | None) -> Choice:
+def soup(facts: DataAndMachine, time: str | None) -> Choice:
     """A few epochs where they lie close together, as they do from trained weights; else the best, as published."""
     if makes_few_passes(facts, time):
         return SOUP, "epochs from one start lie close enough together to be averaged"

@@ -1,15 +1,15 @@
 """How the device and its processes are chosen."""
 
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
 
-def device(facts: Facts) -> Choice:
+def device(facts: DataAndMachine) -> Choice:
     """The best there is."""
     return facts.device, "the best device of this machine"
 
 
-def devices(facts: Facts, device: str | None) -> Choice:
+def devices(facts: DataAndMachine, device: str | None) -> Choice:
     """All of a kind that work together; one process where the processor trains."""
     if facts.launched is not None:
         return facts.launched[0], "as the launcher has started"
@@ -18,7 +18,7 @@ def devices(facts: Facts, device: str | None) -> Choice:
     return 1, "one process uses all cores"
 
 
-def nodes(facts: Facts) -> Choice:
+def nodes(facts: DataAndMachine) -> Choice:
     """As many as a launcher says."""
     return (facts.launched[1], "as the launcher has started") if facts.launched else (1, "this machine")
 
@@ -29,14 +29,14 @@ def strategy(devices: int | None, nodes: int | None) -> Choice:
     return ("ddp", "each device keeps the whole model") if several else (None, "")
 
 
-def precision(facts: Facts, device: str | None) -> Choice:
+def precision(facts: DataAndMachine, device: str | None) -> Choice:
     """bfloat16 where it is native; float16 is never chosen, since it overflows on some small-data runs."""
     if device == "cuda" and facts.bf16:
         return "bf16-mixed", "the GPU computes in bfloat16"
     return "32-true", "float32: safe everywhere"
 
 
-def workers(facts: Facts, device: str | None) -> Choice:
+def workers(facts: DataAndMachine, device: str | None) -> Choice:
     """One less than the cores beside an accelerator; none beside a processor that trains."""
     if device == "cpu":
         return 0, "the processor is busy with training: loader processes would only slow it"

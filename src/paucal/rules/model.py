@@ -6,7 +6,7 @@ import timm
 
 from paucal.recipes.dhvt import dhvt_variant
 from paucal.recipes.table import lvvit_drop_path
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import Choice
 
 SIDES = (32, 64, 96)  # pixels to which images that are hardly larger are brought
@@ -22,7 +22,7 @@ MANY_CLASSES = 1000
 Sides = Sequence[int] | None
 
 
-def model(facts: Facts, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
+def model(facts: DataAndMachine, img_size: Sides, recipe: str | None, epochs: int | None) -> Choice:
     """The start's; from scratch the transformer that was best where it was measured (docs/which_model.md)."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
@@ -42,7 +42,7 @@ def model(facts: Facts, img_size: Sides, recipe: str | None, epochs: int | None)
     return name, f"{why}; from scratch {MEASURED}"
 
 
-def model_args(facts: Facts, model: str | None) -> Choice:
+def model_args(facts: DataAndMachine, model: str | None) -> Choice:
     """Those of the start, so that its weights fit."""
     start = facts.start
     if start is None or not start.model_args or model != start.model:
@@ -50,7 +50,7 @@ def model_args(facts: Facts, model: str | None) -> Choice:
     return list(start.model_args), f"those of {start.where}"
 
 
-def img_size(facts: Facts, model: str | None) -> Choice:
+def img_size(facts: DataAndMachine, model: str | None) -> Choice:
     """The start's; else the images' own where they are small, else the size the backbone was designed for."""
     if facts.start is not None:
         size = facts.start.image_size
@@ -60,13 +60,13 @@ def img_size(facts: Facts, model: str | None) -> Choice:
     return small_img_size(facts) or (_sides(_native(model)), "the size this backbone was designed for")
 
 
-def is_quick(facts: Facts, model: str | None, img_size: Sides, time: str | None) -> bool:
+def is_quick(facts: DataAndMachine, model: str | None, img_size: Sides, time: str | None) -> bool:
     """Return whether a small network learns from scratch on a processor in a given time: it makes few passes."""
     small = min(img_size or [SMALL + 1]) <= SMALL
     return facts.start is None and facts.device == "cpu" and model == QUICK_MODEL and small and time is not None
 
 
-def small_img_size(facts: Facts) -> Choice | None:
+def small_img_size(facts: DataAndMachine) -> Choice | None:
     """The size to which the images are brought whatever the model is; None where the model decides."""
     if facts.hinted_size:
         return [facts.hinted_size], "what suits this data set"
@@ -74,7 +74,7 @@ def small_img_size(facts: Facts) -> Choice | None:
     return None if side is None else ([side], f"the images' shorter side is {facts.median_side} pixels (median)")
 
 
-def expected_side(facts: Facts, img_size: Sides) -> int:
+def expected_side(facts: DataAndMachine, img_size: Sides) -> int:
     """Return the side that a model will see, before it is chosen, so that equal images get equal models."""
     chosen = small_img_size(facts)
     return min(img_size or (chosen[0] if chosen else [facts.median_side]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,8 +25,8 @@ def rules_by_name(rules: Iterable[Rule]) -> dict[str, Rule]:
     return {rule.__name__: rule for rule in rules}
 
 
-def resolve(settings: S, facts: Facts, rules: Mapping[str, Rule]) -> tuple[S, dict[str, str]]:
-    """Fill in every setting that is None, or "auto", and has a rule.
+def resolve(settings: S, facts: DataAndMachine, rules: Mapping[str, Rule]) -> tuple[S, dict[str, str]]:
+    """Fill in every setting that is None or "auto" and has a rule.
 
     Returns:
         The settings, and the reason of each value that was chosen.
@@ -41,7 +41,7 @@ def resolve(settings: S, facts: Facts, rules: Mapping[str, Rule]) -> tuple[S, di
     return settings, reasons
 
 
-def _inputs(rule: Rule, facts: Facts, settings: object) -> dict[str, Any]:
+def _inputs(rule: Rule, facts: DataAndMachine, settings: object) -> dict[str, Any]:
     wanted = inspect.signature(rule).parameters
     return {name: facts if name == "facts" else getattr(settings, name) for name in wanted}
 

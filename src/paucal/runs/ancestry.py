@@ -1,18 +1,18 @@
-"""Which run a run began with (`--init RUN`), and which that one, and so on."""
+"""The chain of runs that a run started from (`--init RUN`)."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from paucal.runs.folder import MARKER, RunFolder
 
-TIMM = "timm"  # as a start: the weights that timm publishes
-AUTO = "auto"  # the same, where a run has looked for them itself and climbs from them
+TIMM = "timm"  # start from the weights that timm publishes
+AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
 PUBLISHED = (TIMM, AUTO)
-LONGEST = 32  # runs that each began with the one before
+LONGEST = 32  # runs in a chain
 
 
 def run_around(file: Path) -> RunFolder | None:
-    """Return the run that a file is the model or a saved state of; None for other files."""
+    """Return the run whose model or checkpoint a file is; None for other files."""
     for folder in (file.parent, file.parent.parent):
         run = RunFolder(folder)
         if (folder / MARKER).is_file() and file in (run.weights, run.best, run.last):
@@ -21,7 +21,7 @@ def run_around(file: Path) -> RunFolder | None:
 
 
 def run_behind(init: str | None) -> RunFolder | None:
-    """Return the run whose model or saved state a start is; None where it is none or is not there."""
+    """Return the run whose model or checkpoint a start is; None for other starts and missing files."""
     if init is None or init in PUBLISHED:
         return None
     path = Path(init).expanduser()
@@ -29,7 +29,7 @@ def run_behind(init: str | None) -> RunFolder | None:
 
 
 def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
-    """Yield a run, the run it began with, and so on.
+    """Yield a run, the run it started from, and so on.
 
     The last may be gone, or may not be readable: then nobody can tell what it began with.
 

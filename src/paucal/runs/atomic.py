@@ -1,4 +1,4 @@
-"""Writing files so that a reader never finds half of one, whatever interrupts the writer."""
+"""Atomic writing of files: a reader never finds an incomplete one."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, force it to disk, then rename it to `path`.
+    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it to `path`.
 
     After a crash at any moment `path` holds either the old content or the new one, never a mixture.
 
@@ -48,14 +48,14 @@ def _fill(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
 
 
 class _Noticing:
-    """A file that remembers why it could not be written: `torch.save` says "enforce fail" of a full disk instead."""
+    """A file that remembers a write error, which `torch.save` would hide behind "enforce fail"."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.problem: OSError | None = None
 
     def write(self, content: bytes) -> int:
-        """Write, and remember a failure."""
+        """Write, and remember an error."""
         try:
             return self._file.write(content)
         except OSError as problem:
@@ -85,7 +85,7 @@ def keep_as(source: Path, path: Path) -> None:
 
 @contextmanager
 def folder_in_place(path: Path) -> Iterator[Path]:
-    """Hand out a new folder to be filled, which takes the place of `path` when the block ends well.
+    """Yield a new folder to fill, which replaces `path` when the block ends without an error.
 
     What was there goes only when the new one is whole; a block that fails or is killed leaves it as it was.
     """
@@ -120,7 +120,7 @@ def csv_text(*rows: Iterable[object]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force the rename itself to disk, where the system has such a call (Windows has not)."""
+    """Flush the rename to disk, if the system supports it (Windows does not)."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

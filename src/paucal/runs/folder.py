@@ -1,4 +1,4 @@
-"""The run folder: everything needed to trust a run, to repeat it and to go on with it."""
+"""The run folder: everything needed to check, repeat and resume a run."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ ASIDE = ".replaced"  # ends the name of a folder whose run another is about to r
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes a value that occurs twice as often, since aliases are not read."""
+    """Writes repeated values in full, since aliases are not read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Say yes to everything."""
@@ -32,13 +32,13 @@ class _PlainDumper(yaml.SafeDumper):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Names and files of one run; holds no state but its path."""
+    """The files of a run; the only state is its path."""
 
     path: Path
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end, after which it cannot go on."""
+        """Whether the run is finished, and so cannot be resumed."""
         return (self.path / SUMMARY).exists()
 
     @property
@@ -48,22 +48,22 @@ class RunFolder:
 
     @property
     def split(self) -> Path:
-        """Which image was used for what."""
+        """The split of the images."""
         return self.path / "split.csv"
 
     @property
     def metrics(self) -> Path:
-        """One row per epoch."""
+        """The metrics, one row per epoch."""
         return self.path / "metrics.csv"
 
     @property
     def last(self) -> Path:
-        """The newest complete state, from which a run goes on."""
+        """The newest checkpoint, from which a run is resumed."""
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
     def best(self) -> Path:
-        """The state of the best validation score."""
+        """The checkpoint with the best validation score."""
         return self.path / "checkpoints" / "best.ckpt"
 
     @property
@@ -73,26 +73,26 @@ class RunFolder:
 
     @property
     def card(self) -> Path:
-        """What is needed to rebuild the deployable model around its weights."""
+        """The model card, from which the deployable model is built."""
         return self.path / "model.json"
 
     @property
     def plots(self) -> Path:
-        """Pictures."""
+        """The folder of figures."""
         return self.path / "plots"
 
     @property
     def log(self) -> Path:
-        """What was printed, with times."""
+        """The log of printed lines with times."""
         return self.path / "train.log"
 
     def write_config(self, settings: Mapping[str, Any], origin: Mapping[str, str], verb: str, **more: Any) -> None:
-        """Write what the run was made with: every setting, where each value came from, and the verb."""
+        """Write the configuration of the run: all settings, their origins, and the verb."""
         self.write_yaml(MARKER, {"settings": dict(settings), "origin": dict(origin), "verb": verb, **more})
 
     @property
     def verb(self) -> str:
-        """What made the run: "train" or "pretrain".
+        """The verb that made the run, such as "train" or "pretrain".
 
         Raises:
             UserError: the config cannot be read.
@@ -101,7 +101,7 @@ class RunFolder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings as they are stored, unchecked; empty where there are none, as beside a model alone.
+        """The stored settings, unchecked; empty without any, as beside a model alone.
 
         Raises:
             UserError: the config cannot be read.
@@ -110,7 +110,7 @@ class RunFolder:
         return stored if isinstance(stored, dict) else {}
 
     def evaluation(self, name: str) -> Path:
-        """The folder of one evaluation's results."""
+        """Return the folder of an evaluation's results."""
         return self.path / "evaluation" / name
 
     def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:
@@ -162,7 +162,7 @@ class RunFolder:
 
 
 def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
-    """Make a new, empty run folder: `output`, or the next free number below `root`.
+    """Create a new, empty run folder: `output`, or the next free number below `root`.
 
     Raises:
         UserError: `output` exists and is not empty; the message says what can be done with what it is.
@@ -186,7 +186,7 @@ def _ways_out(output: Path) -> str:
 
 
 def is_taken(path: Path) -> bool:
-    """Return whether a place for a run holds something already."""
+    """Return whether a path for a run already exists and is not empty."""
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
@@ -224,7 +224,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def _next_numbered(root: Path) -> Path:
-    """Claim the folder after the highest number in use; another process may be claiming one too."""
+    """Create the folder after the highest number in use; another process may do so at the same time."""
     root.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(p.name) for p in root.iterdir() if re.fullmatch(r"\d{1,9}", p.name)), default=0)
     while True:

@@ -21,14 +21,14 @@ from paucal.types import UserError
 
 LOCK = "lock.json"
 RUN = "the run"
-BEAT = 10.0  # seconds between two signs of life
-SILENCE = 60.0  # seconds without one, after which a writer counts as gone
+BEAT = 10.0  # seconds between two renewals of the lock
+SILENCE = 60.0  # seconds without a renewal after which the holder counts as dead
 _HELD: set[str] = set()  # tokens of the locks of this process
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: a process, the machine and boot in which its number means something, and since when."""
+    """The holder of a lock: a process, its machine and boot, and the start time."""
 
     token: str
     pid: int
@@ -38,7 +38,7 @@ class Holder:
 
 
 class RunLock:
-    """The right to write into a folder; held from `acquire` to `release`.
+    """An exclusive lock on a folder, held from `acquire` to `release`.
 
     Args:
         folder: of a run, or of other results that grow for long.
@@ -55,7 +55,7 @@ class RunLock:
         self._last_beat = 0.0
 
     def acquire(self) -> None:
-        """Become the only writer.
+        """Acquire the lock.
 
         Raises:
             UserError: another process is.
@@ -76,14 +76,14 @@ class RunLock:
         threading.Thread(target=self._live, name="run lock", daemon=True).start()
 
     def release(self) -> None:
-        """Let others write; nothing where the lock is another's by now."""
+        """Release the lock, unless another process holds it by now."""
         self._ended.set()
         _HELD.discard(self._token)
         if _token_in(self.path) == self._token:
             self.path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Refuse to go on writing once another process has taken over.
+        """Raise a UserError if another process has taken over the lock.
 
         Raises:
             UserError: it has, while this process was asleep for long.
@@ -132,7 +132,7 @@ class RunLock:
 
 @contextmanager
 def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
-    """Make a folder where it is missing, and hold the right to write into it.
+    """Create a folder if it is missing, and lock it within the block.
 
     Args:
         folder: of results that grow for long.
@@ -199,7 +199,7 @@ def _runs(pid: int) -> bool:
 
 
 def _holder(path: Path) -> Holder | None:
-    """Return who a lock says holds it; None where it is gone, half-written or not one of ours."""
+    """Return the holder stored in a lock; None if it is missing, incomplete or foreign."""
     try:
         content = json.loads(read_text(path, 1 << 16, errors="replace"))
         return Holder(*(kind(content[name]) for name, kind in Holder.__annotations__.items()))

@@ -36,7 +36,7 @@ TEMPORARY = re.compile(r"\..+\.tmp")
 
 
 def aside_of(path: Path) -> Path:
-    """Return where the run of a folder lies while another is about to replace it."""
+    """Return the folder of a replaced run that is kept aside."""
     return path.with_name(path.name + ASIDE)
 
 
@@ -69,7 +69,7 @@ def require_replaceable(path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Tell a run folder from others by what only runs write: settings with their origins, and paucal's version."""
+    """Return whether a folder is a run, by its settings with origins and paucal's version."""
     run = RunFolder(path)
     if not (path / "checkpoints").is_dir():
         return False
@@ -89,7 +89,7 @@ def is_run(path: Path) -> bool:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a run aside; return where it lies then."""
+    """Move a run aside, and return its new folder."""
     aside, note = aside_of(path), path / NOTE
     note.write_text(
         f"This run was in {path} and is about to be replaced by another ('paucal --overwrite').\n"
@@ -104,7 +104,7 @@ def set_aside(path: Path) -> Path:
 
 
 def put_back(path: Path) -> None:
-    """Let the run that lies aside take its place again; what the new one had written is removed.
+    """Move the run that was set aside back; the files of the new one are removed.
 
     Raises:
         UserError: files of others lie there meanwhile.
@@ -122,12 +122,12 @@ def put_back(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove the run that lies aside, since the one that replaces it has saved a state."""
+    """Remove the run that was set aside, since the new one has saved a state."""
     shutil.rmtree(aside_of(path), ignore_errors=True)
 
 
 def lies_aside(path: Path) -> bool:
-    """Return whether a run lies aside, waiting for what becomes of the one that replaces it."""
+    """Return whether a replaced run is kept aside."""
     try:
         return bool(path.name) and (aside_of(path) / NOTE).is_file()
     except OSError:  # too long a name
@@ -135,7 +135,7 @@ def lies_aside(path: Path) -> bool:
 
 
 def settle(path: Path) -> bool:
-    """Clear up after a kill in the middle of replacing a run; return whether the old one was moved back.
+    """Clean up after a replacement that was killed; return whether the old run was moved back.
 
     Raises:
         UserError: the new run is being written.
@@ -152,7 +152,7 @@ def settle(path: Path) -> bool:
 
 
 def sweep(path: Path) -> None:
-    """Remove what a killed writer of a run has left half-written; for the holder of its lock."""
+    """Remove incomplete files of a killed process; for the holder of the lock."""
     for folder in (path, *(entry for entry in path.rglob("*") if entry.is_dir() and not entry.is_symlink())):
         for file in folder.iterdir():
             if TEMPORARY.fullmatch(file.name) and file.is_file():

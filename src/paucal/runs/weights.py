@@ -1,4 +1,4 @@
-"""Deployable weights: safetensors, which holds tensors and nothing that could run."""
+"""Deployable weights as safetensors, which contain no executable code."""
 
 import zipfile
 from pathlib import Path
@@ -17,7 +17,7 @@ _SLACK = 1 << 20
 
 
 def unpacked_size(path: Path) -> int:
-    """Return the bytes that a file of `torch.save`, which is a zip archive, holds at least when it is unpacked."""
+    """Return the minimum unpacked size in bytes of a file of `torch.save`, which is a zip archive."""
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""Whether results can be written where they are asked for: found out at the beginning, by trying."""
+"""Check by trying whether results can be written."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ LONGEST = ".predictions.csv.4194304.tmp"  # of the names that are written into a
 
 
 def try_folder(path: Path, flag: str = "--output") -> None:
-    """Find out whether files can be written into a folder, and leave everything as it was.
+    """Check whether files can be written into a folder, without leaving any.
 
     Raises:
         UserError: they cannot.
@@ -41,7 +41,7 @@ def _try(path: Path, name: str, asked: Path, flag: str) -> None:
 
 
 def try_file(path: Path, flag: str = "--output") -> None:
-    """Find out whether a new file can be written, and leave everything as it was.
+    """Check whether a new file can be written, without leaving it.
 
     Raises:
         UserError: it exists already, or cannot be written.

@@ -1,7 +1,7 @@
-"""The settings that are chosen where nobody gives them.
+"""The settings that are chosen automatically if they are not given.
 
-Written down here, apart from the rules themselves (`rules/`, `methods/`), so that help can name them at once: the rules
-look at models, which takes seconds to load. A test keeps the two alike.
+They are listed here, apart from the rules (`rules/`, `methods/`), so that help can name them at once: the rules load
+models, which takes seconds. A test keeps both in agreement.
 """
 
 # The fields of each verb's settings.

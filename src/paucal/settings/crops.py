@@ -1,4 +1,4 @@
-"""The settings of pre-training alone: the crops that are compared, the optimizer, and who watches."""
+"""The settings of pre-training alone: crops, optimizer and monitoring."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from paucal.settings.options import MAX_SIDE, MOST, option
 
 @dataclass(frozen=True)
 class CropSettings(ViewSettings):
-    """Which crops of an image are compared, and how they are changed."""
+    """The crops of an image that are compared, and their augmentation."""
 
     global_crops: int = option("global crops of an image", 2, group="crops", low=1, high=64)
     global_scale: list[float] | None = option("share of an image's area that a global crop covers", group="crops")
@@ -46,7 +46,7 @@ class PretrainScheduleSettings(ScheduleSettings):
 
 @dataclass(frozen=True)
 class WatchSettings:
-    """Who looks at the run while it goes on, and what follows from what is seen."""
+    """Monitoring of the run, and the reaction to collapse."""
 
     monitor: str | None = option(
         "labelled images on which nearest neighbours are tried after each epoch; nothing is trained on them",

@@ -1,4 +1,4 @@
-"""The settings that verbs which train have in common, in groups; functions take the group they read.
+"""The common settings of the training verbs, in groups; functions take the group that they read.
 
 A verb's settings inherit from groups, so that its flags stay flat. Fields of later bases come first.
 """
@@ -21,7 +21,7 @@ LABELLED = (
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where the images are."""
+    """Location of the images."""
 
     data: str = option(
         "folder of images, zip or tar, CSV, Parquet file or folder, folder or URL of shards, hf:OWNER/NAME, a "
@@ -44,7 +44,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class LabelledDataSettings(DataSettings):
-    """Where labelled images are, and which of their classes are used."""
+    """Location of labelled images, and the classes to use."""
 
     label_column: str | None = option("column of a table or of Parquet that holds the class", group="data")
     label_separator: str | None = option(
@@ -57,14 +57,14 @@ class LabelledDataSettings(DataSettings):
 
 @dataclass(frozen=True)
 class RecipeSettings:
-    """Which complete setting a run follows."""
+    """The recipe of a run."""
 
     recipe: str | None = option("named settings, as 'paucal recipes' lists them", group="data")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The backbone, and the weights it starts from."""
+    """The backbone and its initial weights."""
 
     model: str | None = option("backbone: any timm model, or one of paucal's", group="model")
     model_args: list[str] | None = option("constructor arguments of the model, as NAME=VALUE", group="model")
@@ -85,7 +85,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """How long a run is, how large its steps are, and how its learning rate moves."""
+    """Length, batch size and learning rate of a run."""
 
     epochs: int | None = option("passes over the training images", low=1, high=MOST_EPOCHS)
     batch_size: int | Literal["auto"] | None = option("images per forward pass and device", low=1, high=1 << 20)
@@ -97,7 +97,7 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """What views of images have in common, whatever they are made for."""
+    """The common augmentation settings."""
 
     hflip: float | None = option("probability of a horizontal flip", group="augmentation", low=0, high=1)
     normalise: Literal["computed", "imagenet", "model"] | None = option(
@@ -107,7 +107,7 @@ class ViewSettings:
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """What computes, how exactly, and how many together."""
+    """Devices, precision and processes."""
 
     device: str | None = option("cpu, cuda or mps", group="run")
     precision: Precision | None = option("arithmetic", group="run")
@@ -123,7 +123,7 @@ class MachineSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What is random, how long it may take, and where it is written."""
+    """Seed, time limit and output of a run."""
 
     seed: int = option("seed of everything random", 0, group="run", low=0, high=2**62)
     time_limit: str | None = option("stop and save after this time, such as 45m, 8h or 1d12h", group="run")
@@ -138,7 +138,7 @@ class RunSettings:
 class JobSettings(
     RunSettings, MachineSettings, ScheduleSettings, ViewSettings, ModelSettings, RecipeSettings, DataSettings
 ):
-    """What every verb that makes runs can be told."""
+    """The settings of every verb that makes runs."""
 
     @property
     def images_per_pass(self) -> int:
@@ -147,7 +147,7 @@ class JobSettings(
 
     @property
     def processes(self) -> int:
-        """The processes that train together."""
+        """The number of processes that train together."""
         return (self.devices or 1) * (self.nodes or 1)
 
     @property

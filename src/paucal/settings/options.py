@@ -1,6 +1,6 @@
-"""What a setting is: a field of a frozen dataclass, from which its flag and its key in a config are made.
+"""Settings: fields of frozen dataclasses, from which flags and keys of configs are made.
 
-A value of None means "choose it from the data"; the rules do so and say why.
+A value of None means that the rules choose it from the data, with a reason.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Any
 from paucal.types import UserError
 
 AUTO = None
-USUAL_SIDE = 224  # in pixels, where nothing is known
+USUAL_SIDE = 224  # default image size in pixels
 MAX_SIDE = 4096
-MOST = 10**9  # of what is counted in images; numbers beyond 64 bits overflow somewhere
+MOST = 10**9  # limit of counts of images; numbers beyond 64 bits would overflow
 MOST_EPOCHS = 1_000_000
-LARGEST = 1e30  # of any number: what is larger overflows float32 when it is squared or scaled
+LARGEST = 1e30  # limit of all numbers: larger ones overflow float32 when they are squared or scaled
 
 
 def option(
@@ -31,13 +31,13 @@ def option(
     """Declare a setting.
 
     Args:
-        help: what it does, in one line.
-        default: its value where nobody gives one; None for "choose it from the data".
-        group: the heading it is shown under.
-        low: the smallest number allowed, or the smallest entry of a list.
-        high: the largest one.
-        above: a number that it must exceed.
-        or_zero: whether 0 is allowed beside the numbers of the range, for "none".
+        help: Description in one line.
+        default: Default value; None to choose it from the data.
+        group: Heading in the help.
+        low: Smallest number, or smallest entry of a list.
+        high: Largest number or entry.
+        above: Number that it must exceed.
+        or_zero: Whether 0 is allowed too, for "none".
     """
     bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
     return field(default=default, metadata={"help": help, "group": group, **bounds})
@@ -70,7 +70,7 @@ def flag_words(name: str, value: Any) -> list[str]:
 
 
 def check_ranges(settings: object) -> None:
-    """Raise a UserError for the first number that is out of the range its setting declares, or word that is empty."""
+    """Raise a UserError for the first number out of its setting's range, or the first empty word."""
     for name, item in setting_fields(settings).items():
         value, bounds = getattr(settings, name), item.metadata
         refuse_empty(flag(name), value)
@@ -82,11 +82,11 @@ def check_ranges(settings: object) -> None:
 
 
 def refuse_empty(name: str, value: object) -> None:
-    """Raise a UserError where a value is an empty word, or a list that holds one: as of a variable that is not set.
+    """Raise a UserError for an empty word or a list with one, as from a shell variable that is not set.
 
     Args:
-        name: of the flag or argument, for people.
-        value: of any type.
+        name: Flag or argument, for the message.
+        value: Value of any type.
     """
     for word in value if isinstance(value, list) else [value]:
         if isinstance(word, str) and not word.strip():
@@ -102,7 +102,7 @@ def _check_entries(name: str, values: list, bounds: Mapping[str, Any]) -> None:
 
 
 def _check_number(name: str, value: float, bounds: Mapping[str, Any]) -> None:
-    """Compare before anything else: a whole number may be too large to become a float."""
+    """Raise a UserError for a number out of range; integers may be too large for a float."""
     low, high, above = bounds["low"], bounds["high"], bounds["above"]
     if above is not None and not above < value <= LARGEST:
         raise UserError(f"{flag(name)} is {value}, expected a number above {above:g}, at most {LARGEST:g}.")
@@ -122,7 +122,7 @@ def _plain(number: float) -> str:
 
 
 def check_size(size: Sequence[int] | None) -> None:
-    """Raise a UserError for `--img-size` of a run, a teacher or a judged model that is no size."""
+    """Raise a UserError for an invalid `--img-size`."""
     if size is None:
         return
     if len(size) not in (1, 2) or not all(8 <= side <= MAX_SIDE for side in size):

@@ -1,4 +1,4 @@
-"""The settings of supervised training alone: parts of the data, care for a start, changes to images."""
+"""The settings of supervised training alone: splits, fine-tuning and augmentation."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e3  # `data.views.mixing.ALPHAS`, which tak
 
 @dataclass(frozen=True)
 class CutSettings:
-    """Where the parts of a set are cut that it does not declare itself."""
+    """Shares of the parts that a data set does not define itself."""
 
     val_fraction: float | None = option(
         "share of the training images kept for validation; 0 for none: then the last epoch is the model",
@@ -26,7 +26,7 @@ class CutSettings:
 
 @dataclass(frozen=True)
 class MaskFileSettings:
-    """Where images and masks are, and what the masks' values mean."""
+    """Location of images and masks, and the meaning of mask values."""
 
     images: str | None = option("folder of the images, in the place of DATA; goes with --masks", group="data")
     masks: str | None = option("folder of the masks, whose files are named as the images'", group="data")
@@ -45,14 +45,14 @@ class MaskFileSettings:
 
 @dataclass(frozen=True)
 class JointNormSettings:
-    """Whether processes share the statistics of batch norms."""
+    """Synchronised batch norms."""
 
     sync_bn: bool = option("batch norms take their statistics over all GPUs", False, group="run")
 
 
 @dataclass(frozen=True)
 class SplitSettings(CutSettings):
-    """Which images are used, and for what."""
+    """The images to use, and their split."""
 
     fraction: float | None = option("use only this share of the training images, stratified", group="data", above=0)
     few_labels: int | None = option("use only so many training images per class", group="data", low=1, high=MOST)
@@ -70,7 +70,7 @@ class SplitSettings(CutSettings):
 
 @dataclass(frozen=True)
 class BalanceSettings:
-    """What is done about classes of different sizes."""
+    """Balancing of classes of different sizes."""
 
     class_weights: Literal["none", "auto"] = option(
         "weights of the classes in the loss: auto gives every class the same weight in all", "none"
@@ -82,7 +82,7 @@ class BalanceSettings:
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """How carefully a started backbone is trained, and how an unstarted one begins."""
+    """Fine-tuning of pretrained backbones, and initialisation of others."""
 
     attention_init: Literal["model", "mimetic"] = option(
         "how attention weights begin: as the model draws them, or close to those of trained transformers",
@@ -117,7 +117,7 @@ class FineTuningSettings:
 
 @dataclass(frozen=True)
 class AugmentationSettings(ViewSettings):
-    """How training images are changed."""
+    """Augmentation of training images."""
 
     repeats: int = option(
         "times an image is drawn in a row, each time changed anew", 1, group="augmentation", low=1, high=1000

@@ -25,23 +25,23 @@ MOST_SHOWN = 80  # characters of a value
 
 
 class _Unfit(Exception):
-    """A value is not of the kind that is asked for."""
+    """A value has the wrong type."""
 
 
 def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) -> S:
-    """Make settings of keyword arguments.
+    """Build settings from keyword arguments.
 
-    A path becomes its text, and a single value does where a list is expected.
+    A path becomes text, and a single value is accepted for a list.
 
     Args:
-        kind: dataclass of the settings.
-        values: by the names of its fields; None for "as where it is left out".
-        name: of the function that was called.
-        verb: of the command line that does the same.
+        kind: Dataclass of the settings.
+        values: Values by field; None counts as not given.
+        name: Name of the called function.
+        verb: Verb of the command line that does the same.
 
     Raises:
-        UserError: a value is of the wrong kind; the sentence is the command line's.
-        TypeError: there is no such setting; the message has the nearest.
+        UserError: A value has the wrong type; the message is that of the command line.
+        TypeError: A setting does not exist; the message suggests the nearest one.
     """
     known, hints = setting_fields(kind), typing.get_type_hints(kind)
     for word in values:
@@ -51,17 +51,17 @@ def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) 
 
 
 def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> Any:
-    """Return the value of one setting as the kind it is meant to be.
+    """Return the value of a setting, converted to its type.
 
     Args:
         name: Setting.
         value: Value as given in Python or in a config.
         hint: Type of the setting.
         verb: Verb of the command line that has the setting.
-        texts: Whether texts stand for numbers and for true and false, as in a config.
+        texts: Whether text may stand for numbers and for true and false, as in a config.
 
     Raises:
-        UserError: The value is of another kind.
+        UserError: The value has the wrong type.
     """
     plain = texts or name != "model_args"  # the only words whose values are read as YAML
     words = _words_of(value, PAIRS[name], plain) if name in PAIRS else value
@@ -75,12 +75,12 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> 
 
 
 def given_names(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings that have a value; None says "as where it is left out"."""
+    """Return the names of the settings with a value; None counts as not given."""
     return [name for name, value in values.items() if value is not None]
 
 
 def shows_settings(kind: type) -> Callable[[F], F]:
-    """Show the settings that a function takes as `**settings` in its `help`, and where an editor completes names."""
+    """Show the fields of `**settings` in a function's `help` and to editors."""
 
     def show(function: F) -> F:
         own, hints = inspect.signature(function), typing.get_type_hints(kind)
@@ -97,11 +97,11 @@ def shows_settings(kind: type) -> Callable[[F], F]:
 
 
 def expectation(kinds: Iterable[type], choices: str = "") -> str:
-    """Return what a setting expects, in words.
+    """Return the types that a setting expects, as text.
 
     Args:
-        kinds: of numbers.
-        choices: words it may be, as text; empty for none.
+        kinds: Types.
+        choices: Allowed words as text; empty for none.
 
     Example:
         >>> expectation([int], "'auto'")
@@ -112,12 +112,12 @@ def expectation(kinds: Iterable[type], choices: str = "") -> str:
 
 
 def got(value: object) -> str:
-    """Return the end of a sentence about a value that does not fit."""
+    """Return the end of a message about a value of the wrong type."""
     return f", got {shortened(str(value), MOST_SHOWN)!r}"
 
 
 def without_none(hint: Any) -> Any:
-    """Return the one kind of value beside None; the hint itself where there are several.
+    """Return the type of an optional value; the hint itself for other types.
 
     Example:
         >>> without_none(int | None), without_none(bool)
@@ -136,20 +136,20 @@ def _is_list(hint: Any) -> bool:
 
 
 def _members(hint: Any) -> list[Any]:
-    """Return the kinds that a hint allows, one for each of a union's."""
+    """Return the member types of a hint without None."""
     plain = _is_literal(hint) or _is_list(hint)
     return [hint] if plain else [m for m in typing.get_args(hint) if m is not type(None)] or [hint]
 
 
 def _wanted(hint: Any) -> tuple[list[type], str]:
-    """Return the kinds of numbers and the words that a hint allows, those of its entries for a list."""
+    """Return the plain types and the words that a hint, or the entries of its list, allows."""
     members = [typing.get_args(m)[0] if _is_list(m) else m for m in _members(hint)]
     words = [word for m in members if _is_literal(m) for word in typing.get_args(m)]
     return [kind for kind in KINDS if kind in members], ", ".join(map(repr, words))
 
 
 def _fitted(value: Any, hint: Any, texts: bool) -> Any:
-    """Return a value as the kind it is meant to be; raises where it is none of them."""
+    """Return a value converted to one of a hint's types; raises `_Unfit` if it fits none."""
     for member in _members(hint):
         try:
             return _as_list(value, member, texts) if _is_list(member) else _as_kind(value, member, texts)
@@ -184,7 +184,7 @@ def _as_kind(value: Any, kind: Any, texts: bool) -> Any:
 
 
 def _read(text: str, kind: type) -> Any:
-    """Return the number, or true or false, that a text stands for."""
+    """Return the number or boolean that a text stands for."""
     try:
         return TRUTH[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
@@ -192,7 +192,7 @@ def _read(text: str, kind: type) -> Any:
 
 
 def _words_of(value: Any, between: str, plain: bool) -> list[Any]:
-    """Return a mapping, or each mapping in a list, as words of name and value."""
+    """Return a mapping, or each mapping in a list, as words with name and value."""
     words = []
     for entry in value if isinstance(value, list | tuple) else [value]:
         pairs = isinstance(entry, Mapping)
@@ -221,7 +221,7 @@ def _is_plain(text: str) -> bool:
 def _as_float(value: Any) -> float | int:
     try:
         number = float(value)
-    except OverflowError:  # a whole number that no float holds: the ranges refuse it
+    except OverflowError:  # an integer too large for a float: refused by the range check
         return value
     return _require(number, math.isfinite(number))
 

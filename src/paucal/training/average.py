@@ -31,7 +31,7 @@ class MovingAverage(Callback):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Fold the present weights into the average."""
+        """Update the average with the current weights."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         ours = {name: piece(value) for name, value in self.module.state_dict().items()}
         theirs = {name: piece(value) for name, value in self.source.state_dict().items()}
@@ -44,22 +44,22 @@ class MovingAverage(Callback):
         self.updates += 1
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Move the average to the device of the weights, cut as they are."""
+        """Move the average to the device of the weights, sharded as they are."""
         if pl_module.mesh is None:
             self.module.to(pl_module.device)
         else:
             shard(self.module, (), pl_module.mesh)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores."""
+        """Return the state for a checkpoint."""
         return {"updates": self.updates, "average": gathered(self.module.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint stored."""
+        """Restore the state of a checkpoint."""
         self.updates = state_dict["updates"]
         load_whole(self.module, state_dict["average"])
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Follow every real optimizer step."""
+        """Update the average after every optimizer step."""
         if (batch_idx + 1) % pl_module.plan.accumulate == 0:
             self.update()

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and that hold nothing which could run."""
+"""Checkpoints that are written atomically and contain no executable code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class AtomicCheckpoints(CheckpointIO):
 
 
 def checkpoint_position(path: Path) -> tuple[int, int]:
-    """Return the optimizer steps and the forward passes that a checkpoint stands after.
+    """Return the optimizer steps and the forward passes before a checkpoint.
 
     Raises:
         UserError: the file is damaged, or it is no checkpoint of a run of this version.
@@ -41,7 +41,7 @@ def checkpoint_position(path: Path) -> tuple[int, int]:
 
 
 def checkpoint_rows(path: Path) -> list[dict[str, float]]:
-    """Return the metrics of the epochs that a checkpoint stands after; none where there is no checkpoint.
+    """Return the metrics of the epochs before a checkpoint; empty without a checkpoint.
 
     `metrics.csv` may be ahead: it gets a row after every epoch, and a run that was killed makes the epochs since its
     newest saved state again.
@@ -56,7 +56,7 @@ def checkpoint_rows(path: Path) -> list[dict[str, float]]:
 
 
 def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
-    """Return the optimizer steps that a checkpoint stands after, and the metrics of the best epoch until then.
+    """Return the optimizer steps before a checkpoint, and the metrics of the best epoch until then.
 
     Raises:
         UserError: the file is damaged, or it is no checkpoint of a run of this version.
@@ -67,7 +67,7 @@ def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
 
 
 def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
-    """Return the corrections of a run's length that a checkpoint holds; none where there is no checkpoint.
+    """Return the corrections of a run's length in a checkpoint; empty without a checkpoint.
 
     Raises:
         UserError: the file is damaged, or it is no checkpoint of a run of this version.
@@ -89,7 +89,7 @@ def _of_this_version(path: Path) -> Iterator[None]:
 
 @contextmanager
 def fitting_state(path: Path) -> Iterator[None]:
-    """Turn the failure to load a saved state into a sentence."""
+    """Turn an error from loading a saved state into a UserError."""
     try:
         yield
     except RuntimeError as problem:

@@ -18,11 +18,11 @@ from paucal.training.plan import Plan, PlanChange, TimePlan
 from paucal.training.stopping import POLL_EVERY
 from paucal.types import Batch
 
-MARGIN = 0.03  # share of the time that is left free, since what follows the last step varies
-TOLERANCE, EARLY = 0.03, 0.15  # shares of the whole time, and of what is left, that the expected end may be off by
+MARGIN = 0.03  # share of the time kept free, since the work after the last step varies
+TOLERANCE, EARLY = 0.03, 0.15  # tolerated error of the expected end, as shares of the whole and the remaining time
 LEAST_SECONDS, LEAST_STEPS, SHARE = 1.0, 2, 0.01  # between two checks; the last is a share of the whole time
 NEWEST = 0.15  # least weight of the newest check in the mean pace
-SHORT_EPOCH = 0.1  # share of an epoch that is not worth an evaluation of its own
+SHORT_EPOCH = 0.1  # share of an epoch that gets no validation of its own
 SPARE_STEPS, SPARE_SHARE = 6, 0.02  # steps that choosing threads takes; share of the time left that they may take
 
 OnChange = Callable[[Plan, float], None]
@@ -42,32 +42,32 @@ class RunClock:
         self._on_change = on_change
         self._deadline = math.inf
         self._pace: float | None = None
-        self._checks = 0  # that the pace is the mean of
+        self._checks = 0  # number of checks in the mean pace
         self._evaluation: float | None = None
         self._steps, self._seconds = 0, 0.0
         self._tick: float | None = None
         self._next_threads = math.inf
 
     def start(self, trained: float) -> None:
-        """Begin to count; `trained` are the seconds of training before a run goes on."""
+        """Start the clock; `trained` are the seconds of training before a run was resumed."""
         budget = self._time.budget
-        if not trained:  # a run that goes on may find another load than when its length was planned
+        if not trained:  # the load may have changed before a run is resumed
             self._pace, self._checks = self._time.step, 1
         self._deadline = time.monotonic() + (1 - MARGIN) * budget - self._time.spent - trained
 
     def pause(self, evaluation: float | None = None) -> None:
-        """Leave out the time since the step, which went into an evaluation of so many seconds or into a saved state."""
+        """Exclude the time since the last step, which was spent on a validation or a saved state."""
         self._evaluation = self._evaluation if evaluation is None else evaluation
         self._tick = time.monotonic()
 
     def correct(self, trainer: Trainer, module: TrainingModule, batch: Batch) -> bool:
-        """Count a step, and correct the module's plan where its end is no longer expected in time.
+        """Count a step, and correct the module's plan if it would not end in time.
 
         Returns:
             Whether the plan has changed; every process gets the same answer.
         """
         now, plan, step = time.monotonic(), module.plan, trainer.global_step
-        if self._tick is not None:  # the first step prepares what later ones use
+        if self._tick is not None:  # the first step is slower
             self._steps, self._seconds = self._steps + 1, self._seconds + now - self._tick
         self._tick = now
         if step >= plan.last_step or (trainer.world_size > 1 and step % POLL_EVERY):
@@ -102,11 +102,11 @@ class RunClock:
             return None
         before = plan.threads or torch.get_num_threads()
         threads = self._threads(trainer, module, batch, left) or before
-        # With other threads, the next checks tell how long a step takes and how many fit.
+        # After a change of threads, the next checks measure the steps again.
         return PlanChange(step, total if threads == before else plan.last_step, threads)
 
     def _costs(self) -> tuple[float, float, float]:
-        """Return the seconds of a step, of an evaluation, and of what follows the last step, as fast as steps are."""
+        """Return the seconds of a step, of a validation and of the work after the last step, at the current pace."""
         pace = self._pace or self._time.step
         slower = pace / max(self._time.step, 1e-9)
         evaluation = self._time.evaluation * slower if self._evaluation is None else self._evaluation
@@ -118,7 +118,7 @@ class RunClock:
         return (plan.last_step - step) * pace + evaluations * evaluation + closing
 
     def _fitting_length(self, plan: Plan, step: int, left: float) -> int:
-        """Return the steps of the whole run with which it ends in time; none but those made where no more fit."""
+        """Return the total steps with which the run ends in time; at least those already made."""
         pace, evaluation, closing = self._costs()
         more = (left - closing - evaluation) / (pace + evaluation / plan.steps_per_epoch)
         total = min(step + max(0, int(more)), self._time.most_steps)
@@ -128,7 +128,7 @@ class RunClock:
         )
 
     def _threads(self, trainer: Trainer, module: TrainingModule, batch: Batch, left: float) -> int | None:
-        """Return the number of threads with which a step is quickest; None where measuring would take too long."""
+        """Return the number of threads with which a step is fastest; None if measuring would take too long."""
         several = trainer.world_size > 1 or module.device.type != "cpu"
         if several or SPARE_STEPS * (self._pace or 0.0) > SPARE_SHARE * left or left > self._next_threads:
             return None

@@ -1,4 +1,4 @@
-"""What can go wrong while torch compiles a model, in one sentence: it fails in many ways, none of them the user's."""
+"""Errors of torch.compile as a UserError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def is_of_compiler(problem: BaseException | None) -> bool:
 
 @contextmanager
 def compile_advice(plan: Plan) -> Iterator[None]:
-    """Turn a failed compilation into a sentence that says what failed and to go without; nothing where none is asked.
+    """Turn a failed compilation into a UserError that advises to leave --compile out.
 
     Raises:
         UserError: torch could not compile the model.
@@ -41,7 +41,7 @@ def compile_advice(plan: Plan) -> Iterator[None]:
 
 
 def _reason(problem: Exception) -> str:
-    """Return the kind of a failure and the first line of its text, without the compiler's advice to its developers."""
+    """Return the type of an error and the first line of its text, without advice for developers of the compiler."""
     inner = getattr(problem, "inner_exception", problem)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     text = shortened(lines[0], MOST_REASON) if lines else "no message"

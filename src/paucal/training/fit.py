@@ -30,7 +30,7 @@ from paucal.training.sharding import EqualBuffers, WholeCopy
 from paucal.training.stopping import StopSignal, interruptible
 
 ADVICE = (
-    r".*does not have many workers.*",  # the recipe has chosen their number
+    r".*does not have many workers.*",  # their number was chosen
     r".*GPU available but not used.*",
     r".*MPS available but not used.*",
     r".*Checkpoint directory .* exists and is not empty.*",
@@ -41,15 +41,15 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `fit` ended.
+    """The outcome of a call of `fit`.
 
     Attributes:
-        finished: whether all steps were made (False after a request to stop).
-        step: optimizer steps made so far.
-        rows: the metrics of every epoch so far.
-        best: the row of the best epoch.
-        seconds: time spent in training, over all resumptions.
-        plan: of the run, as it was corrected while it went on; None where nothing was to train.
+        finished: Whether all steps were made; False after a request to stop.
+        step: Optimizer steps made so far.
+        rows: Metrics of every epoch so far.
+        best: Row of the best epoch.
+        seconds: Seconds of training, over all calls.
+        plan: Plan of the run with all corrections; None if nothing was trained.
     """
 
     finished: bool
@@ -60,7 +60,7 @@ class Outcome:
     plan: Plan | None = None
 
     def passes(self, planned: int | None) -> float | None:
-        """Return the passes over the training images that were made, where a run of so many was planned."""
+        """Return the number of epochs that were made, given the planned number."""
         if self.plan is None or not self.plan.changes:
             return planned
         made = self.step / self.plan.steps_per_epoch
@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on what was corrected while the run went on."""
+        """Sentences on corrections of the plan during the run."""
         lengths = [change.total_steps for change in self.plan.changes] if self.plan is not None else []
         if self.plan is None or not lengths or {*lengths} == {self.plan.total_steps}:
             return []
@@ -85,17 +85,17 @@ def fit(
     records: Records,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:
-    """Train an objective, going on from the run's newest state where there is one.
+    """Train an objective, from the run's newest saved state if there is one.
 
     Args:
-        objective: what to train.
+        objective: Objective to train.
         make_loader: called once the processes are joined, so that it knows their number. Its loader yields
             `Batch`es from the forward pass at which the run stands (see `checkpoint_position`) and has the
             length of the whole run in forward passes, or of the longest that it may become (`Plan.most_steps`).
-        optimization: the optimizer and its schedule.
-        plan: length, randomness and hardware.
-        records: what is kept, and who is told.
-        callbacks: more Lightning callbacks, such as a progress display.
+        optimization: Optimizer and schedule.
+        plan: Length, seed and hardware.
+        records: Run folder, validation and callbacks.
+        callbacks: Further Lightning callbacks, such as a progress bar.
 
     Raises:
         UserError: the loss was not finite for many steps in a row, the saved state does not fit, the memory does
@@ -103,7 +103,7 @@ def fit(
     """
     compiled = plan.hardware.compile_backend is not None
     for module in objective.compilable() if compiled else ():
-        # A run has few sizes of batches, and code for any size is slower and fails more often.
+        # A run has few batch sizes, and code for dynamic sizes is slower and fails more often.
         module.compile(backend=plan.hardware.compile_backend, dynamic=False)
     if plan.time is not None:
         plan = replace(plan, changes=checkpoint_changes(records.run.last))
@@ -141,7 +141,7 @@ def fit(
 
 
 def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Trainer:
-    """Return a Lightning Trainer that only trains: records, states and display are callbacks of ours.
+    """Return a Lightning Trainer that only trains: metrics, checkpoints and progress are paucal's callbacks.
 
     Args:
         plan: Length, randomness and hardware.
@@ -160,7 +160,7 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
         max_steps=plan.last_step,
         accumulate_grad_batches=plan.accumulate,
         callbacks=list(callbacks),
-        # Lightning itself would save beside the run at SIGUSR1, and requeue the job.
+        # Otherwise Lightning would save another checkpoint at SIGUSR1 and requeue the job.
         plugins=[AtomicCheckpoints(), *([SLURMEnvironment(auto_requeue=False)] if in_slurm else [])],
         default_root_dir=folder,
         logger=False,
@@ -175,7 +175,7 @@ def build_trainer(plan: Plan, folder: Path, callbacks: Sequence[Callback]) -> Tr
 
 @contextmanager
 def _threads(plan: Plan) -> Iterator[None]:
-    """Let torch use the threads that were chosen for the run, whose number decides the last bits of its sums."""
+    """Let torch use the number of threads chosen for the run, which affects the last bits of sums."""
     before = torch.get_num_threads()
     if plan.threads is not None and plan.hardware.accelerator == "cpu":
         torch.set_num_threads(min(plan.threads, usable_cores()))
@@ -187,7 +187,7 @@ def _threads(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Silence Lightning's advice on things that are deliberate here; its warnings of other kinds stay."""
+    """Silence Lightning's advice on deliberate choices; other warnings stay."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Which parameters are decayed, and which objective's group they belong to."""
+"""Parameter groups: with and without weight decay, and by the objective's labels."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ def parameter_groups(
     decays the 4-D norms of its CvT and the tokens of its ViT and T2T, EsViT's all tokens and tables.)
 
     Args:
-        module: owner of the parameters.
-        label: gives the objective's group of a parameter name.
+        module: Module with the parameters.
+        label: Function that returns the objective's group of a parameter name.
         decays_tables: Whether all but biases and parameters of at most one dimension are decayed.
 
     Returns:
@@ -61,7 +61,7 @@ def _small_parameters(module: nn.Module) -> Iterator[str]:
 
 
 def _listed_patterns(module: nn.Module) -> Iterator[str]:
-    """Names that timm models list themselves, completed to full names."""
+    """Yield the full names of parameters that timm models exclude from weight decay."""
     for prefix, owner in module.named_modules():
         listing = getattr(owner, "no_weight_decay", None)
         if callable(listing):

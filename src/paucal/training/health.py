@@ -1,4 +1,4 @@
-"""Watching for losses that are not numbers."""
+"""Watching for NaN and infinite losses."""
 
 import logging
 from typing import Any
@@ -11,23 +11,23 @@ log = logging.getLogger("paucal")
 
 
 class FiniteWatch(Callback):
-    """Reads back every so many steps whether steps were skipped, names the culprit, and gives a hopeless run up.
+    """Checks at intervals whether steps were skipped, names the losses concerned, and stops a hopeless run.
 
     A run is hopeless where all of those steps were skipped (of a shorter run, all of its steps): a few at the end,
     after the newest look, are no such sign. It is ended by whoever keeps its records, once they are kept.
 
     Args:
-        every: steps between two looks.
+        every: Steps between two checks.
 
     Attributes:
-        hopeless: the sentence to end the run with; None where it may go on.
+        hopeless: Message that ends the run; None if it may continue.
     """
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
         self.hopeless: str | None = None
-        self._seen = 0.0  # skipped steps at the newest look
-        self._looked = 0  # step of that look
+        self._seen = 0.0  # skipped steps at the newest check
+        self._looked = 0  # step of that check
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores."""
@@ -38,7 +38,7 @@ class FiniteWatch(Callback):
         self._seen, self._looked = state_dict["seen"], state_dict["looked"]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Look at the count of skipped steps, which waits for the device."""
+        """Read the number of skipped steps, which waits for the device."""
         step, plan = trainer.global_step, pl_module.plan
         due = step % self.every == 0 or step >= plan.total_steps
         if not due or (batch_idx + 1) % plan.accumulate:

@@ -1,4 +1,4 @@
-"""What happens after a step: hooks of the objective, validation, records and saved states."""
+"""Callbacks after a step: hooks of the objective, validation, metrics and checkpoints."""
 
 import math
 import time
@@ -28,14 +28,14 @@ OnEpoch = Callable[[int, int, Mapping[str, float]], bool | None]
 
 @dataclass(frozen=True)
 class Watch:
-    """How a run is judged while it goes on.
+    """The validation of a run during training.
 
     Attributes:
-        validate: gives scores of a model on the validation images, called on every process.
-        score: the name of the score to maximise; None where the newest state is the best, whatever it scores.
-        loss: the name of the value that breaks ties, the lower the better.
-        floor: the score of a model that the run has already, which stays unless an epoch has more; None for none.
-        keep: how many of the best epochs keep their weights until the end, to be averaged; needs a score and a loss.
+        validate: Function that returns a model's scores on the validation images; called on every process.
+        score: Name of the score to maximise; None if the newest state always counts as the best.
+        loss: Name of the value that breaks ties, lower is better.
+        floor: Score of a model that the run has already and keeps unless an epoch is better; None for none.
+        keep: Number of best epochs whose weights are kept for averaging; needs a score and a loss.
     """
 
     validate: Validate
@@ -47,12 +47,12 @@ class Watch:
 
 @dataclass(frozen=True)
 class Records:
-    """What a run keeps, and who is told.
+    """The files of a run and the functions to call.
 
     Attributes:
-        run: where states and metrics are written.
-        save_model: writes the deployable part of a new best state.
-        watch: how to judge; None keeps the newest state as the best, without a file of its own.
+        run: Run folder for checkpoints and metrics.
+        save_model: Function that writes the deployable part of a new best state.
+        watch: Validation; None keeps the newest state as the best, without its own file.
         on_epoch: called on the first process with (epoch, epochs, row of metrics); it may return True to ask that
             the run is saved and stopped.
         on_start: called on the first process with the scores of the weights that the run begins with; without it
@@ -69,19 +69,19 @@ class Records:
 
     @property
     def kept(self) -> KeptEpochs | None:
-        """The weights of the best epochs; None where none are kept."""
+        """The weights of the best epochs; None if they are not kept."""
         return None if self.watch is None else kept_epochs(self.run, self.watch)
 
 
 def kept_epochs(run: RunFolder, watch: Watch) -> KeptEpochs | None:
-    """Return where a run keeps the weights of its best epochs; None where it keeps none."""
+    """Return the files of a run's best epochs; None if it keeps none."""
     if watch.score is None or watch.keep < 2:  # the best one is kept anyway
         return None
     return KeptEpochs(run.last.parent, watch.keep, watch.score, watch.loss)
 
 
 class AfterStep(Callback):
-    """Tells the objective about every real optimizer step."""
+    """Calls the objective's hooks after every optimizer step."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Call the objective's hooks."""
@@ -91,15 +91,15 @@ class AfterStep(Callback):
 
 
 class RunKeeper(Callback):
-    """Keeps the run folder: one row of metrics per epoch, the newest state, the best one and its weights.
+    """Writes the run folder: a row of metrics per epoch, the newest state, the best one and its weights.
 
     Args:
-        records: what to keep.
-        evaluated: gives the module that is judged and deployed; called on every process.
-        stop: the request to stop.
-        health: says when to give up.
-        clock: corrects the length of a run that has a time; None for one whose length is given.
-        changes: corrections so far.
+        records: Files and functions of the run.
+        evaluated: Function that returns the module to evaluate and deploy; called on every process.
+        stop: Request to stop.
+        health: Watcher for NaN and infinite losses.
+        clock: Clock that corrects the length of a run with a time budget; None for a given length.
+        changes: Corrections of the length so far.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RunKeeper(Callback):
         self._last_save = self._last_tick = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Go on with the records of the state the run resumes from; judge the weights of one that begins."""
+        """Restore the metrics of a resumed run; score the initial weights of a new one."""
         self._last_save = self._last_tick = time.monotonic()
         if self._meters:
             pl_module.meters.load_state_dict(self._meters, pl_module.device)
@@ -135,7 +135,7 @@ class RunKeeper(Callback):
         if trainer.is_global_zero:
             self._drop_lost_epochs()
         if self.step == 0 and self.records.on_start is not None and self.records.watch is not None:
-            # Only now are the processes joined, which share the images, and the weights where they are trained.
+            # Only now have the processes joined, which share the validation images.
             with self.evaluated() as judged:
                 scores = self.records.watch.validate(judged, pl_module.device)
             if trainer.is_global_zero:
@@ -144,20 +144,20 @@ class RunKeeper(Callback):
             self.clock.start(self.seconds)
 
     def _find_best(self) -> None:
-        """Take over the best of the epochs that a kill has undone: its files were written, and are what they say."""
+        """Use the best of the epochs after the checkpoint, if its files were written before the run was killed."""
         if self._selects and self.records.run.best.exists():
             step, best = checkpoint_best(self.records.run.best)
             self.best = best if step > self.step else self.best
 
     def _drop_lost_epochs(self) -> None:
-        """Take the epochs that a kill has undone out of the metrics."""
+        """Remove the epochs after the checkpoint from the metrics."""
         if self.rows:
             self.records.run.write_rows(self.rows)
         else:
             self.records.run.metrics.unlink(missing_ok=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record, validate, save and stop where it is time to.
+        """Record, validate, save and stop when due.
 
         Raises:
             UserError: the run is hopeless.
@@ -174,12 +174,12 @@ class RunKeeper(Callback):
             with self.evaluated() as judged:
                 self._finish_epoch(trainer, pl_module, judged)
         stopping = self.stop.requested(trainer) or self._asked_to_stop
-        # A state from before a correction would be gone on with in another way, so there is none.
+        # A checkpoint from before a correction would resume differently, so save one after it.
         if stopping or finished or changed or self.health.hopeless or self._save_is_due(trainer, plan):
             self._save(trainer, pl_module)
         if self.clock is not None:
             self.clock.pause(time.monotonic() - begin if evaluates else None)
-        if self.health.hopeless and not stopping:  # a run that stops may go back to a better state
+        if self.health.hopeless and not stopping:  # a stopping run may return to a better state
             raise UserError(self.health.hopeless)
         trainer.should_stop = trainer.should_stop or stopping
 
@@ -215,7 +215,7 @@ class RunKeeper(Callback):
             if trainer.is_global_zero:
                 self.records.save_model(judged)
             if self._selects:  # otherwise the newest state is the best, and is saved as such
-                # After the model: a run that goes on trusts this file to tell what the model is.
+                # After the model: a resumed run relies on this file.
                 trainer.save_checkpoint(self.records.run.best, weights_only=False)
 
     @property

@@ -1,4 +1,4 @@
-"""Memory: advice when it does not suffice, and the largest batch for which it does."""
+"""Memory: advice when it is too small, and the largest batch that fits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ RESERVED = 3  # copies of the weights that training adds to weights and gradient
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """Return whether an exception says that a device has too little memory."""
+    """Return whether an exception is an out-of-memory error."""
     if isinstance(problem, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(problem, RuntimeError) and any(words in str(problem).lower() for words in WORDS)
@@ -24,7 +24,7 @@ def is_out_of_memory(problem: BaseException) -> bool:
 
 @contextmanager
 def memory_advice(plan: Plan) -> Iterator[None]:
-    """Turn a failed allocation into a sentence that says what to lower."""
+    """Turn an out-of-memory error into a UserError with advice."""
     try:
         yield
     except (RuntimeError, MemoryError) as problem:
@@ -51,11 +51,11 @@ def largest_batch(
     The objective comes back as it was, on the CPU.
 
     Args:
-        objective: what will be trained.
-        make_batch: gives a batch of so many images on the CPU.
-        sizes: what to try, the largest first.
-        device: where training will take place.
-        precision: in Lightning's words.
+        objective: Objective to train.
+        make_batch: Function that returns a batch of a size on the CPU.
+        sizes: Sizes to try, largest first.
+        device: Device of the training.
+        precision: Precision by Lightning's names.
 
     Raises:
         UserError: not even the smallest fits.

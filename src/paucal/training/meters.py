@@ -1,4 +1,4 @@
-"""What a run measures of itself between two readings, kept on the device.
+"""Running means of losses and health on the device, between two readings.
 
 Each process measures its own images. Readings and saved states are those of all processes; nothing is sent in between.
 """
@@ -13,12 +13,12 @@ from paucal.types import LossTerms
 
 
 class Meters:
-    """Sums over the steps since the last reset; reading them is the only wait for the device.
+    """Sums over the steps since the last reset; only reading them waits for the device.
 
     Attributes:
-        rate: learning rate of the newest step.
-        skipped: steps skipped in the whole run because a gradient was not finite.
-        nonfinite: per loss, forward passes of the whole run in which it was not finite.
+        rate: Learning rate of the newest step.
+        skipped: Steps of the whole run that were skipped because a gradient was not finite.
+        nonfinite: Forward passes of the whole run in which each loss was not finite.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class Meters:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new stretch of steps."""
+        """Reset the sums."""
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
         self.weights: dict[str, float] = {}
 
     def add(self, terms: LossTerms, total: Tensor) -> None:
-        """Add the losses of one forward pass; non-finite ones are left out of the means and counted apart."""
+        """Add the losses of a forward pass; non-finite ones are counted but not averaged."""
         for name, value in {"loss": total, **terms.values}.items():
             value = value.detach().float()
             self._sum(f"train_{name}", value)
@@ -42,13 +42,13 @@ class Meters:
         self.weights = dict(terms.weights)
 
     def add_step(self, norm: Tensor, skipped: Tensor) -> None:
-        """Add what one optimizer step showed: the gradient's L2 norm, and 1 if the step was skipped, else 0."""
+        """Add an optimizer step: the gradient's L2 norm, and 1 if the step was skipped, else 0."""
         self._sum("gradient_norm", norm.detach().float())
         self._sum("skipped_steps", skipped)
         self.skipped = skipped + self.skipped
 
     def add_diagnostics(self, values: dict[str, Tensor]) -> None:
-        """Add what the objective says about its health."""
+        """Add the objective's health metrics."""
         for name, value in values.items():
             self._sum(name, value.detach().float())
 
@@ -71,7 +71,7 @@ class Meters:
         self.counts[name] = finite.float() + self.counts.get(name, 0.0)
 
     def newest_mean(self, name: str) -> float:
-        """Return one mean since the last reset, of this process alone; NaN where there is none yet."""
+        """Return one mean since the last reset of this process; NaN if there is none yet."""
         return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
     def culprits(self) -> list[str]:
@@ -93,7 +93,7 @@ class Meters:
 
 
 def _joint(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the means over all processes, in one call to them; nothing is sent where there is one."""
+    """Return the means over all processes, in one collective call."""
     if not values or not (dist.is_available() and dist.is_initialized()):
         return dict(values)
     joint = torch.stack(list(values.values()))

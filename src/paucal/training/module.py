@@ -48,7 +48,7 @@ class TrainingModule(LightningModule):
         self.meters = Meters()
 
     def progress(self, micro_step: int = 0) -> Progress:
-        """Return where the run stands in its schedules, see `Plan.position`."""
+        """Return the position of the run in its schedules, see `Plan.position`."""
         plan = self.plan
         position = int(plan.position(self.trainer.global_step))
         return Progress(position, plan.total_steps, plan.steps_per_epoch, micro_step)
@@ -56,7 +56,7 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the total loss of a batch."""
         plan = self.plan
-        # The model's randomness is a function of (seed, step, rank), never of what happened before.
+        # Random numbers depend only on (seed, step, rank), so that a resumed run repeats them.
         torch.manual_seed(derive_seed(plan.seed, batch_idx, self.global_rank))
         if plan.mixing is not None and self.objective.data_request.mixing:
             batch = plan.mixing.mix(batch, plan.n_classes)
@@ -66,7 +66,7 @@ class TrainingModule(LightningModule):
         return total
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Move a batch without waiting for the steps before it, as Lightning does with tensors only."""
+        """Move a batch to the device asynchronously, which Lightning does only for tensors."""
         return batch.to(device, non_blocking=True)
 
     def train_dataloader(self) -> DataLoader:
@@ -75,11 +75,11 @@ class TrainingModule(LightningModule):
 
     @property
     def mesh(self) -> DeviceMesh | None:
-        """The processes that cut the objective among them; None where each has all of it."""
+        """The device mesh over which the objective is sharded; None if each process has all of it."""
         return None if self.device_mesh is None else self.device_mesh["data_parallel"]
 
     def configure_model(self) -> None:
-        """Cut the objective, where the strategy asks for it."""
+        """Shard the objective if the strategy asks for it."""
         if self.mesh is not None:
             shard(self.objective, self.objective.shardable(), self.mesh)
 
@@ -90,7 +90,7 @@ class TrainingModule(LightningModule):
         return build_optimizer(groups, self.optimization)
 
     def on_train_start(self) -> None:
-        """Lay what a checkpoint has brought back out as the weights are: the fused AdamW does not look."""
+        """Give restored optimizer states the memory layout of the weights, which the fused AdamW assumes."""
         for optimizer in self.trainer.optimizers:
             for parameter, state in optimizer.state.items():
                 for name, value in state.items():
@@ -98,7 +98,7 @@ class TrainingModule(LightningModule):
                         state[name] = torch.empty_like(parameter).copy_(value)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set rates, let the objective act, clip, and mark a non-finite step."""
+        """Set learning rates, call the objective's hook, clip, and mark a non-finite step."""
         progress = self.progress()
         self._set_rates(optimizer, progress)
         if progress.step == 0:
@@ -119,7 +119,7 @@ class TrainingModule(LightningModule):
         self.meters.add_step(norm, found_inf)
 
     def _notice_unused(self) -> None:
-        """Say which trainable parameters got no gradient: the objective should have frozen them.
+        """Warn of trainable parameters without a gradient, which the objective should have frozen.
 
         Raises:
             RuntimeError: there are several processes, which would wait for those gradients at the next step.
@@ -134,7 +134,7 @@ class TrainingModule(LightningModule):
         log.warning(text)
 
     def configure_gradient_clipping(self, *args, **kwargs) -> None:
-        """Leave clipping to `on_before_optimizer_step`, which needs the norm anyway."""
+        """Do nothing: `on_before_optimizer_step` clips, since it needs the norm anyway."""
 
     def _set_rates(self, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         rate = self.optimization.schedule(self.plan.position(self.trainer.global_step))

@@ -1,4 +1,4 @@
-"""The optimizers that a run may step with, over the groups of `groups.parameter_groups`."""
+"""The optimizers of a run, over the groups of `groups.parameter_groups`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,14 @@ UNAWARE = ("mps",)  # where torch's fused AdamW takes `found_inf` and makes the 
 
 
 def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) -> Optimizer:
-    """Return the optimizer of a run; rates and weight decays of its groups are set before every step.
+    """Return the optimizer of a run; learning rates and weight decays of its groups are set before every step.
 
     SGD and LARS have momentum, and their weight decay is part of the gradient, as in EsViT's program. LARS (You et al.
     2017) scales the step of each tensor to its length; what is not decayed, such as norms and biases, it steps as SGD.
 
     Args:
-        groups: dictionaries with `params`, `names`, `label` and `decayed`.
-        settings: which optimizer, and its numbers.
+        groups: Dictionaries with `params`, `names`, `label` and `decayed`.
+        settings: Name and hyperparameters of the optimizer.
     """
     if settings.optimizer == "sgd":
         return SGD(list(groups), lr=0.0, momentum=settings.momentum)
@@ -33,12 +33,12 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
             "trust_coeff": TRUST,
         }  # timm's default of 0 passes for an integer
         return Lars(scaled, lr=0.0, **numbers)
-    # The fused form understands `found_inf`, on which the skipping of non-finite steps rests.
+    # The fused version supports `found_inf`, with which non-finite steps are skipped.
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
 
 def looks_at_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
-    """Whether an optimizer skips a step by itself whose `found_inf` is 1.
+    """Return whether an optimizer skips a step by itself if `found_inf` is 1.
 
     SGD and LARS do not, fused SGD neither: torch leaves its momentum undefined where the first step is skipped, and
     refuses parameters whose gradients come later than those of others, as EsViT's prototypes' do.

@@ -1,4 +1,4 @@
-"""What the trainer is told: plain numbers, resolved beforehand by the recipe."""
+"""The plan of a training run: plain numbers from the resolved settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ OptimizerName = Literal["adamw", "sgd", "lars"]
 
 @dataclass(frozen=True)
 class Optimization:
-    """The optimizer and what surrounds it.
+    """The optimizer and its hyperparameters.
 
     Attributes:
-        schedule: learning rate of the step that follows so many completed ones.
-        weight_decay: for the decayed groups.
-        betas: of AdamW.
-        eps: of AdamW.
-        clip: global L2 norm above which gradients are scaled down; None for no clipping.
-        average_decay: ceiling of the moving average's decay; None for no average.
+        schedule: Learning rate by the number of completed steps.
+        weight_decay: Weight decay of the decayed groups.
+        betas: Betas of AdamW.
+        eps: Epsilon of AdamW.
+        clip: Global L2 norm above which gradients are scaled down; None for no clipping.
+        average_decay: Maximum decay of the moving average; None for no average.
         optimizer: "adamw", "sgd" or "lars".
-        momentum: of SGD and LARS.
+        momentum: Momentum of SGD and LARS.
     """
 
     schedule: Callable[[float], float]
@@ -36,16 +36,16 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where and how precisely to compute; the words are Lightning's.
+    """Hardware and precision, by Lightning's names.
 
     Attributes:
         accelerator: "cpu", "cuda", "mps" or "auto".
-        devices: devices per node.
-        nodes: machines.
+        devices: Devices per node.
+        nodes: Number of machines.
         strategy: "auto" for one process, "ddp" where each of several keeps the whole model, "fsdp" where each keeps a
             piece of it.
         precision: "32-true", "bf16-mixed" or "16-mixed".
-        compile_backend: backend of `torch.compile` for the backbones; None to leave them as they are.
+        compile_backend: Backend of `torch.compile` for the backbones; None for no compilation.
     """
 
     accelerator: str = "cpu"
@@ -57,13 +57,13 @@ class Hardware:
 
     @property
     def processes(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
         return self.devices * self.nodes
 
 
 @dataclass(frozen=True)
 class TimePlan:
-    """The time that a run has, and what its length was planned from.
+    """The time budget of a run, and the measurements from which its length was planned.
 
     Attributes:
         budget: Seconds of the whole run, from opening the images to the last file.
@@ -86,7 +86,7 @@ class TimePlan:
 
 @dataclass(frozen=True)
 class PlanChange:
-    """A correction of a run's length while it goes on.
+    """A correction of a run's length during training.
 
     Attributes:
         step: Optimizer steps that were completed when it was made.
@@ -101,21 +101,21 @@ class PlanChange:
 
 @dataclass(frozen=True)
 class Plan:
-    """The length and the randomness of a run.
+    """The length, the seed and the hardware of a run.
 
     Attributes:
-        total_steps: optimizer steps, as they were planned before the first one.
-        steps_per_epoch: optimizer steps per pass over the training images.
-        accumulate: forward passes per optimizer step.
-        seed: of everything.
-        mixing: mixup and cutmix; None for none.
-        n_classes: needed for mixing.
-        save_every: optimizer steps between saved states within an epoch, at most.
-        save_seconds: the end of an epoch saves a state if the newest one is older than this.
-        deadline: value of `time.monotonic()` after which the run is stopped and saved; None for no limit.
-        hardware: where and how precisely to compute.
-        time: the time that decides the length; None where the number of steps is given.
-        changes: corrections of the length so far, the oldest first.
+        total_steps: Optimizer steps as planned before the first one.
+        steps_per_epoch: Optimizer steps per epoch.
+        accumulate: Forward passes per optimizer step.
+        seed: Seed for all random numbers.
+        mixing: Mixup and CutMix; None for none.
+        n_classes: Number of classes, for mixing.
+        save_every: Maximum optimizer steps between checkpoints within an epoch.
+        save_seconds: Age in seconds of the newest checkpoint above which the end of an epoch saves another.
+        deadline: `time.monotonic()` after which the run is stopped and saved; None for no limit.
+        hardware: Hardware and precision.
+        time: Time plan that decides the length; None if the number of steps is given.
+        changes: Corrections of the length so far, oldest first.
     """
 
     total_steps: int
@@ -133,17 +133,17 @@ class Plan:
 
     @property
     def last_step(self) -> int:
-        """The optimizer steps of the whole run, as far as they are known now."""
+        """The optimizer steps of the whole run, after all corrections so far."""
         return self.changes[-1].total_steps if self.changes else self.total_steps
 
     @property
     def most_steps(self) -> int:
-        """The optimizer steps that the run may be lengthened to."""
+        """The most optimizer steps that the run may have after corrections."""
         return max(self.last_step, self.total_steps if self.time is None else self.time.most_steps)
 
     @property
     def threads(self) -> int | None:
-        """The threads of the processor that were chosen for the run; None where nobody has chosen."""
+        """The number of CPU threads chosen for the run; None without a choice."""
         return self.changes[-1].threads if self.changes else self.time and self.time.threads
 
     def position(self, step: int) -> float:

@@ -1,4 +1,4 @@
-"""Lightning's strategy for cut models, with checkpoints in one piece."""
+"""Lightning's strategy for sharded models, with unsharded checkpoints."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +12,14 @@ from paucal.training.sharding import cut_like, gathered, load_whole
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all processes; `TrainingModule.configure_model` cuts the model.
+    """FSDP2 over all processes; `TrainingModule.configure_model` shards the model.
 
     Lightning's own file keeps the optimizer's state by parameter name, makes up state for parameters that were never
     updated, and is read without regard to what it may hold. This one writes and reads the file of every other strategy,
     through the trainer's `CheckpointIO`: gathered by the first process, cut again by each for itself.
 
     Args:
-        processes: how many there are, on all machines.
+        processes: Number of processes on all machines.
     """
 
     def __init__(self, processes: int) -> None:
@@ -31,12 +31,12 @@ class ShardedStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the weights in one piece, on the first process."""
+        """Return the unsharded weights on the first process."""
         assert self.lightning_module is not None
         return gathered(self.lightning_module.state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state in one piece, on the first process."""
+        """Return the unsharded optimizer state on the first process."""
         state = optimizer.state_dict()
         return {**state, "state": {number: gathered(values) for number, values in state["state"].items()}}
 
@@ -45,12 +45,12 @@ class ShardedStrategy(ModelParallelStrategy):
         return self.checkpoint_io.load_checkpoint(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over weights."""
+        """Load weights."""
         assert self.lightning_module is not None
         load_whole(self.lightning_module, checkpoint["state_dict"])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take over the optimizers' state."""
+        """Load the optimizer state."""
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             pieces = {
@@ -61,5 +61,5 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def _cut_moment(value: Any, parameter: Tensor) -> Any:
-    """Cut what the optimizer keeps per entry of a parameter; its count of steps is no such thing."""
+    """Shard the optimizer's state per entry of a parameter, but not its step count."""
     return cut_like(value, parameter) if isinstance(value, Tensor) and value.shape == parameter.shape else value

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state cut into pieces, one per process, for models too large for one device.
+"""Weights, gradients and optimizer state sharded over processes, for models too large for one device.
 
 This is torch's `fully_shard` (FSDP2; Zhao et al., "PyTorch FSDP", VLDB 2023): the whole weights of a part of the model
 are gathered when it runs, forward and backward, and dropped afterwards. torch keeps a cut tensor as a `DTensor`. Only
@@ -21,15 +21,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(module: nn.Module, parts: Iterable[nn.Module], mesh: DeviceMesh) -> None:
-    """Cut a module's parameters in place along their first dimension; it moves to the device of the mesh.
+    """Shard a module's parameters in place along their first dimension; it moves to the device of the mesh.
 
     Args:
-        module: what will be called as a whole.
+        module: Module that is called as a whole.
         parts: modules within it, none inside another, that are gathered one at a time; what is in none of them is
             gathered for the whole forward and backward pass.
-        mesh: the processes, in one dimension.
+        mesh: One-dimensional mesh of the processes.
     """
-    for parameter in module.parameters():  # torch cuts no weights that are laid out channels last
+    for parameter in module.parameters():  # torch cannot shard weights in channels-last layout
         parameter.data = parameter.data.contiguous()
     for part in parts:
         part.register_forward_hook(_own_memory, prepend=True)
@@ -38,30 +38,30 @@ def shard(module: nn.Module, parts: Iterable[nn.Module], mesh: DeviceMesh) -> No
 
 
 def _own_memory(module: nn.Module, inputs: Any, output: Any) -> Any:
-    # On a view, an in-place operation of the caller would drop the hook that gathers the weights for the backward pass.
+    # An in-place operation on a view would drop the hook that gathers the weights for the backward pass.
     return output.clone() if isinstance(output, Tensor) and output._base is not None else output
 
 
 def piece(tensor: Tensor) -> Tensor:
-    """Return what this process keeps of a tensor, in the same memory; all of one that is not cut."""
+    """Return this process's shard of a tensor, in the same memory; the whole of an unsharded one."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor in one piece; every process must ask for it."""
+    """Return the unsharded tensor; every process must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def cut_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Cut a tensor that every process has in one piece as another one is cut; nothing is sent."""
+    """Shard an unsharded tensor like another one, without communication."""
     if not isinstance(pattern, DTensor):
         return tensor
-    # A copy, else the piece would keep the whole in memory.
+    # Copied, since a view would keep the whole tensor in memory.
     return distribute_tensor(tensor, pattern.device_mesh, pattern.placements, src_data_rank=None).clone()
 
 
 def gathered(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state whose cut tensors are in one piece in the main memory of the first process.
+    """Return a state with unsharded tensors in the main memory of the first process.
 
     Every process must ask for it; the others get empty tensors in their place.
     """
@@ -75,7 +75,7 @@ def gathered(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load a state in one piece into a module that may be cut.
+    """Load an unsharded state into a module that may be sharded.
 
     Raises:
         RuntimeError: it is the state of another module.
@@ -85,18 +85,18 @@ def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of gradients over all their pieces, the same on every process, on the device."""
+    """Return the L2 norm of sharded gradients, on the device and equal on all processes."""
     norm = torch.nn.utils.get_total_norm([piece(gradient) for gradient in gradients])
     cut = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
     if cut is None:
         return norm
-    square = norm.double().square()  # of a large float32 the square would be infinite
+    square = norm.double().square()  # a large float32 would overflow
     dist.all_reduce(square, group=cut.device_mesh.get_group())
     return square.sqrt().to(norm.dtype)
 
 
 class WholeCopy:
-    """A copy in one piece of a module that is going to be cut, filled while it is judged and saved.
+    """An unsharded copy of a module that will be sharded, filled for evaluation and saving.
 
     In between it waits in main memory.
 
@@ -110,7 +110,7 @@ class WholeCopy:
 
     @contextmanager
     def filled(self) -> Iterator[nn.Module]:
-        """Give the copy, with the present weights and on their device; every process must ask for it."""
+        """Return the copy with the current weights on their device; every process must call this."""
         source = self._source().state_dict()
         mine = self._module.to(next(iter(source.values())).device).state_dict()
         for name, value in source.items():
@@ -122,14 +122,14 @@ class WholeCopy:
 
 
 class EqualBuffers(Callback):
-    """Gives all processes the first one's buffers after every forward pass, as DDP does: statistics of batch norms.
+    """Broadcasts the first process's buffers after every forward pass, as DDP does for batch norms.
 
     Buffers are not cut, and those of the first process are the ones that are saved.
     """
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Send them."""
+        """Broadcast the buffers."""
         for value in pl_module.objective.state_dict().values():
             if not isinstance(value, DTensor) and value.is_floating_point():
                 dist.broadcast(value, src=0)

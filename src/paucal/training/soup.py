@@ -20,13 +20,13 @@ Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
 
 @dataclass(frozen=True)
 class KeptEpochs:
-    """The weights of a run's best epochs, as files.
+    """The files with the weights of a run's best epochs.
 
     Attributes:
-        folder: where they lie.
-        count: how many are kept.
-        score: the metric by which epochs are compared, the higher the better.
-        loss: the metric that breaks ties, the lower the better.
+        folder: Folder of the files.
+        count: Number of files to keep.
+        score: Metric that compares epochs, higher is better.
+        loss: Metric that breaks ties, lower is better.
     """
 
     folder: Path
@@ -35,13 +35,13 @@ class KeptEpochs:
     loss: str
 
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
-        """Keep the newest epoch where it is among the best, and let those go that no longer are.
+        """Keep the newest epoch if it is among the best, and remove those that no longer are.
 
         What is kept depends on the rows alone, so that a run that was killed and goes on keeps the same.
 
         Args:
-            rows: the metrics of all epochs, the newest last.
-            module: in its state.
+            rows: Metrics of all epochs, newest last.
+            module: Module with the newest weights.
         """
         best = self._best(rows)
         if rows[-1] in best:
@@ -52,11 +52,11 @@ class KeptEpochs:
                 path.unlink(missing_ok=True)
 
     def kept(self, rows: Sequence[Mapping[str, float]]) -> list[Path]:
-        """Return the files of the best epochs that are there, the best one first."""
+        """Return the existing files of the best epochs, best first."""
         return [path for row in self._best(rows) if (path := self.file(row)).is_file()]
 
     def files(self) -> list[Path]:
-        """Return all files, of whatever epochs."""
+        """Return all files of epochs."""
         named = (path for path in self.folder.glob(f"{PREFIX}*.safetensors"))
         return sorted(path for path in named if re.fullmatch(rf"{PREFIX}\d+", path.stem))
 
@@ -67,22 +67,22 @@ class KeptEpochs:
 
     def _best(self, rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
         finite = [row for row in rows if math.isfinite(row[self.loss])]
-        # Of equal epochs the earlier one stays, as it does as the run's best.
+        # Of equal epochs the earlier one is kept, as for the best state.
         return sorted(finite, key=lambda row: (-row[self.score], row[self.loss], row["step"]))[: self.count]
 
     def file(self, row: Mapping[str, float]) -> Path:
-        """Return where the weights of an epoch lie."""
+        """Return the file of an epoch's weights."""
         return self.folder / f"{PREFIX}{int(row['step']):07d}.safetensors"
 
 
 def greedy_soup(
     files: Sequence[Path], judge: Callable[[Mapping[str, Tensor]], Ingredient]
 ) -> tuple[dict[str, Tensor], list[Path], Ingredient]:
-    """Average weights, best first, each as long as the mean does not become worse.
+    """Average weights, best first, adding each one that does not make the mean worse.
 
     Args:
-        files: of state dicts with the same entries, the best one first; at least one.
-        judge: scores a state dict, the higher the better.
+        files: Files of state dicts with the same entries, best first; at least one.
+        judge: Function that scores a state dict, higher is better.
 
     Returns:
         The mean, the files that are in it, and its score.
@@ -99,7 +99,7 @@ def greedy_soup(
 
 
 def mean_of(mean: Mapping[str, Tensor], other: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return the mean of `count` states, given as their mean, and one more; what is no float stays."""
+    """Return the mean of `count` states, given as their mean, and another one; only floats are averaged."""
     return {
         name: value + (other[name] - value) / (count + 1) if value.is_floating_point() else value
         for name, value in mean.items()

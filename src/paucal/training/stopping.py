@@ -1,4 +1,4 @@
-"""Stopping a run from outside or after a time: the step ends, the state is saved, nothing is lost."""
+"""Stopping a run after a signal or a time limit: the step ends and the state is saved."""
 
 import signal
 import threading
@@ -12,14 +12,14 @@ from lightning.pytorch import Callback, Trainer
 
 from paucal.signals import stop_signals
 
-POLL_EVERY = 10  # steps between two questions to the other processes whether one of them was told to stop
+POLL_EVERY = 10  # steps between two checks whether another process has to stop
 
 
 class StopSignal(Callback):
-    """Turns a signal and the end of the allowed time into a request to stop; a second SIGINT interrupts at once.
+    """Turns a signal or the end of the time limit into a request to stop; a second SIGINT interrupts at once.
 
     Args:
-        deadline: value of `time.monotonic()` after which to stop; None for no limit.
+        deadline: `time.monotonic()` after which to stop; None for no limit.
         slow_start: the first step takes minutes, since code is compiled in it. On a single process it is given up at
             once, even by the first signal: until it ends there is nothing new to save.
     """
@@ -35,7 +35,7 @@ class StopSignal(Callback):
         self._previous: dict[int, signal._HANDLER] = {}
 
     def requested(self, trainer: Trainer) -> bool:
-        """Return whether any process was told to stop; every process must ask at the same steps."""
+        """Return whether any process has to stop; every process must call this at the same steps."""
         if trainer.world_size == 1:
             return self._wanted()
         if trainer.global_step % POLL_EVERY:
@@ -46,7 +46,7 @@ class StopSignal(Callback):
         return self.received or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take the signals over from Lightning, which would raise in the middle of a step.
+        """Install the signal handlers in place of Lightning's, which would raise in the middle of a step.
 
         Raises:
             KeyboardInterrupt: Lightning has caught a SIGTERM before the first step.
@@ -54,13 +54,13 @@ class StopSignal(Callback):
         if trainer.received_sigterm:
             raise KeyboardInterrupt
         if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may take signals
+            return  # only the main thread may install handlers
         self.slow_start = self.slow_start and trainer.world_size == 1
         for number, handler in {**self._kept, **dict.fromkeys(self._signals, self._receive)}.items():
             self._previous[number] = signal.signal(number, handler)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        """Let steps end from now on: forward and backward passes are compiled."""
+        """Let steps end from now on: compilation is done."""
         self.slow_start = False
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -84,7 +84,7 @@ class StopSignal(Callback):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a second SIGINT end a call as an interrupt: Lightning exits with 1, and ignores SIGINT from then on."""
+    """Let a second SIGINT interrupt a call: Lightning would exit with 1, and ignore SIGINT from then on."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

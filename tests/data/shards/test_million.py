@@ -76,10 +76,10 @@ def test_million__starts_without_reading_more_than_samples_and_in_little_memory(
     seconds = time.process_time() - begin
     write_split(tmp_path / "split.csv", images, split)
     assert (read_split(tmp_path / "split.csv", images).parts == split.parts).all()
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    merge_grids = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert (len(images), images.labelled) == (COUNT, True)
     assert seconds < 20  # of processor time; decoding all of them takes minutes
-    assert grown < 500 * COUNT
+    assert merge_grids < 500 * COUNT
 
 
 def test_million__two_processes_show_each_image_once_in_an_epoch(images):

@@ -11,7 +11,7 @@ import paucal
 from cli.calls import call, make_photos, make_scenes
 from paucal.data.splits.split import make_split
 from paucal.methods.training_settings import TrainSettings
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.training.assembly import assemble
 from transfer.detection.made import write_coco
 
@@ -75,7 +75,9 @@ def test_small_images__are_measured_by_the_size_that_train_chooses(tmp_path: Pat
     make_photos(tmp_path / "small", 1, 2, size=(20, 18), seed=1)
     for path in (tmp_path / "small").rglob("*.png"):
         shutil.move(path, tmp_path / f"set/class0/small{path.name}")
-    (chosen,) = assemble(TrainSettings(data=str(tmp_path / "set")), {}, Quiet().progress).settings.img_size or []
+    (chosen,) = (
+        assemble(TrainSettings(data=str(tmp_path / "set")), {}, SilentConsole().progress).settings.img_size or []
+    )
     found = paucal.check(tmp_path / "set").of("small-images")
     assert found is not None
     assert f"2 images of 22 are less than half as large as --img-size {chosen}, which paucal train" in found.text

@@ -11,8 +11,8 @@ import pytest
 from paucal.runs.lock import RunLock
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import cells_of, chosen_rate, compared_cells, make_cell, state_of
-from paucal.verbs.comparing.cells.claim import MOST_TRIES, claimed, fail, forgive
-from paucal.verbs.comparing.cells.grid import grown, read_grid
+from paucal.verbs.comparing.cells.claim import MAX_TRIES, claimed, clear_failure, fail
+from paucal.verbs.comparing.cells.grid import merge_grids, read_grid
 from paucal.verbs.comparing.cells.work import work
 from verbs.comparing.fakes import arm, broken, finish, log_of, make_grid, quick, worker
 
@@ -66,7 +66,7 @@ def test_states__follow_what_lies_in_the_folder(tmp_path):
     assert (state_of(cell).name, state_of(cell).error) == ("failed", "no luck.")
     with claimed(cell) as mine:
         assert not mine
-    forgive(cell)
+    clear_failure(cell)
     assert state_of(cell).name == "stopped"
     finish(cell)
     assert state_of(cell).name == "done"
@@ -99,12 +99,12 @@ def test_worker__takes_over_what_a_killed_one_has_left_and_goes_on(tmp_path):
 def test_cell__that_kills_every_worker_has_failed_and_the_others_are_done(tmp_path):
     grid = make_grid(tmp_path, seeds=(0,))
     first, second = cells_of(grid)
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         assert run_worker(tmp_path, "suicidal") == -9
     assert run_worker(tmp_path, "quick") == 0
-    assert "without a word" in state_of(first).error
+    assert "without making progress" in state_of(first).error
     assert state_of(second).name == "done"
-    forgive(first)
+    clear_failure(first)
     assert run_worker(tmp_path, "quick") == 0
     assert state_of(first).name == "done"
 
@@ -138,7 +138,7 @@ def test_worker__that_was_stopped_leaves_the_rest(tmp_path):
     def interrupted(cell, threads):
         raise KeyboardInterrupt
 
-    for _ in range(MOST_TRIES + 1):  # an interrupt is no fault of the cell
+    for _ in range(MAX_TRIES + 1):  # an interrupt is no fault of the cell
         with pytest.raises(KeyboardInterrupt):
             work(tmp_path, interrupted, pause=0.01)
     assert work(tmp_path, quick, pause=0.01)
@@ -154,7 +154,7 @@ def test_worker__waits_for_others_and_sees_the_grid_grow(tmp_path):
     def look(seen):
         looks.append(len(cells_of(seen)))
         if len(looks) == 3:  # the other cell is done, and nothing is left but what another worker has
-            grown(grid, replace(grid, seeds=(1,))).write()
+            merge_grids(grid, replace(grid, seeds=(1,))).write()
             finish(held)
             lock.release()
 
@@ -167,18 +167,18 @@ def test_worker__waits_for_others_and_sees_the_grid_grow(tmp_path):
 def test_grid__grows_by_arms_and_seeds_and_by_nothing_else(tmp_path):
     grid = make_grid(tmp_path, commands=("first",))
     more = replace(grid, arms=(arm("token-labeling"), arm("drloc")), seeds=(5, 0), commands=("second",))
-    new = grown(grid, more)
+    new = merge_grids(grid, more)
     assert [one.way for one in new.arms] == ["supervised", "drloc", "token-labeling"]
     assert (new.seeds, new.commands) == ((0, 1, 5), ("first", "second"))
     assert {cell.folder for cell in cells_of(grid)} < {cell.folder for cell in cells_of(new)}
-    with pytest.raises(UserError, match=r"--epochs was 3, and is 4"):
-        grown(grid, replace(grid, shared={"epochs": 4}))
-    with pytest.raises(UserError, match=r"--lrs was not given, and is \[0.1\]"):
-        grown(grid, replace(grid, rates=(0.1,)))
-    with pytest.raises(UserError, match="images or labels are not those"):
-        grown(grid, replace(grid, fingerprint="others"))
-    with pytest.raises(UserError, match=r"--drloc-weight was not given, and is 2"):
-        grown(grid, replace(grid, arms=(arm("drloc", drloc_weight=2),)))
+    with pytest.raises(UserError, match=r"--epochs was 3, now 4"):
+        merge_grids(grid, replace(grid, shared={"epochs": 4}))
+    with pytest.raises(UserError, match=r"--lrs was not given, now \[0.1\]"):
+        merge_grids(grid, replace(grid, rates=(0.1,)))
+    with pytest.raises(UserError, match="images or labels differ from those"):
+        merge_grids(grid, replace(grid, fingerprint="others"))
+    with pytest.raises(UserError, match=r"--drloc-weight was not given, now 2"):
+        merge_grids(grid, replace(grid, arms=(arm("drloc", drloc_weight=2),)))
 
 
 def test_grid__is_read_as_it_was_written(tmp_path):
@@ -191,7 +191,7 @@ def test_grid__is_read_as_it_was_written(tmp_path):
             read_grid(tmp_path)
     stored["arms"][0]["settings"]["method"] = []
     (tmp_path / "grid.json").write_text(json.dumps(stored))
-    with pytest.raises(UserError, match="is no word"):
+    with pytest.raises(UserError, match="must be text"):
         read_grid(tmp_path)
     with pytest.raises(UserError, match="holds no comparison"):
         read_grid(tmp_path / "nowhere")

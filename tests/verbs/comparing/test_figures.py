@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paucal.verbs.comparing.outcome.figures import curves_figure
-from paucal.verbs.comparing.outcome.writing import CHOSEN, LAST, SOME, chosen_words
+from paucal.verbs.comparing.outcome.writing import CHOSEN, LAST, SOME, describe_selection
 
 
 def findings(*curves: list[float]) -> Any:
@@ -21,7 +21,7 @@ def findings(*curves: list[float]) -> Any:
 def test_page__says_by_what_epochs_were_chosen(scores, said):
     outcomes = {seed: SimpleNamespace(validation=score) for seed, score in enumerate(scores)}
     found: Any = SimpleNamespace(arms=[SimpleNamespace(outcomes=outcomes)])
-    assert chosen_words(found) == said
+    assert describe_selection(found) == said
 
 
 @pytest.mark.parametrize(("curves", "mark"), [(([0.2], [0.4]), "o"), (([0.2, 0.3], [0.4, 0.5]), "")])

@@ -10,7 +10,7 @@ from torchvision import tv_tensors
 
 from paucal.data.dataset import SampleKey
 from paucal.recipes.detection import IMAGES, RECIPES
-from paucal.rules.circumstances import SLIGHT, StartFacts
+from paucal.rules.facts import UNDERTRAINED, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
 from paucal.training import CosineWarmup
@@ -25,8 +25,8 @@ from paucal.verbs.detecting.job import DetectionJob, _schedule
 from paucal.verbs.detecting.rules import RULES, BoxFacts
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.structure import detector_options
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.start_weights import plain_init
-from paucal.verbs.run.voice import Quiet
 from transfer.detection.made import write_coco
 from verbs.detecting.test_detect_runs import GIVEN, TINY
 
@@ -54,7 +54,7 @@ def test_recipes__are_whole_settings_in_their_ranges(name: str):
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
     few = BoxFacts(205, 3, 480, device="cpu", longer=640)
-    for shown, expected in ((2_050, (0, 1.0, "learn")), (SLIGHT, (1, 0.5, "still")), (None, (1, 0.5, "still"))):
+    for shown, expected in ((2_050, (0, 1.0, "learn")), (UNDERTRAINED, (1, 0.5, "still")), (None, (1, 0.5, "still"))):
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
         settings, reasons = resolve(DetectSettings(data="cells/", init="runs/5"), replace(few, start=start), RULES)
         assert (settings.freeze_stages, settings.backbone_rate, settings.norms) == expected
@@ -165,12 +165,12 @@ def test_steps__fall_by_ten_each_and_warm_up_from_the_start():
 def test_optimization__falls_after_passes_and_clips_as_asked(tmp_path: Path):
     images = write_coco(tmp_path / "set", 20).parent
     settings = DetectSettings(str(images), epochs=4, milestones=[2, 3], clip=0.0, lr=1.0, warmup_epochs=0, **TINY)
-    made = assemble(plain_init(settings), {**GIVEN, "epochs": "flag"}, Quiet().progress)
+    made = assemble(plain_init(settings), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
     found = DetectionJob().optimization(made)
     per_pass = made.plan.total_steps // 4
     assert [found.schedule(passes * per_pass) for passes in range(4)] == pytest.approx([1.0, 1.0, 0.1, 0.01])
     assert found.clip is None
-    usual = assemble(plain_init(replace(settings, milestones=None, clip=5.0)), GIVEN, Quiet().progress)
+    usual = assemble(plain_init(replace(settings, milestones=None, clip=5.0)), GIVEN, SilentConsole().progress)
     assert DetectionJob().optimization(usual).clip == 5.0
     assert isinstance(DetectionJob().optimization(usual).schedule, CosineWarmup)
 
@@ -250,16 +250,16 @@ def test_images_without_objects__are_left_out_of_training_alone(tmp_path: Path):
     images = with_empty_and_thin(tmp_path / "set")
     settings = DetectSettings(str(images), epochs=1, **TINY)
     kept, dropped = (
-        assemble(plain_init(replace(settings, empty_images=how)), {**GIVEN, "epochs": "flag"}, Quiet().progress)
+        assemble(plain_init(replace(settings, empty_images=how)), {**GIVEN, "epochs": "flag"}, SilentConsole().progress)
         for how in ("keep", "drop")
     )
-    before, after = kept.prepared.counts(), dropped.prepared.counts()
-    empty = [index for index in kept.prepared.part("train") if not len(kept.images.of(int(index)))]
+    before, after = kept.data.counts(), dropped.data.counts()
+    empty = [index for index in kept.data.part("train") if not len(kept.images.of(int(index)))]
     assert empty
     assert after == {**before, "train": before["train"] - len(empty)}
-    assert all(len(dropped.images.of(int(index))) for index in dropped.prepared.part("train"))
+    assert all(len(dropped.images.of(int(index))) for index in dropped.data.part("train"))
     words = f"{len(empty)} training image{'s' if len(empty) > 1 else ''} without an object left out"
-    assert dropped.prepared.split.description == f"{kept.prepared.split.description}; {words}"
+    assert dropped.data.split.description == f"{kept.data.split.description}; {words}"
 
 
 @pytest.mark.parametrize(("least", "boxes"), [(0.0, 1), (0.9, 1), (1.0, 0)])

@@ -22,9 +22,9 @@ from paucal.verbs.detecting.rules import RULES
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.timing import Pace, measure, planned
 from paucal.verbs.listing.rows import list_runs
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.start_weights import plain_init
-from paucal.verbs.run.voice import Quiet
 from transfer.detection.made import write_coco
 from verbs.pretraining.short_runs import StopAfter
 
@@ -90,10 +90,10 @@ def test_config_of_a_run__begins_as_the_run_did(finished: Path, capsys):
 
 def test_resumed_run__is_the_one_that_was_not_stopped(finished: Path, images: Path, tmp_path: Path):
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), steps=6, judge_every=3, **TINY)
-    stopped = begin(DetectionJob(), settings, GIVEN, Quiet(), [StopAfter(4)])
+    stopped = begin(DetectionJob(), settings, GIVEN, SilentConsole(), [StopAfter(4)])
     assert isinstance(stopped, Stopped)
     assert (stopped.step, stopped.total_steps) == (4, 6)
-    resume(DetectionJob(), stopped.run, Quiet())
+    resume(DetectionJob(), stopped.run, SilentConsole())
     ours, theirs = read_weights(stopped.run / "model.safetensors"), read_weights(finished / "model.safetensors")
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     last, other = (load_checkpoint(run / "checkpoints" / "last.ckpt") for run in (stopped.run, finished))
@@ -168,7 +168,7 @@ def test_unreadable_images__are_refused_or_left_out_with_their_boxes(tmp_path: P
     content = (folder / "4.png").read_bytes()
     (folder / "4.png").write_bytes(content[: len(content) // 2])
     settings = plain_init(DetectSettings(data=str(folder), steps=2, **TINY))
-    bars = Quiet().progress
+    bars = SilentConsole().progress
     with pytest.raises(UserError, match=r"4\.png"):
         assemble(settings, GIVEN, bars)
     made = assemble(replace(settings, on_bad_image="skip"), GIVEN, bars)
@@ -188,7 +188,7 @@ def test_chosen__are_the_settings_that_have_a_rule():
 
 
 def test_measuring__leaves_the_detector_as_it_was(images: Path):
-    made = assemble(plain_init(DetectSettings(data=str(images), time="1m", **TINY)), GIVEN, Quiet().progress)
+    made = assemble(plain_init(DetectSettings(data=str(images), time="1m", **TINY)), GIVEN, SilentConsole().progress)
     before = {name: value.clone() for name, value in made.objective.state_dict().items()}
     torch.manual_seed(5)
     pace = measure(made)
@@ -219,7 +219,7 @@ def test_planned_length__ends_where_more_passes_would_not_help_and_where_nothing
 def test_time__is_planned_stored_and_kept_when_resumed(images: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("paucal.verbs.detecting.timing.measure", lambda made, threads: Pace(step=1.0, image=0.1))
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), time="50s", **TINY)
-    stopped = begin(DetectionJob(), settings, {**GIVEN, "time": "flag"}, Quiet(), [StopAfter(2)])
+    stopped = begin(DetectionJob(), settings, {**GIVEN, "time": "flag"}, SilentConsole(), [StopAfter(2)])
     assert isinstance(stopped, Stopped)
     stored = RunFolder(stopped.run).settings
     assert 10 <= stored["steps"] <= 38

@@ -18,9 +18,9 @@ from paucal.verbs.detecting.job import DetectionJob
 from paucal.verbs.detecting.launch import detect
 from paucal.verbs.detecting.prediction import detect_objects
 from paucal.verbs.detecting.settings import DetectSettings
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.start_weights import plain_init
-from paucal.verbs.run.voice import Quiet
 from transfer.detection.made import change, write_coco
 from transfer.detection.outlined import write_outlined
 from verbs.pretraining.short_runs import StopAfter
@@ -80,9 +80,9 @@ def test_eval__judges_masks_as_the_run_did(finished: Path, tmp_path: Path, capsy
 
 def test_resumed_run__is_the_one_that_was_not_stopped(finished: Path, images: Path, tmp_path: Path):
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), steps=4, judge_every=2, **TINY)
-    stopped = begin(DetectionJob(), settings, GIVEN, Quiet(), [StopAfter(3)])
+    stopped = begin(DetectionJob(), settings, GIVEN, SilentConsole(), [StopAfter(3)])
     assert isinstance(stopped, Stopped)
-    resume(DetectionJob(), stopped.run, Quiet())
+    resume(DetectionJob(), stopped.run, SilentConsole())
     ours, theirs = read_weights(stopped.run / "model.safetensors"), read_weights(finished / "model.safetensors")
     assert any("mask_head" in name for name in ours)
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
@@ -108,9 +108,9 @@ def test_predictions__of_the_command_line_hold_masks(finished: Path, images: Pat
     assert (tmp_path / "drawn" / "1-3.png").is_file()
 
 
-def assembled(data: Path, **changes: object):
+def setup(data: Path, **changes: object):
     settings = plain_init(DetectSettings(**{"data": str(data), "steps": 2, **TINY, "copy_paste": 0.0, **changes}))
-    return assemble(settings, {}, Quiet().progress)
+    return assemble(settings, {}, SilentConsole().progress)
 
 
 def some_bare(folder: Path, count: int) -> Path:
@@ -124,17 +124,17 @@ def some_bare(folder: Path, count: int) -> Path:
 
 
 def test_masks__are_learnt_where_every_box_has_an_outline_and_told_why(images: Path, tmp_path: Path):
-    made = assembled(images)
+    made = setup(images)
     assert (made.settings.masks, made.describe().partition(" on ")[0]) == ("on", "Mask R-CNN")
-    assert assembled(images, cascade=True).describe().startswith("Cascade Mask R-CNN")
-    off = assembled(images, masks="off")
+    assert setup(images, cascade=True).describe().startswith("Cascade Mask R-CNN")
+    off = setup(images, masks="off")
     assert (off.settings.masks, off.describe().partition(" on ")[0]) == ("off", "Faster R-CNN")
     assert off.images.of(0).masks is None
-    some = assembled(some_bare(tmp_path / "some", 3), masks="auto")
+    some = setup(some_bare(tmp_path / "some", 3), masks="auto")
     assert some.settings.masks == "off"
     assert some.origin["masks"] == f"auto: 3 of {some.images.total} boxes have no outline"
     assert all(one.masks is None for one in some.images.boxes.values())
-    none = assembled(write_coco(tmp_path / "boxes", 20).parent)
+    none = setup(write_coco(tmp_path / "boxes", 20).parent)
     assert none.origin["masks"] == "auto: no box has an outline"
 
 
@@ -169,7 +169,7 @@ def test_bad_outlines__end_the_command_with_one_sentence(tmp_path: Path, capsys)
 def test_training_pictures__show_the_masks(finished: Path, images: Path, tmp_path: Path):
     with Image.open(finished / "plots" / "train_batch.png") as picture:
         with_masks = np.asarray(picture.convert("RGB")).astype(int)
-    made = assembled(images, masks="off")
+    made = setup(images, masks="off")
     RunFolder(tmp_path).plots.mkdir(parents=True)
     DetectionJob().write_beginning(RunFolder(tmp_path), made)
     with Image.open(tmp_path / "plots" / "train_batch.png") as picture:

@@ -14,8 +14,8 @@ from paucal.verbs.detecting.launch import detect
 from paucal.verbs.detecting.prediction import detect_objects
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.structure import detector_options
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
-from paucal.verbs.run.voice import Quiet
 from transfer.detection.outlined import write_outlined
 from verbs.pretraining.short_runs import StopAfter
 
@@ -49,9 +49,9 @@ def test_published_detectors__train_resume_and_come_back(kind: str, images: Path
     } <= losses
 
     settings = DetectSettings(data=str(images), output=str(tmp_path / "stopped"), **published(kind))
-    stopped = begin(DetectionJob(), settings, dict.fromkeys(published(kind), "flag"), Quiet(), [StopAfter(3)])
+    stopped = begin(DetectionJob(), settings, dict.fromkeys(published(kind), "flag"), SilentConsole(), [StopAfter(3)])
     assert isinstance(stopped, Stopped)
-    resume(DetectionJob(), stopped.run, Quiet())
+    resume(DetectionJob(), stopped.run, SilentConsole())
     ours, theirs = (read_weights(folder / "model.safetensors") for folder in (stopped.run, whole.folder))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console as Terminal
 
 from paucal.verbs.listing.launch import show
 from paucal.verbs.listing.rows import ListedRun
 from paucal.verbs.listing.settings import RunsSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 
 def printed(width: int, **settings) -> str:
@@ -26,8 +26,8 @@ def printed(width: int, **settings) -> str:
         )
         for seed, name in enumerate(("one", "two"))
     ]
-    console = Console(width=width, record=True, highlight=False)
-    show(runs, Path("runs"), RunsSettings(**settings), Voice(console))
+    console = Terminal(width=width, record=True, highlight=False)
+    show(runs, Path("runs"), RunsSettings(**settings), Console(console))
     return console.export_text()
 
 

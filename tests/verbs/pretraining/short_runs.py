@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runs import RunFolder
 from paucal.verbs.pretraining.launch import pretrain_run
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 
 SMALL = {
     "model": "swin_tiny_patch4_window7_224",
@@ -40,7 +40,9 @@ class StopAfter(Callback):
 
 def start(pictures, output, callbacks=(), **changes):
     settings = PretrainSettings(data=str(pictures), output=str(output), **{**SMALL, **changes})
-    return pretrain_run(settings, dict.fromkeys([*SMALL, *changes, "data", "output"], "flag"), Quiet(), callbacks)
+    return pretrain_run(
+        settings, dict.fromkeys([*SMALL, *changes, "data", "output"], "flag"), SilentConsole(), callbacks
+    )
 
 
 def summary_of(run):

@@ -29,7 +29,7 @@ def test_watcher__says_once_what_is_wrong_and_when_it_is_over():
     assert said[0].startswith("epoch 8: constant output: the teacher's view head gives all images the same answer")
     assert said[0].endswith("the last healthy epoch was 5.")
     assert "Raise the teacher temperature" in said[1]
-    assert said[1].endswith("The run goes on (--on-collapse warn).")
+    assert said[1].endswith("The run continues (--on-collapse warn).")
     assert said[2] == "epoch 10: no sign of constant output any more"
     assert [(entry["epoch"], entry["kind"]) for entry in seen.history()] == [(8.0, "constant output"), (10.0, None)]
     json.dumps(seen.history())
@@ -46,7 +46,7 @@ def test_watcher__an_epoch_with_a_sign_is_not_healthy_before_there_is_a_verdict(
     assert suspicious == [False] * 4 + [True] * 4 + [False] * 4
 
 
-@pytest.mark.parametrize(("on_collapse", "words"), [("stop", "stops here"), ("rollback", "goes back")])
+@pytest.mark.parametrize(("on_collapse", "words"), [("stop", "stops here"), ("rollback", "returns to")])
 def test_watcher__says_what_the_run_does_about_it(on_collapse, words):
     seen, said = watcher(on_collapse)
     for row in course(8, **UNIFORM):

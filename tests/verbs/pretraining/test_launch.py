@@ -17,7 +17,7 @@ from paucal.runs import RunFolder, read_weights
 from paucal.types import UserError
 from paucal.verbs.pretraining import assembly, crops
 from paucal.verbs.pretraining.launch import Stopped, resume_pretraining
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from verbs.pretraining.short_runs import StopAfter, same, start, state, summary_of
 
 
@@ -137,10 +137,10 @@ def test_resuming__equals_not_stopping_bit_for_bit(step, finished, pictures, tmp
     stopped = start(pictures, tmp_path / "run", [StopAfter(step)])
     assert isinstance(stopped, Stopped)
     assert "paucal pretrain --resume" in str(stopped)
-    resumed = resume_pretraining(stopped.run, Quiet(), {"workers": 1})
+    resumed = resume_pretraining(stopped.run, SilentConsole(), {"workers": 1})
     assert same(state(finished.run)["state_dict"], state(resumed.run)["state_dict"])
     with pytest.raises(UserError, match="is finished"):
-        resume_pretraining(stopped.run, Quiet())
+        resume_pretraining(stopped.run, SilentConsole())
 
 
 def moments(run):
@@ -190,7 +190,7 @@ def test_verbs__do_not_resume_each_others_runs(finished, pictures, tmp_path):
     from paucal.verbs.training.launch import resume_run
 
     with pytest.raises(UserError, match="was made by 'paucal pretrain'"):
-        resume_run(stopped.run, Quiet())
+        resume_run(stopped.run, SilentConsole())
 
 
 def test_settings__of_a_run_can_be_used_again(finished):

@@ -5,14 +5,14 @@ import pytest
 from paucal.methods.pretraining import resolve_pretraining, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.rules.backbone import backbone_shape
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import Crops
 from paucal.verbs.pretraining.crops import crop_groups
 
-LARGE = Facts(100_000, 0, 400, device="cuda", bf16=True)
+LARGE = DataAndMachine(100_000, 0, 400, device="cuda", bf16=True)
 
 
-def chosen(facts: Facts = LARGE, **given) -> PretrainSettings:
+def chosen(facts: DataAndMachine = LARGE, **given) -> PretrainSettings:
     settings, _ = with_recipe(PretrainSettings(method="lejepa", **given), dict.fromkeys(given, "flag"))
     return resolve_pretraining(settings, facts)[0]
 
@@ -43,7 +43,7 @@ def test_settings__without_local_crops_are_those_of_the_minimal_example():
 
 
 def test_settings__of_small_images_keep_crops_that_show_something():
-    settings = chosen(Facts(9000, 0, 32, device="cpu"))
+    settings = chosen(DataAndMachine(9000, 0, 32, device="cpu"))
     assert (settings.pipeline, settings.global_scale, settings.local_scale) == ("alike", [0.3, 1.0], [0.2, 0.5])
     assert settings.local_size == [16]
 

@@ -8,7 +8,7 @@ from paucal.methods.pretraining import check_used, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.types import UserError
 from paucal.verbs.pretraining.launch import Stopped, resume_pretraining
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from verbs.pretraining.short_runs import StopAfter, same, start, state
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -21,7 +21,7 @@ def test_resumed_run__is_the_uninterrupted_one(kind, pictures, tmp_path):
     stopped = start(pictures, tmp_path / "parts", [StopAfter(5)], **changes)
     assert isinstance(stopped, Stopped)
     assert yaml.safe_load((stopped.run / "config.yaml").read_text())["settings"]["optimizer"] == kind
-    again = resume_pretraining(stopped.run, Quiet())
+    again = resume_pretraining(stopped.run, SilentConsole())
     one, two = state(whole.run), state(again.run)
     assert one["global_step"] == two["global_step"] == 9
     assert same(one["state_dict"], two["state_dict"])

@@ -10,14 +10,14 @@ from paucal.methods.pretraining import with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation.entry import _options
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import height_and_width
 from paucal.verbs.pretraining.crops import crop_groups
 from verbs.pretraining.short_runs import StopAfter, start
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
-IMAGENET = Facts(1_281_167, 0, 400, device="cuda", devices=8, bf16=True)
+IMAGENET = DataAndMachine(1_281_167, 0, 400, device="cuda", devices=8, bf16=True)
 COMMON: dict[str, tuple[Any, str]] = {
     "img_size": ([224], "2.1: global crops of 224"),
     "global_crops": (2, "1.2: 2 globals"),
@@ -130,7 +130,7 @@ def test_deit_pipeline__has_timms_areas_for_all_crops(recipe):
     assert [group.scale for group in crop_groups(settings, height_and_width(settings.img_size or ()))] == [
         (0.08, 1.0)
     ] * 2  # 2.2: globals and locals
-    small, _ = resolve(PretrainSettings(pipeline="deit"), Facts(9000, 0, 32, device="cpu"))
+    small, _ = resolve(PretrainSettings(pipeline="deit"), DataAndMachine(9000, 0, 32, device="cpu"))
     assert (small.global_scale, small.local_scale) == ([0.08, 1.0], [0.08, 1.0])
     asked = chosen(recipe=recipe, pipeline="deit", local_scale=[0.1, 0.3])
     assert (asked.global_scale, asked.local_scale) == ([0.08, 1.0], [0.1, 0.3])
@@ -163,7 +163,7 @@ def test_weight_decay__goes_from_one_value_to_the_other_also_where_the_end_is_no
 @pytest.mark.parametrize(("sides", "size"), [((20, 40), 32), ((41, 48, 64, 65, 80), 64)])
 def test_model__is_one_for_all_images_that_are_brought_to_one_size(sides, size):
     for side in sides:
-        settings, _ = resolve(PretrainSettings(), Facts(9000, 0, side, device="cpu"))
+        settings, _ = resolve(PretrainSettings(), DataAndMachine(9000, 0, side, device="cpu"))
         assert (settings.model, settings.img_size) == ("vit_mini", [size])
 
 

@@ -6,11 +6,11 @@ from paucal.methods.pretraining import resolve_pretraining as resolve
 from paucal.methods.pretraining import with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.types import UserError
 
-IMAGENET = Facts(1_281_167, 0, 400, device="cuda", devices=8, bf16=True)
-CIFAR = Facts(10_000, 0, 32, device="cpu")
+IMAGENET = DataAndMachine(1_281_167, 0, 400, device="cuda", devices=8, bf16=True)
+CIFAR = DataAndMachine(10_000, 0, 32, device="cpu")
 
 
 def chosen(facts, **given):
@@ -36,7 +36,7 @@ def test_a_million_images__get_the_published_run():
 @pytest.mark.parametrize(("images", "published"), [(2_400_000, 150), (7_500_000, 50), (14_200_000, 30)])
 def test_larger_sets__are_seen_as_many_times_in_all(images, published):
     """Tables 5 and 11: 150, 50 and 30 epochs; ours are within a fifth."""
-    settings = chosen(Facts(images, 0, 400, device="cuda", devices=8))
+    settings = chosen(DataAndMachine(images, 0, 400, device="cuda", devices=8))
     assert settings.epochs == pytest.approx(published, rel=0.2)
     assert settings.epochs * images == pytest.approx(300 * 1_281_167, rel=0.02)
 

@@ -14,7 +14,7 @@ from paucal.training import Plan, checkpoint_position
 from paucal.verbs.pretraining import assembly
 from paucal.verbs.pretraining.launch import Stopped, resume_pretraining
 from paucal.verbs.run import life
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from verbs.pretraining.short_runs import StopAfter, start, summary_of
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -62,7 +62,7 @@ def test_replayed_epoch__is_judged_once(pictures, tmp_path, monkeypatch):
     run = RunFolder(tmp_path / "run")
     assert checkpoint_position(run.last) == (4, 4)
     assert [row["step"] for row in run.read_rows()] == [3, 6]  # the second epoch ends after the newest saved state
-    result = resume_pretraining(run.path, Quiet())
+    result = resume_pretraining(run.path, SilentConsole())
     assert not isinstance(result, Stopped)
     assert result.verdict is None
     assert [row["epoch"] for row in run.read_rows()] == [1, 2, 3, 4]

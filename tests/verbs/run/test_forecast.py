@@ -6,8 +6,8 @@ import pytest
 
 from paucal.training import Plan
 from paucal.verbs.run import forecast
+from paucal.verbs.run.console import RecordingConsole
 from paucal.verbs.run.forecast import Expectation, Forecast, duration, finish
-from paucal.verbs.run.voice import Heard
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_expectation__does_not_count_what_came_before_the_first_call(monkeypatch
 
 
 def test_voice__says_how_long_a_bar_will_take_where_nothing_shows_it(monkeypatch):
-    clock, voice = [0.0], Heard()
+    clock, console = [0.0], RecordingConsole()
     monkeypatch.setattr(forecast.time, "monotonic", lambda: clock[0])
-    with voice.progress("evaluating") as advance:
+    with console.progress("evaluating") as advance:
         for done in range(1, 50):
             advance(done, 1000)
             clock[0] += 1.0
-    assert len(voice.said) == 1
-    assert "evaluating takes about 17 min" in voice.said[0]
+    assert len(console.said) == 1
+    assert "evaluating takes about 17 min" in console.said[0]

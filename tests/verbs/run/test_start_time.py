@@ -3,15 +3,15 @@
 import time
 
 from paucal.cli import main as program
-from paucal.verbs.run.start_time import command_start, counted_from, start_time
+from paucal.verbs.run.start_time import command_start, count_time_from, start_time
 
 
 def test_start__is_now_outside_of_a_run_and_what_was_given_inside():
     before = time.monotonic()
     assert before <= start_time() <= time.monotonic()
-    with counted_from(before - 60):
+    with count_time_from(before - 60):
         assert start_time() == before - 60
-        with counted_from(None):  # as a run that another command makes in the same process
+        with count_time_from(None):  # as a run that another command makes in the same process
             assert start_time() >= before
         assert start_time() == before - 60
     assert start_time() >= before

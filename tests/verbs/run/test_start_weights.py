@@ -23,10 +23,10 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models import published as published_weights
 from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.types import UserError
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.start_weights import find_start, load_start, pin_start
-from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.conclusion import Result
 from paucal.verbs.training.launch import Stopped, resume_run, train_run
 
@@ -127,12 +127,12 @@ def test_init__is_not_needed_to_go_on_nor_to_judge(base, tmp_path):
     settings = TrainSettings(
         data=str(base / "photos"), init=str(tmp_path / "source"), epochs=4, batch_size=8, freeze_epochs=1, workers=0
     )
-    whole = train_run(replace(settings, output=str(tmp_path / "whole")), {}, Quiet())
-    assert train_run(replace(settings, output=str(tmp_path / "run")), {}, Quiet(), [StopAfter(4)]) == Stopped(
+    whole = train_run(replace(settings, output=str(tmp_path / "whole")), {}, SilentConsole())
+    assert train_run(replace(settings, output=str(tmp_path / "run")), {}, SilentConsole(), [StopAfter(4)]) == Stopped(
         tmp_path / "run", 4, 12
     )
     shutil.rmtree(tmp_path / "source")
-    resumed = resume_run(tmp_path / "run", Quiet())
+    resumed = resume_run(tmp_path / "run", SilentConsole())
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "whole")
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     assert resumed.report.scores["top1"].value == whole.report.scores["top1"].value
@@ -146,13 +146,13 @@ def test_init__is_read_again_where_no_state_was_saved(base, tmp_path):
         data=str(base / "photos"), init=str(tmp_path / "source"), epochs=3, batch_size=8, workers=0, freeze="backbone"
     )
     output = tmp_path / "run"
-    assert isinstance(train_run(replace(settings, output=str(output)), {}, Quiet(), [StopAfter(2)]), Stopped)
+    assert isinstance(train_run(replace(settings, output=str(output)), {}, SilentConsole(), [StopAfter(2)]), Stopped)
     (output / "checkpoints/last.ckpt").unlink()
     shutil.move(tmp_path / "source", tmp_path / "away")
     with pytest.raises(UserError, match="--init: there is no file or run folder"):
-        resume_run(output, Quiet())
+        resume_run(output, SilentConsole())
     shutil.move(tmp_path / "away", tmp_path / "source")
-    assert isinstance(resume_run(output, Quiet()), Result)
+    assert isinstance(resume_run(output, SilentConsole()), Result)
     source = weights(base / "run")
     assert all(torch.equal(value, source[n]) for n, value in weights(output).items() if not n.startswith("head"))
 
@@ -175,7 +175,7 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
         return failure(capsys, data, "--init", init, *more, *QUICK)
 
     assert "there is no file or run folder 'runs/77'" in refused("runs/77")
-    assert "does not say which model its weights are of" in refused(tmp_path / "other.safetensors")
+    assert "does not name the model of its weights" in refused(tmp_path / "other.safetensors")
     assert "(0.0 % of the parameters)" in refused(tmp_path / "other.safetensors", *vit, "--img-size", "16")
     assert "it holds a vit_mini, so choose --model vit_mini" in refused(
         base / "run", "--model", "test_resnet", "--img-size", "64"
@@ -192,8 +192,8 @@ def test_bad_starts__are_refused_in_one_sentence(base, tmp_path, capsys):
 def test_bad_fine_tuning__is_refused_in_one_sentence(base, capsys):
     data, run = base / "photos", ["--init", base / "run"]
     for flags, sentence in (
-        (["--eval-mode"], "--eval-mode keeps the running statistics of what the run starts from, and there is nothing"),
-        (["--init-head", "fresh"], "--init-head says what becomes of the classifier of --init"),
+        (["--eval-mode"], "--eval-mode keeps the running statistics of pretrained weights, and there are none"),
+        (["--init-head", "fresh"], "--init-head applies to the classifier of --init"),
         ([*run, "--freeze", "backbone", "--freeze-epochs", "1"], "--freeze backbone lasts for the whole run"),
         ([*run, "--freeze-epochs", "1"], "--freeze-epochs 1 leaves no epoch of 1 to the backbone"),
         ([*run, "--freeze", "9"], "--freeze is 9 and vit_mini has 1 stage or block:"),
@@ -231,8 +231,8 @@ def test_timm__weights_are_adapted_and_their_classes_known(monkeypatch):
     assert "pos_embed" in report.adapted
 
 
-def facts(**changes) -> Facts:
-    return Facts(n_train=2000, n_classes=10, median_side=32, **changes)
+def facts(**changes) -> DataAndMachine:
+    return DataAndMachine(n_train=2000, n_classes=10, median_side=32, **changes)
 
 
 def test_auto__follows_the_papers_fine_tuning_protocol():

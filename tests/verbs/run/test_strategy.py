@@ -6,13 +6,13 @@ import pytest
 
 from paucal.methods.training import resolve_training as resolve
 from paucal.methods.training_settings import TrainSettings
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import origins
 from paucal.types import UserError
 from paucal.verbs.run.trainer_inputs import hardware
 from paucal.verbs.training.batch import fit_batch
 
-FACTS = Facts(n_train=1000, n_classes=10, median_side=8, cores=2)
+FACTS = DataAndMachine(n_train=1000, n_classes=10, median_side=8, cores=2)
 
 
 @pytest.mark.parametrize(

@@ -13,21 +13,21 @@ from paucal.runs import RunFolder, read_weights
 from paucal.training import Plan, PlanChange, TimePlan
 from paucal.training.clock import RunClock
 from paucal.types import UserError
+from paucal.verbs.run.console import RecordingConsole, SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
-from paucal.verbs.run.time_plan import FILE, change_line, store_time_plan, tried_steps, with_time
-from paucal.verbs.run.voice import Heard, Quiet
+from paucal.verbs.run.time_plan import FILE, add_time_plan, describe_change, store_time_plan, trial_steps
+from paucal.verbs.training.auto_tune import auto_tune
 from paucal.verbs.training.job import TrainingJob
-from paucal.verbs.training.ladder import climb
 
 TIME = TimePlan(budget=300.0, spent=20.0, closing=9.5, step=0.25, evaluation=2.0, most_steps=4000, threads=2)
 
 
 def test_time_plan__comes_back_from_the_folder_with_the_seconds_since(tmp_path):
     run, plan = RunFolder(tmp_path), Plan(100, 10)
-    assert with_time(run, plan, time.monotonic()) is plan
+    assert add_time_plan(run, plan, time.monotonic()) is plan
     store_time_plan(run, TIME)
     assert json.loads((tmp_path / FILE).read_text()) == asdict(TIME)
-    found = with_time(run, plan, time.monotonic() - 7)
+    found = add_time_plan(run, plan, time.monotonic() - 7)
     assert found.time is not None
     assert found.time.spent == pytest.approx(27, abs=1)
     assert replace(found, time=None) == plan
@@ -39,24 +39,24 @@ def test_time_plan__comes_back_from_the_folder_with_the_seconds_since(tmp_path):
 def test_time_plan__that_is_damaged_is_refused(text, tmp_path):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(UserError, match=FILE):
-        with_time(RunFolder(tmp_path), Plan(100, 10), 0.0)
+        add_time_plan(RunFolder(tmp_path), Plan(100, 10), 0.0)
 
 
 def test_change_line__says_what_a_step_takes_and_how_many_there_are():
     plan = Plan(100, 10, time=TIME, changes=(PlanChange(40, 70, 2),))
-    assert change_line(plan, 0.5123) == (
+    assert describe_change(plan, 0.5123) == (
         "plan: a step takes 0.51 s now (0.25 s when the length was planned): the run has 70 steps instead of 100, "
         "to end in its time"
     )
     plan = replace(plan, changes=(*plan.changes, PlanChange(50, 70, 1)))
-    assert change_line(plan, 0.5) == "plan: 1 thread from step 50 on, with which a step is quicker now"
+    assert describe_change(plan, 0.5) == "plan: 1 thread from step 50 on, which is faster now"
 
 
 def test_tried_steps__leave_no_trace():
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout())
     before = {name: value.clone() for name, value in module.state_dict().items()}
     torch.manual_seed(1)
-    with tried_steps(module, torch.device("cpu")):
+    with trial_steps(module, torch.device("cpu")):
         module(torch.randn(4, 3)).sum().backward()
     after = torch.rand(1)
     torch.manual_seed(1)
@@ -85,7 +85,7 @@ def at_the_fifth_step(monkeypatch):
         return PlanChange(5, 12, 1) if step == 5 and not plan.changes else None
 
     monkeypatch.setattr(RunClock, "_find_change", find_change)
-    monkeypatch.setattr(climb, "seconds_per_image", lambda made, threads: 0.01)
+    monkeypatch.setattr(auto_tune, "seconds_per_image", lambda made, threads: 0.01)
 
 
 SETTINGS = {
@@ -94,23 +94,23 @@ SETTINGS = {
 }
 
 
-def started(output, voice, callbacks=()):
+def started(output, console, callbacks=()):
     given = {**SETTINGS, "output": str(output)}
-    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), voice, callbacks)
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console, callbacks)
 
 
 @pytest.mark.usefixtures("blank_pictures", "at_the_fifth_step")
 def test_run__that_goes_on_after_a_change_ends_as_one_that_was_not_stopped(tmp_path):
-    voice = Heard()
-    whole = started(tmp_path / "whole", voice)
-    assert sum("12 steps instead of" in line for line in voice.said) == 1
+    console = RecordingConsole()
+    whole = started(tmp_path / "whole", console)
+    assert sum("12 steps instead of" in line for line in console.said) == 1
     for stop_at in (5, 8):
         run = tmp_path / f"stopped-{stop_at}"
-        stopped = started(run, Quiet(), [StopAt(stop_at)])
+        stopped = started(run, SilentConsole(), [StopAt(stop_at)])
         assert isinstance(stopped, Stopped)
         assert (stopped.step, stopped.total_steps) == (stop_at, 12)
         assert f"after step {stop_at} of 12" in str(stopped)
-        resumed = resume(TrainingJob(), run, Quiet())
+        resumed = resume(TrainingJob(), run, SilentConsole())
         one, two = (read_weights(RunFolder(result.folder).weights) for result in (whole, resumed))
         assert all(torch.equal(value, two[name]) for name, value in one.items())
         assert [row["train_loss"] for row in resumed.history] == [row["train_loss"] for row in whole.history]
@@ -119,4 +119,4 @@ def test_run__that_goes_on_after_a_change_ends_as_one_that_was_not_stopped(tmp_p
     assert whole.history[-1]["step"] == 12
     assert summary["epochs"] == round(12 / per_epoch, 2) < RunFolder(whole.folder).settings["epochs"]
     assert any("12 were made where" in line for line in summary["remarks"])
-    assert any(f"epochs: {summary['epochs']}, " in line for line in voice.said)
+    assert any(f"epochs: {summary['epochs']}, " in line for line in console.said)

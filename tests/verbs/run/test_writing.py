@@ -11,8 +11,8 @@ from paucal.runs import create_run
 from paucal.runs.lock import LOCK, RunLock
 from paucal.runs.replacing import aside_of, set_aside
 from paucal.types import UserError
-from paucal.verbs.run.voice import Quiet
-from paucal.verbs.run.writing import Custodian, Writing, is_sound
+from paucal.verbs.run.console import SilentConsole
+from paucal.verbs.run.writing import RunLockCallback, Writing, is_valid_state
 
 
 def make_run(path, title, state=True):
@@ -29,7 +29,7 @@ def failing(problem, work):
     """Write a run with a function that ends with a problem; return the message."""
 
     def write():
-        with Writing(Quiet()) as writing:
+        with Writing(SilentConsole()) as writing:
             work(writing)
 
     with pytest.raises(problem) as caught:
@@ -89,13 +89,13 @@ def test_replaced_run__goes_with_the_first_sound_state_of_the_new_one(tmp_path):
 
 @pytest.mark.parametrize(("step", "skipped", "weight", "sound"), [(1, 0, 1.0, True), (9, 5, 1.0, False)])
 def test_is_sound__by_skipped_steps(step, skipped, weight, sound):
-    assert is_sound(*trainer(step, float(skipped), weight)) is sound
-    assert not is_sound(*trainer(step, float(skipped), float("nan")))
+    assert is_valid_state(*trainer(step, float(skipped), weight)) is sound
+    assert not is_valid_state(*trainer(step, float(skipped), float("nan")))
 
 
 def test_run__that_ends_well_replaces_the_old_one(tmp_path):
     old = make_run(tmp_path / "run", "old")
-    with Writing(Quiet()) as writing:
+    with Writing(SilentConsole()) as writing:
         writing.begin(str(old.path), True).write_json("summary.json", {"title": "new"})
     assert old.read_json("summary.json")["title"] == "new"
     assert list(tmp_path.iterdir()) == [old.path]
@@ -143,7 +143,7 @@ def test_first_writer__that_lost_its_run_stops_and_leaves_it_alone(tmp_path):
         (run.path / LOCK).write_text(json.dumps(theirs))
         assert writing._lock is not None
         writing._lock._last_beat -= 1000
-        Custodian(writing).on_train_batch_start(*trainer(), None, 0)
+        RunLockCallback(writing).on_train_batch_start(*trainer(), None, 0)
 
     assert "another process has taken over" in failing(UserError, work)
     assert json.loads((old.path / LOCK).read_text())["token"] == "theirs"

@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.recipes.segmentation import RECIPES
-from paucal.rules.circumstances import SLIGHT, Facts, StartFacts
+from paucal.rules.facts import UNDERTRAINED, DataAndMachine, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
 from paucal.training.schedules import LinearWarmup
@@ -32,13 +32,13 @@ def test_time__is_filled_by_several_epochs_where_it_allows_them():
     assert fill_time(2.0, 5.0, 1.0, 3, free=True) == (1, 0)
 
 
-def chosen(facts: Facts, **given):
+def chosen(facts: DataAndMachine, **given):
     return resolve(SegmentSettings(**given), facts, RULES)
 
 
 def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
     start = StartFacts("the weights", "tf_efficientnet_lite0", normalise="model")
-    settings, reasons = chosen(Facts(21, 2, 512, start=start))
+    settings, reasons = chosen(DataAndMachine(21, 2, 512, start=start))
     assert (settings.model, settings.img_size, settings.width) == ("tf_efficientnet_lite0", [256], 64)
     assert (settings.freeze, settings.backbone_lr, settings.scale) == ("stem", 0.1, [0.7, 1.4])
     assert settings.crops == 8  # 42 steps of 4 crops
@@ -47,29 +47,29 @@ def test_few_images_on_a_processor__get_a_small_network_and_a_frozen_stem():
 
 
 def test_a_start_that_has_been_shown_little__is_not_handled_with_care():
-    for shown, freeze, rate in ((2_050, "none", 1.0), (SLIGHT, "stem", 0.1), (None, "stem", 0.1)):
+    for shown, freeze, rate in ((2_050, "none", 1.0), (UNDERTRAINED, "stem", 0.1), (None, "stem", 0.1)):
         start = StartFacts("runs/5", "resnet10t", normalise="model", shown=shown)
-        settings, _ = chosen(Facts(21, 2, 512, start=start))
+        settings, _ = chosen(DataAndMachine(21, 2, 512, start=start))
         assert (settings.freeze, settings.backbone_lr) == (freeze, rate)
     start = StartFacts("runs/5", "resnet10t", normalise="model", shown=2_050)
-    reasons = chosen(Facts(21, 2, 512, start=start))[1]
+    reasons = chosen(DataAndMachine(21, 2, 512, start=start))[1]
     assert "runs/5 has been shown 2,050 images: too little to be careful with" in reasons["freeze"]
 
 
 def test_many_images_on_a_gpu__get_the_papers_sizes():
-    settings, _ = chosen(Facts(20_000, 150, 512, device="cuda"))
+    settings, _ = chosen(DataAndMachine(20_000, 150, 512, device="cuda"))
     assert (settings.img_size, settings.batch_size, settings.width) == ([512], 16, 512)
     assert (settings.freeze, settings.scale, settings.crops) == ("none", [0.5, 2.0], 1)
     assert settings.backbone_lr == 1.0
 
 
 def test_small_images__get_crops_of_their_size():
-    assert chosen(Facts(50, 3, 100))[0].img_size == [128]
-    assert chosen(Facts(50, 3, 20))[0].img_size == [32]
+    assert chosen(DataAndMachine(50, 3, 100))[0].img_size == [128]
+    assert chosen(DataAndMachine(50, 3, 20))[0].img_size == [32]
 
 
 def test_what_is_given__stays():
-    settings, reasons = chosen(Facts(50, 3, 300), epochs=7, width=20, freeze="none", crops=3)
+    settings, reasons = chosen(DataAndMachine(50, 3, 300), epochs=7, width=20, freeze="none", crops=3)
     assert (settings.epochs, settings.width, settings.freeze, settings.crops) == (7, 20, "none", 3)
     assert settings.time is None
     assert not {"width", "freeze", "crops"} & set(reasons)
@@ -80,7 +80,7 @@ def test_recipes__are_whole_settings_in_their_ranges(name):
     recipe = RECIPES[name]
     settings = SegmentSettings(**recipe.settings)
     check_ranges(settings)
-    settings, _ = resolve(settings, Facts(20_210, 150, 512, device="cuda", devices=8), RULES)
+    settings, _ = resolve(settings, DataAndMachine(20_210, 150, 512, device="cuda", devices=8), RULES)
     assert settings.time is None
     steps = 20_210 // settings.effective_batch * settings.epochs
     assert steps == pytest.approx(160_000, rel=0.005)

@@ -5,12 +5,12 @@ from dataclasses import fields
 import pytest
 
 from paucal.recipes.segmentation import RECIPES, SCALES
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.transfer.segmentation.card import Head
 from paucal.types import UserError
 from paucal.verbs.run.trainer_inputs import with_joint_norms
-from paucal.verbs.segmenting.assembly import careful_look, crop_options, quick_look
+from paucal.verbs.segmenting.assembly import crop_options, fast_inference, full_inference
 from paucal.verbs.segmenting.job import SegmentationJob
 from paucal.verbs.segmenting.rules import RULES
 from paucal.verbs.segmenting.settings import SegmentSettings
@@ -18,7 +18,7 @@ from verbs.segmenting.test_segment_card import card
 from verbs.segmenting.test_segment_objective import made as objective
 
 IMAGES, STEPS = 20_210, 160_000
-ADE20K = Facts(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=StartFacts("w.pth", None))
+ADE20K = DataAndMachine(IMAGES, 150, 512, device="cuda", devices=8, bf16=True, start=StartFacts("w.pth", None))
 
 
 def resolved(name: str, **given) -> SegmentSettings:
@@ -47,9 +47,9 @@ def test_swin__is_tested_on_whole_images_of_six_sizes_and_mirrored():
     settings = resolved("upernet-ade20k")
     assert (settings.model, settings.drop_path) == ("padded_swin_tiny_patch4_window7_224", 0.2)
     assert (settings.width, settings.auxiliary_width) == (512, 256)
-    look = careful_look(settings)
+    look = full_inference(settings)
     assert (look.whole, look.resize_to, look.scales, look.mirror) == (True, (512, 2048), tuple(SCALES), True)
-    once = quick_look(settings)
+    once = fast_inference(settings)
     assert (once.whole, once.resize_to, once.scales, once.mirror) == (True, (512, 2048), (1.0,), False)
 
 
@@ -59,7 +59,7 @@ def test_swin__is_tested_on_whole_images_of_six_sizes_and_mirrored():
 def test_lvvit__is_tested_in_windows_and_has_heads_of_its_own_widths(model: str, widths: tuple[int, int]):
     settings = resolved("upernet-ade20k-lvvit", model=model)
     assert (settings.width, settings.auxiliary_width) == widths
-    look = careful_look(settings)
+    look = full_inference(settings)
     assert (look.whole, look.size, look.resize_to, look.mirror) == (False, (512, 512), (512, 2048), False)
     assert round(512 * (1 - look.overlap)) == 341  # the published stride
 
@@ -80,5 +80,5 @@ def test_joint_norms__need_gpus_where_there_are_several_processes():
     joint = with_joint_norms(SegmentSettings(sync_bn=True, devices=2, device="cuda"), card(head=Head(8, 0.1)).build())
     assert norms(joint.head) == {"SyncBatchNorm"}
     assert joint.state_dict().keys() == network.state_dict().keys()
-    with pytest.raises(UserError, match="on GPUs only and --device is cpu"):
+    with pytest.raises(UserError, match="only on GPUs, and --device is cpu"):
         with_joint_norms(SegmentSettings(sync_bn=True, devices=2, device="cpu"), network)

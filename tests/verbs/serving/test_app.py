@@ -22,7 +22,7 @@ from paucal.verbs.serving import answering
 from paucal.verbs.serving.answering import Answerer
 from paucal.verbs.serving.app import make_app
 from paucal.verbs.serving.familiar import features_of
-from paucal.verbs.serving.guard import host_name
+from paucal.verbs.serving.http_security import host_name
 
 HOSTILE = "<script>alert(1)</script>"
 PICTURE = {"Content-Type": "application/octet-stream"}

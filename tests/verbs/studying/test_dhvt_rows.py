@@ -3,7 +3,7 @@
 import pytest
 
 from paucal.methods.training import resolve_training
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from verbs.studying.resolved import checked
 
 COMMON = {
@@ -49,7 +49,7 @@ ROWS = {
 def test_settings__of_dhvts_rows_at_full_scale_are_those_of_its_fact_sheet(name):
     for run, settings in checked(name, "full"):
         begun = StartFacts("a start", settings.model, (224, 224)) if settings.init else None
-        facts = Facts(50_000, 100, 400, device="cuda", bf16=True, start=begun)
+        facts = DataAndMachine(50_000, 100, 400, device="cuda", bf16=True, start=begun)
         whole, _ = resolve_training(settings, facts)
         wanted = {key: pytest.approx(value) if key == "lr" else value for key, value in ROWS[name].items()}
         assert {key: getattr(whole, key) for key in wanted} == wanted, run
@@ -59,5 +59,5 @@ def test_settings__of_dhvts_rows_at_full_scale_are_those_of_its_fact_sheet(name)
 def test_settings__of_table_5_have_all_images_of_a_step_in_one_pass(images):
     for run, settings in checked("dhvt-table-5", "full"):
         if run.endswith(f" {images}"):
-            whole, _ = resolve_training(settings, Facts(50_000, 100, 32, device="cuda", bf16=True))
+            whole, _ = resolve_training(settings, DataAndMachine(50_000, 100, 32, device="cuda", bf16=True))
             assert (whole.batch_size, whole.accumulate, whole.lr) == (images, 1, pytest.approx(1e-3 * images / 512))

@@ -5,7 +5,7 @@ import pytest
 from paucal.data.named.table import NAMED
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.recipes.esvit import RECIPES
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.settings.options import check_ranges
 from paucal.studies.plan import plan
 from paucal.studies.registry import data_sets, studies
@@ -87,7 +87,7 @@ ESVIT = {
 def test_settings__of_esvits_rows_at_full_scale_are_those_of_its_fact_sheet(name):
     found = {}
     for run, settings in checked(name, "full"):
-        whole, _ = resolve_pretraining(settings, Facts(1_281_167, 0, 400, device="cuda", bf16=True))
+        whole, _ = resolve_pretraining(settings, DataAndMachine(1_281_167, 0, 400, device="cuda", bf16=True))
         assert whole.recipe is not None
         assert RECIPES[whole.recipe].settings["model"] == whole.model, run  # each follows its own model's recipe
         found[run] = {key: getattr(whole, key) for key in esvit_row("", 512)}

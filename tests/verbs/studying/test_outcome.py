@@ -14,7 +14,7 @@ from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, Ce
 from paucal.verbs.comparing.cells.grid import Grid, read_grid
 from paucal.verbs.comparing.launch import go_on
 from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.studying.outcome import find_lines
 from paucal.verbs.studying.tables import shown_rows
 from paucal.verbs.studying.words import published, shown_settings
@@ -157,8 +157,8 @@ def test_cells__without_labels_are_done_once_they_are_judged(tmp_path):
 
 def test_compare__does_not_go_on_with_runs_without_labels(tmp_path):
     grid = grid_of(tmp_path / "digits", plan(studies()["esvit-table-5"], "tiny", data_sets()), commands=("paucal it",))
-    with pytest.raises(UserError, match="belongs to a study: go on with its own command, paucal it"):
-        go_on(grid.folder, GridSettings(jobs=0), Quiet())
+    with pytest.raises(UserError, match="belongs to a study: resume it with its own command, paucal it"):
+        go_on(grid.folder, GridSettings(jobs=0), SilentConsole())
 
 
 def test_lines__of_counts_are_counted():

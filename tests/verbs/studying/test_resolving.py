@@ -13,7 +13,7 @@ from paucal.data.splits.classes import read_class_list
 from paucal.methods.pretraining import resolve_pretraining
 from paucal.methods.training import resolve_training
 from paucal.rules.backbone import backbone_spec, model_arguments
-from paucal.rules.circumstances import Facts, StartFacts
+from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.studies.plan import plan, start_settings
 from paucal.studies.registry import data_sets, studies
 from paucal.transfer.detection.card import build_detector
@@ -49,7 +49,7 @@ def test_settings__leave_nothing_to_be_chosen_that_a_rule_cannot(name, scale):
     """What a run is begun with has a length, a rate and a size, whichever come from the study and which from rules."""
     for run, settings in checked(name, scale):
         begun = StartFacts("a start", settings.model, (224, 224)) if getattr(settings, "init", None) else None
-        facts = Facts(n_train=9000, n_classes=10, median_side=64, device="cuda", bf16=True, start=begun)
+        facts = DataAndMachine(n_train=9000, n_classes=10, median_side=64, device="cuda", bf16=True, start=begun)
         whole, reasons = RESOLVE[studies()[name].kind](settings, facts)
         for setting in ("epochs", "batch_size", "lr", "warmup_epochs", "img_size", "precision"):
             if hasattr(whole, setting):

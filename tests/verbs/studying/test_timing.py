@@ -9,7 +9,7 @@ from paucal.studies.parts import Architecture, Model
 from paucal.studies.registry import studies
 from paucal.studies.study import Column, Row, Study
 from paucal.types import UserError
-from paucal.verbs.run.voice import Heard
+from paucal.verbs.run.console import RecordingConsole
 from paucal.verbs.studying import timing
 from paucal.verbs.studying.outcome import find_lines
 from paucal.verbs.studying.settings import StudySettings
@@ -55,8 +55,8 @@ def test_times__are_paired_with_the_model_that_sets_the_scale(monkeypatch):
     monkeypatch.setattr(timing, "ON_CPU", Effort(1, 3))
     built = []
     monkeypatch.setattr(timing._Bench, "_step", counting(timing._Bench._step, built))
-    voice, before = Heard(), torch.random.get_rng_state()
-    found = time_models(STUDY, StudySettings(device="cpu"), voice)
+    console, before = RecordingConsole(), torch.random.get_rng_state()
+    found = time_models(STUDY, StudySettings(device="cpu"), console)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert list(found.paces) == ["plain", "deep", "again", "broken"]
     plain, deep = found.paces["plain"], found.paces["deep"]
@@ -69,11 +69,11 @@ def test_times__are_paired_with_the_model_that_sets_the_scale(monkeypatch):
     assert found.paces["again"] is deep  # one model, timed once
     assert built == ["plain", "deep", "broken"]
     assert found.paces["broken"] is None
-    assert voice.said[0] == found.words
+    assert console.said[0] == found.words
     assert "1 image of 32 pixels in a pass, 3 pairs of passes each" in found.words
     assert "(fewer than an accelerator's 64 and 15)" in found.words
-    assert voice.said[1].startswith("time: about ")
-    assert voice.said[-1].startswith("broken is not timed: ")
+    assert console.said[1].startswith("time: about ")
+    assert console.said[-1].startswith("broken is not timed: ")
     lines, _ = find_lines(STUDY, (), (), timed=found)
     by_place = {(line.row.name, line.column.name): line for line in lines}
     scaled = by_place["deep", "scale"].measured
@@ -107,11 +107,11 @@ def test_values__say_why_there_is_none():
 
 def test_times__of_rows_that_are_named(monkeypatch):
     monkeypatch.setattr(timing, "ON_CPU", Effort(1, 2))
-    assert list(time_models(STUDY, StudySettings(device="cpu", rows=["deep"]), Heard()).paces) == ["deep"]
+    assert list(time_models(STUDY, StudySettings(device="cpu", rows=["deep"]), RecordingConsole()).paces) == ["deep"]
     with pytest.raises(UserError, match=r"--rows: timed times no 'told': plain; deep; again; broken\."):
-        time_models(STUDY, StudySettings(device="cpu", rows=["told"]), Heard())
+        time_models(STUDY, StudySettings(device="cpu", rows=["told"]), RecordingConsole())
     with pytest.raises(UserError, match="the device is 'tpu'"):
-        time_models(STUDY, StudySettings(device="tpu"), Heard())
+        time_models(STUDY, StudySettings(device="tpu"), RecordingConsole())
 
 
 def test_forecast__is_in_proportion_to_multiply_adds_and_passes(monkeypatch):

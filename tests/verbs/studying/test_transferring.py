@@ -15,13 +15,13 @@ from paucal.studies.plan import plan
 from paucal.studies.registry import data_sets, studies
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.beginning import begun_with, start_of
 from paucal.verbs.comparing.cells.cell import FAILED, JUDGED, JUDGING, START, SUBJECT, Cell, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.scores import scores_of
+from paucal.verbs.comparing.cells.start import start_of, start_settings
 from paucal.verbs.comparing.cells.train import train_cell
 from paucal.verbs.comparing.cells.work import work
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.studying.checks import study_folder
 from paucal.verbs.studying.grids.scenes import LESSON, SCENES, UNFINISHED, draw, draw_all, share_out
 from paucal.verbs.studying.grids.transfer_images import open_marked
@@ -141,18 +141,18 @@ def test_cells__begin_with_the_run_of_their_start_and_seed(tmp_path):
         if cell.seed == 0:
             finish(cell, "model.json", {})
             if cell.arm.way == "drloc":
-                assert begun_with(start_of(cells[0])) == {"init": str(cell.run.path)}
+                assert start_settings(start_of(cells[0])) == {"init": str(cell.run.path)}
         elif cell.arm.way == "drloc":
-            with pytest.raises(UserError, match="begins with the run of drloc, seed 1, which is pending"):
-                begun_with(start_of(cells[1]))
+            with pytest.raises(UserError, match="starts from the run of drloc, seed 1, which is pending"):
+                start_settings(start_of(cells[1]))
             cell.folder.mkdir(parents=True)
             RunFolder(cell.folder).write_json(FAILED, {"error": "it did not"})
     with pytest.raises(UserError, match=r"which has failed \(it did not\)"):
-        begun_with(start_of(cells[1]))
+        start_settings(start_of(cells[1]))
     with pytest.raises(UserError, match="no run of 'drloc' with seed 2"):
         start_of(cells[2])
     assert start_of(replace(cells[0], settings={})) is None
-    assert begun_with(None) == {}
+    assert start_settings(None) == {}
     assert cells[0].given == {"seed": 0}  # the verb never sees it
 
 
@@ -226,7 +226,7 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
     order = []
 
     def trained(cell, quiet):
-        order.append((cell.verb, begun_with(start_of(cell))))
+        order.append((cell.verb, start_settings(start_of(cell))))
         finish(cell, "model.json", {})
         return True
 
@@ -240,9 +240,9 @@ def test_workers__at_rows_train_a_start_that_another_call_has_only_stored(tmp_pa
 @pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
     folder = draw_all(tmp_path / "drawn", 20, 48) / SCENES
-    first = open_marked(kind, str(folder), Quiet())
+    first = open_marked(kind, str(folder), SilentConsole())
     assert first.training == 20
-    assert open_marked(kind, str(folder), Quiet()) == first
+    assert open_marked(kind, str(folder), SilentConsole()) == first
     if kind == "detect":
         path = folder / "train" / "boxes.json"
         content = json.loads(path.read_text())
@@ -253,4 +253,4 @@ def test_images__whose_boxes_or_masks_change_are_others(kind, tmp_path):
         mask = np.asarray(Image.open(path)).copy()
         mask[[0, 1]] = mask[[1, 0]] if not np.array_equal(mask[0], mask[1]) else 1
         Image.fromarray(mask).save(path)
-    assert open_marked(kind, str(folder), Quiet()).fingerprint != first.fingerprint
+    assert open_marked(kind, str(folder), SilentConsole()).fingerprint != first.fingerprint

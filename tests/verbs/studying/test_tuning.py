@@ -11,9 +11,9 @@ from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import START, make_cell, of_verb
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
 from paucal.verbs.comparing.outcome.writing import command_of
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import prepare_grid
 from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.starts import with_lesson, with_starts
 from paucal.verbs.studying.images import Places, called
@@ -26,7 +26,7 @@ NEEDY = {**QUICK, START: ["train", "small"]}
 def begun(words: list[str], **wanted) -> dict[str, tuple[str, str]]:
     study = studies()["drloc-table-5"]
     runs, asked = plan(study, "full", data_sets(), columns=["SVHN"], **wanted), StudySettings(scale="full", init=words)
-    call = with_starts(Call(study, runs, None, asked, Places({}, {}), Path("folder"), "", Quiet()))
+    call = with_starts(Call(study, runs, None, asked, Places({}, {}), Path("folder"), "", SilentConsole()))
     return {run.row.name: (run.settings["model"], run.settings["init"]) for run in call.runs}
 
 
@@ -47,7 +47,7 @@ def test_workers__of_starts_and_teachers_try_again_what_has_failed_when_asked():
     study = studies()["lvvit-table-5"]
     for retry in (False, True):
         asked = StudySettings(retry=retry, jobs=2)
-        call = Call(study, [], study.scales["tiny"], asked, Places({}, {}), Path("folder"), "", Quiet())
+        call = Call(study, [], study.scales["tiny"], asked, Places({}, {}), Path("folder"), "", SilentConsole())
         who = call.workers(Path("folder/teacher"), [0])
         assert (who.retry, who.jobs, who.seeds) == (retry, 2, [0])
 
@@ -99,13 +99,13 @@ def test_grid__is_stored_once_what_its_rows_begin_with_is(tmp_path):
         seen.append((is_grid(grid.folder), grid.seeds, [arm.settings[START] for arm in grid.arms]))
 
     shared = {"data": "digits", "workers": 0, "device": "cpu"}
-    words = ([Arm("row", None, None, NEEDY)], shared, "paucal study", Quiet(), {"init": "none"})
+    words = ([Arm("row", None, None, NEEDY)], shared, "paucal study", SilentConsole(), {"init": "none"})
     with pytest.raises(UserError, match="the starts do not do"):
-        settle_grid(asked, *words, refuse)
+        prepare_grid(asked, *words, refuse)
     assert not is_grid(Path(asked.output or ""))
-    grid = settle_grid(asked, *words, look)
+    grid = prepare_grid(asked, *words, look)
     assert seen == [(False, (3,), [["train", "small"]])]
     assert read_grid(grid.folder).arms[0].settings == NEEDY
     assert grid.forecast["row"] > 0
-    settle_grid(GridSettings(seeds=[4], output=asked.output), *words, look)
+    prepare_grid(GridSettings(seeds=[4], output=asked.output), *words, look)
     assert seen[1] == (True, (3, 4), [["train", "small"]])  # all seeds that workers will see

@@ -13,7 +13,7 @@ from paucal.models.trained import load_trained
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.run.loaders import stored_reading
-from verbs.training.ladder.carried import MODEL, install
+from verbs.training.auto_tune.carried import MODEL, install
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 

@@ -14,4 +14,4 @@ def test_calibration_line__says_what_the_temperature_did_or_why_there_is_none():
         "fitted to 80 validation images"
     )
     assert line(1.0, FEWEST - 1).endswith(f"{FEWEST - 1} validation images are too few to correct it")
-    assert line(1.0, FEWEST).endswith(f"{FEWEST} validation images gave no reason to correct it")
+    assert line(1.0, FEWEST).endswith(f"{FEWEST} validation images show no need to correct it")

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 import paucal
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs import RunFolder
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.training.launch import train_run
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -39,7 +39,7 @@ class Spoil(Callback):
 
 def run(output, steps):
     settings = TrainSettings(data="digits", output=str(output), **SMALL)
-    return train_run(settings, dict.fromkeys([*SMALL, "data", "output"], "flag"), Quiet(), [Spoil(steps)])
+    return train_run(settings, dict.fromkeys([*SMALL, "data", "output"], "flag"), SilentConsole(), [Spoil(steps)])
 
 
 def test_run__whose_last_step_was_skipped_is_finished_like_any_other(tmp_path):

@@ -1,4 +1,4 @@
-"""Hard distillation: the teacher of a run, opened by its name, and its classes in the order of the run's."""
+"""Hard distillation: the teacher of a run, and its classes in the order of the run's."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from paucal.backbones.empty_models import takes_sizes
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
-from paucal.methods.contract import Circumstances, ExtraLoss
+from paucal.methods.contract import ExtraLoss, RunImages
 from paucal.methods.distillation.settings import DistillationSettings
 from paucal.methods.guides import refuse_leaks, show_as_trained
 from paucal.models.card import ModelCard
@@ -54,13 +54,13 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
     )
 
 
-def _settle(settings: Any, term: Distillation, circumstances: Circumstances) -> None:
-    """Let the teacher see images as it was trained to, and answer in the order of the run's classes.
+def _settle(settings: Any, term: Distillation, run_images: RunImages) -> None:
+    """Give the teacher its own normalisation, and order its classes as those of the run.
 
     Raises:
         UserError: The teacher lacks a class, or knows labels of images that this run validates or tests with.
     """
-    card, images = _card(settings.teacher), circumstances.images
+    card, images = _card(settings.teacher), run_images.images
     if images.multi_hot is not None:
         raise UserError(
             "--add distillation learns one class for each image, and these images have several labels: leave it out."
@@ -68,12 +68,12 @@ def _settle(settings: Any, term: Distillation, circumstances: Circumstances) -> 
     unknown = [name for name in images.classes if name not in card.classes]
     if unknown:
         raise UserError(
-            f"--teacher {settings.teacher} does not know the class {unknown[0]!r} of {images.name}: give a teacher of "
+            f"--teacher {settings.teacher} does not know the class {unknown[0]!r} of {images.name}: give a teacher for "
             "these classes, such as a run on these images."
         )
     if isinstance(found := find_named(settings.teacher), RunFolder):
-        refuse_leaks("teacher", found, circumstances)
-    show_as_trained("teacher", term, card.preprocessing, circumstances)
+        refuse_leaks("teacher", found, run_images)
+    show_as_trained("teacher", term, card.preprocessing, run_images)
     term.answer_in([card.classes.index(name) for name in images.classes])
 
 

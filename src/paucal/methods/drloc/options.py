@@ -1,4 +1,4 @@
-"""From the flags of dense relative localization to its options, and which of them go together."""
+"""Options of dense relative localization from its flags, and checks of their combinations."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,16 +16,16 @@ SWITCHES = {
     "drloc_norm": {"after": True, "before": False},
 }
 _RENAMED = {"drloc_pairs": "n_pairs", "drloc_shift": "shifted"}
-_NO_OPTIONS = ("drloc_preset", "drloc_sampling")  # what the options start from, and what takes the place of one
+_NO_OPTIONS = ("drloc_preset", "drloc_sampling")  # not fields of the options
 
 
 class Needs(NamedTuple):
-    """Where a setting has an effect.
+    """The condition under which a setting has an effect.
 
     Attributes:
-        setting: on whose value it depends.
-        values: of that setting, with which it has one.
-        why: it has none with the others.
+        setting: Name of the setting that it depends on.
+        values: Values of that setting for which it has an effect.
+        why: Why it has no effect for other values.
     """
 
     setting: str
@@ -52,10 +52,10 @@ NEEDS = {
 
 
 def given_options(settings: Any) -> dict[str, Any]:
-    """Return the fields of `DrLocOptions` that the settings of a run say, whatever preset they start from.
+    """Return the fields of `DrLocOptions` that the settings of a run give, apart from the preset.
 
     Args:
-        settings: of the run; those of a run that was stored before a setting existed lack it.
+        settings: Settings of the run; old stored runs may lack some.
     """
     options: dict[str, Any] = {"seed": settings.seed}
     for name in (item.name for item in fields(DrLocSettings) if item.name not in _NO_OPTIONS):
@@ -69,10 +69,10 @@ def given_options(settings: Any) -> dict[str, Any]:
 
 
 def check_options(settings: Any) -> None:
-    """Refuse settings that have no effect on the chosen variant, or that contradict each other.
+    """Refuse settings without effect on the chosen variant, or that contradict each other.
 
     Raises:
-        UserError: there is one.
+        UserError: There is one.
     """
     for name, needs in NEEDS.items():
         chosen = _in_effect(settings, needs.setting)
@@ -105,6 +105,6 @@ def _check_ramp(settings: Any) -> None:
 
 
 def _in_effect(settings: Any, name: str) -> Any:
-    """Return the value of a setting, that of the preset where nobody has given one."""
+    """Return the value of a setting, by default that of the preset."""
     given = getattr(settings, name)
     return getattr(PRESETS[settings.drloc_preset], name.removeprefix("drloc_")) if given is None else given

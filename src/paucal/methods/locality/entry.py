@@ -1,10 +1,10 @@
-"""Locality guidance: the small CNN that guides a run, opened from its folder and held to what it may know."""
+"""Locality guidance: the small CNN that guides a run, with checks for leaked labels."""
 
 from typing import Any
 
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.spec import BackboneSpec
-from paucal.methods.contract import Circumstances, ExtraLoss
+from paucal.methods.contract import ExtraLoss, RunImages
 from paucal.methods.guides import refuse_leaks, show_as_trained
 from paucal.methods.locality.settings import LocalitySettings
 from paucal.models.saved import read_card
@@ -29,15 +29,15 @@ def _build(settings: Any, spec: BackboneSpec, backbone: FeatureBackbone) -> Term
         raise UserError(f"--guide {settings.guide}: {problem}; give a backbone with more blocks.") from problem
 
 
-def _settle(settings: Any, term: LocalityGuidance, circumstances: Circumstances) -> None:
-    """Let the guide see images as it was trained to, once the run's own normalisation is known.
+def _settle(settings: Any, term: LocalityGuidance, run_images: RunImages) -> None:
+    """Give the guide its own normalisation.
 
     Raises:
-        UserError: the guide was trained on images that this run validates or tests with, whose labels would leak.
+        UserError: The guide was trained on validation or test images of this run, whose labels would leak.
     """
     run = open_model(settings.guide)
-    refuse_leaks("guide", run, circumstances)
-    show_as_trained("guide", term, read_card(run).preprocessing, circumstances)
+    refuse_leaks("guide", run, run_images)
+    show_as_trained("guide", term, read_card(run).preprocessing, run_images)
 
 
 TERM = ExtraLoss(

@@ -1,4 +1,4 @@
-"""Self-distillation of views, and of views and regions: EsViT, and with the view task alone DINO."""
+"""Self-distillation of views and regions (EsViT), or of views alone (DINO)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -57,16 +57,16 @@ def _check(settings: Any) -> None:
     """Refuse tasks that contradict each other.
 
     Raises:
-        UserError: the region task shall join a run of the view task alone, or after the run's end, or mixed crops.
+        UserError: The region task would start without being used, after the end of the run, or with mixed crops.
     """
     if settings.mixup and settings.tasks not in ("view", None):
         raise UserError(
-            "--mixup mixes crops, and a mixed cell has no one counterpart: give --tasks view, or leave it out."
+            "--mixup mixes crops, and a mixed cell has no single counterpart: give --tasks view, or leave it out."
         )
     if settings.region_after is None:
         return
     if settings.tasks == "view":
-        raise UserError("--region-after lets the region task join, and --tasks view leaves it out: give one of them.")
+        raise UserError("--region-after starts the region task, and --tasks view leaves it out: give one of them.")
     if settings.epochs is not None and settings.region_after >= settings.epochs:
         raise UserError(
             f"{flag('region_after')} {settings.region_after} leaves no epoch of {settings.epochs} to the region "
@@ -103,7 +103,7 @@ def _stage(settings: Any, epochs: int) -> Any:
 
 
 def _superseded(settings: Any, given: Mapping[str, str]) -> Collection[str]:
-    """Return a recipe's settings that belong to another one which something else was given for."""
+    """Return the settings of a recipe that do not apply beside the given ones."""
     found = ["region_after"] if settings.tasks == "view" and "tasks" in given else []
     found += ["tasks"] if settings.region_after is not None and "region_after" in given else []
     found += ["global_scale", "local_scale"] if settings.pipeline in ("alike", "deit") and "pipeline" in given else []

@@ -7,8 +7,8 @@ from paucal.data.sampler import steps_per_epoch
 from paucal.recipes.esvit import RECIPES
 from paucal.recipes.recipe import recipe_rate
 from paucal.rules.backbone import backbone_shape
-from paucal.rules.circumstances import Facts
 from paucal.rules.crops import PAPER
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.length import effective_batch
 from paucal.rules.resolve import Choice
 
@@ -70,7 +70,7 @@ def tasks(region_after: int | None, epochs: int | None) -> Choice:
     return "view", f"under {LONG} epochs the region task made features worse where it was tried (docs/lab_notes.md)"
 
 
-def out_dim(facts: Facts) -> Choice:
+def out_dim(facts: DataAndMachine) -> Choice:
     """The paper's prototypes for a million images, fewer for fewer."""
     chosen = 2 ** round(math.log2(max(facts.n_train / 4, 1)))
     chosen = max(256, min(PAPER_PROTOTYPES, chosen))
@@ -91,7 +91,7 @@ def bottleneck_dim(model: str | None, model_args: Words, img_size: Sides) -> Cho
     return min(256, dim), PAPER if dim >= 256 else f"the {dim} channels of the backbone"
 
 
-def head_norm(facts: Facts) -> Choice:
+def head_norm(facts: DataAndMachine) -> Choice:
     """The paper's none for many images; batch statistics keep the answers to few images apart."""
     if facts.n_train < MANY:
         return "batch", "few images: without it small runs ended with the same answer to all of them"
@@ -111,7 +111,7 @@ def warmup_teacher_epochs(epochs: int | None) -> Choice:
 
 
 def momentum(
-    facts: Facts, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
+    facts: DataAndMachine, epochs: int | None, batch_size: int, accumulate: int, devices: int | None, nodes: int | None
 ) -> Choice:
     """The paper's for 512 images; the same average over images for other batches; quicker in a short run."""
     batch = effective_batch(batch_size, accumulate, devices, nodes)

@@ -1,4 +1,4 @@
-"""Token labeling, and ReLabel: a teacher's labels for the parts of images."""
+"""Token labeling and ReLabel: a teacher's labels for parts of images."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +30,7 @@ def _build(settings: Any, backbone: FeatureBackbone, terms: Mapping[str, Term]) 
 
 
 def mixup(method: str) -> Choice:
-    """None: mixing images does not know how to mix what the parts of them are called."""
+    """None: mixed images would need mixed labels of their parts."""
     return 0.0, f"{method} has labels for parts of images instead"
 
 
@@ -43,7 +43,7 @@ def _check(settings: Any) -> None:
     for name in ("mixup", "cutmix"):
         if getattr(settings, name):
             raise UserError(
-                f"--{name} does not go with --method {settings.method}, whose labels are those of parts of images: "
+                f"--{name} is not supported for --method {settings.method}, whose labels are for parts of images: "
                 "leave it out."
             )
 

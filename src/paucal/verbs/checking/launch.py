@@ -39,10 +39,10 @@ from paucal.verbs.checking.result import CheckResult, facts_of, tell
 from paucal.verbs.checking.settings import CheckSettings
 from paucal.verbs.checking.suspects import SuspectLabel, find_suspects
 from paucal.verbs.checking.writing import require_ours, write_check
+from paucal.verbs.run.console import Console, RecordingConsole
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.images import Prepared
-from paucal.verbs.run.outputs import refuse_among
-from paucal.verbs.run.voice import Heard, Voice
+from paucal.verbs.run.images import SplitImages
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.training.assembly import chosen_image_size
 from paucal.wording import counted, percent, was
 
@@ -71,19 +71,19 @@ def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResu
         >>> found.misleads, [one.text for one in found.findings]  # doctest: +SKIP
         (True, ['3 images are the same as another image, and would fall into several parts: ...'])
     """
-    voice = Heard()
-    found = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), voice)
-    return replace(found, said=tuple(voice.said))
+    console = RecordingConsole()
+    found = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console)
+    return replace(found, said=tuple(console.said))
 
 
-def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
+def check_set(settings: CheckSettings, console: Console) -> CheckResult:
     """Check a set of images, and write the page where a folder for it is given; see `check`."""
     check_ranges(settings)
     folder = _place(settings)
     images, opening = _open(settings)
     images, channels = as_pictures(images, settings.channels)
     begin = time.monotonic()
-    with voice.progress("looking at images") as advance:
+    with console.progress("looking at images") as advance:
         survey = survey_images(images, progress=advance)
     if settings.on_bad_image == "skip":
         images, survey, opening = without_unreadable(images, survey, opening)
@@ -92,7 +92,7 @@ def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
     if settings.labels or (pairs and (settings.model or weights_at_hand())):
         reader = open_reader(settings, _side(survey))
     if reader is not None and reader.trained:
-        pairs = _confirmed(pairs, reader, images, settings, voice, max(1, _side(survey) // 2))
+        pairs = _confirmed(pairs, reader, images, settings, console, max(1, _side(survey) // 2))
     found = [
         *opening,
         *channels,
@@ -104,21 +104,21 @@ def check_set(settings: CheckSettings, voice: Voice) -> CheckResult:
     ]
     suspects, judged = None, ""
     if settings.labels and reader is not None:
-        suspects, judged = _judge_labels(images, survey, pairs, reader, settings, voice)
+        suspects, judged = _judge_labels(images, survey, pairs, reader, settings, console)
     result = CheckResult(checked, facts_of(checked, survey), ranked(for_masks(found)), suspects, judged, folder)
-    voice.note(f"checked in {duration(time.monotonic() - begin)}")
+    console.note(f"checked in {duration(time.monotonic() - begin)}")
     if folder is not None:
         write_check(folder, result, settings.seed)
     return result
 
 
-def show(result: CheckResult, voice: Voice) -> None:
+def show(result: CheckResult, console: Console) -> None:
     """Show a result on a terminal, and where its page lies."""
-    tell(result, voice)
+    tell(result, console)
     if result.folder is not None:
-        voice.say(f"everything lies in {result.folder}: check.html (open it in a browser), check.json")
+        console.say(f"everything lies in {result.folder}: check.html (open it in a browser), check.json")
     elif any(one.groups for one in result.findings) or result.suspects:
-        voice.say("--output FOLDER writes a page with all of these images.")
+        console.say("--output FOLDER writes a page with all of these images.")
 
 
 def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked, list[Finding]]:
@@ -176,7 +176,7 @@ def _small(checked: Checked, survey: Survey) -> list[Finding]:
     good = survey.readable
     if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
         return []
-    prepared = Prepared(checked.images, Split(checked.parts, checked.cut_by))
+    prepared = SplitImages(checked.images, Split(checked.parts, checked.cut_by))
     return size_findings(survey.sizes[good], min(chosen_image_size(prepared)), good)
 
 
@@ -251,7 +251,7 @@ def _place(settings: CheckSettings) -> Path | None:
         return None
     path = named_path(settings.output)
     places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
-    refuse_among(path, places, settings.data_root)
+    refuse_inside_images(path, places, settings.data_root)
     try_folder(path)
     require_ours(path)
     return path
@@ -263,20 +263,20 @@ def _side(survey: Survey) -> int:
 
 
 def _confirmed(
-    pairs: Sequence[Pair], reader: Reader, images: ImageSet, settings: CheckSettings, voice: Voice, detail: int
+    pairs: Sequence[Pair], reader: Reader, images: ImageSet, settings: CheckSettings, console: Console, detail: int
 ) -> list[Pair]:
     """Return pairs with the cosine of their features; as they were where they are too many, with a note."""
     positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
     told, rows = np.unique(positions, return_inverse=True)
     if len(told) > MOST_CONFIRMED:
-        voice.say(
+        console.say(
             f"note: {len(told)} images look like another one, too many to compare what they show (the most are "
             f"{MOST_CONFIRMED}): some may share no more than a background"
         )
     if not 0 < len(told) <= MOST_CONFIRMED:
         return list(pairs)
-    with voice.progress("comparing what looks alike") as advance:
-        features = reader.read(images, told, settings, _telling(advance, voice), detail)
+    with console.progress("comparing what looks alike") as advance:
+        features = reader.read(images, told, settings, _telling(advance, console), detail)
     unit = (features - features.mean(0)) if len(told) > 100 else features
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
     cosines = [
@@ -286,22 +286,22 @@ def _confirmed(
 
 
 def _judge_labels(
-    images: ImageSet, survey: Survey, pairs: Sequence[Pair], reader: Reader, settings: CheckSettings, voice: Voice
+    images: ImageSet, survey: Survey, pairs: Sequence[Pair], reader: Reader, settings: CheckSettings, console: Console
 ) -> tuple[list[SuspectLabel] | None, str]:
     if images.multi_hot is not None:
-        voice.say("note: --labels judges one label for each image (confident learning), and these have several")
+        console.say("note: --labels judges one label for each image (confident learning), and these have several")
         return None, ""
     indices = survey.readable[images.labels[survey.readable] >= 0]
     if not images.labelled or len(np.unique(images.labels[indices])) < 2:
-        voice.say("note: --labels judges labels, and there are none to judge")
+        console.say("note: --labels judges labels, and there are none to judge")
         return None, ""
-    with voice.progress("reading features") as advance:
-        features = reader.read(images, indices, settings, _telling(advance, voice))
+    with console.progress("reading features") as advance:
+        features = reader.read(images, indices, settings, _telling(advance, console))
     together = joined([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
     number = np.arange(len(images))
     for group in together:
         number[group] = group[0]
-    suspects, agreed = find_suspects(images, indices, features, number[indices], settings.seed, voice)
+    suspects, agreed = find_suspects(images, indices, features, number[indices], settings.seed, console)
     source = f"frozen features of {reader.name}" if reader.trained else (
         "the pixels alone, since there are no trained weights on this machine: for photographs that is a weak judge "
         '(pip install "paucal[weights]" gives a better one)'
@@ -310,7 +310,7 @@ def _judge_labels(
     return suspects, f"{told}, which agrees with {percent(agreed)} of the labels"
 
 
-def _telling(advance: Any, voice: Voice) -> Any:
+def _telling(advance: Any, console: Console) -> Any:
     """Return a progress function that says once, after some images, how long all will take."""
     begin, told = time.monotonic(), []
 
@@ -320,6 +320,6 @@ def _telling(advance: Any, voice: Voice) -> Any:
             told.append(True)
             left = (time.monotonic() - begin) / done * (total - done)
             if left > 20:
-                voice.say(f"time: about {duration(left)} to read the features of {total} images")
+                console.say(f"time: about {duration(left)} to read the features of {total} images")
 
     return step

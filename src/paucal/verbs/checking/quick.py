@@ -10,13 +10,13 @@ from paucal.data.checking.survey import digest_of
 from paucal.data.images import ImageSet
 from paucal.runs import RunFolder
 from paucal.types import UserError
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 SECONDS = 5.0  # that files may be read for; beyond that a run does not look for copies, and says so
 NAME = "check.json"
 
 
-def quick_check(prepared: Prepared, seconds: float = SECONDS) -> list[Finding]:
+def quick_check(prepared: SplitImages, seconds: float = SECONDS) -> list[Finding]:
     """Return what can be said of a run's images without decoding any, the gravest first.
 
     Args:

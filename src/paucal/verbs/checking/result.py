@@ -13,7 +13,7 @@ from paucal.data.checking.findings import Checked, Finding, misleads
 from paucal.data.checking.labels import classes_table
 from paucal.data.checking.survey import Survey
 from paucal.verbs.checking.suspects import SuspectLabel
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.wording import counted, percent
 
 MOST_CLASSES, MOST_LISTED = 20, 10
@@ -83,25 +83,27 @@ def facts_of(checked: Checked, survey: Survey) -> dict[str, Any]:
     }
 
 
-def tell(result: CheckResult, voice: Voice) -> None:
+def tell(result: CheckResult, console: Console) -> None:
     """Show what a check has found on a terminal."""
     facts = result.facts
-    voice.say(f"{facts['name']}: {counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}")
+    console.say(
+        f"{facts['name']}: {counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}"
+    )
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for row in fact_rows(facts):
         table.add_row(*row)
-    voice.show(table)
+    console.show(table)
     if facts["per_class"]:
-        voice.show(_class_table(facts["per_class"]))
+        console.show(_class_table(facts["per_class"]))
     if not result.findings:
-        voice.say("nothing to complain of.")
+        console.say("nothing to complain of.")
     for finding in result.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
-        voice.console.print(f"{MARKS[finding.level]}  ", end="")
-        voice.say(f"{finding.text}{advice}")
+        console.terminal.print(f"{MARKS[finding.level]}  ", end="")
+        console.say(f"{finding.text}{advice}")
         for line in _listed(result, finding):
-            voice.say(f"            {line}")
-    _tell_suspects(result, voice)
+            console.say(f"            {line}")
+    _tell_suspects(result, console)
 
 
 def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -131,18 +133,18 @@ def _listed(result: CheckResult, finding: Finding) -> list[str]:
     return [*lines, f"and {more} more"] if lines and more > 0 else lines
 
 
-def _tell_suspects(result: CheckResult, voice: Voice) -> None:
+def _tell_suspects(result: CheckResult, console: Console) -> None:
     if result.suspects is None:
         return
-    voice.say(f"labels judged by {result.judged_by}")
-    voice.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
+    console.say(f"labels judged by {result.judged_by}")
+    console.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
     for one in result.suspects[:MOST_LISTED]:
-        voice.say(
+        console.say(
             f"            {result.checked.images.keys[one.position]}: '{one.given}' ({percent(one.confidence)}), "
             f"rather '{one.suggested}' ({percent(one.suggested_confidence)})"
         )
     if len(result.suspects) > MOST_LISTED:
-        voice.say(f"            and {len(result.suspects) - MOST_LISTED} more (--output FOLDER shows all of them)")
+        console.say(f"            and {len(result.suspects) - MOST_LISTED} more (--output FOLDER shows all of them)")
 
 
 def _class_table(per_class: dict[str, dict[str, int]]) -> Table:

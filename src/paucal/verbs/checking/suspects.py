@@ -13,8 +13,8 @@ from torch import Tensor
 from paucal.data.images import ImageSet
 from paucal.evaluation.confident_learning import suspected_labels
 from paucal.evaluation.protocols.logistic import fit_logistic
-from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.ladder.probe import SOLVER, fit_head
+from paucal.verbs.run.console import Console
+from paucal.verbs.training.auto_tune.probe import SOLVER, fit_head
 
 FOLDS = 5
 
@@ -49,7 +49,7 @@ def find_suspects(
     features: Tensor,
     groups: NDArray[np.int64],
     seed: int,
-    voice: Voice,
+    console: Console,
 ) -> tuple[list[SuspectLabel], float]:
     """Return labels that are probably wrong, the most suspect first, and the share that was predicted as given.
 
@@ -59,10 +59,10 @@ def find_suspects(
         features: (N, D) of these.
         groups: (N,) numbers; images of one group are never on both sides, since a copy would tell the label.
         seed: of the folds.
-        voice: shows progress.
+        console: shows progress.
     """
     labels = images.labels[indices]
-    with voice.progress("fitting classifiers") as advance:
+    with console.progress("fitting classifiers") as advance:
         shares = out_of_fold(features, torch.from_numpy(labels), len(images.classes), groups, seed, advance)
     found = [
         SuspectLabel(

@@ -1,4 +1,4 @@
-"""The ways to train that are compared: each a name and the settings in which it differs from the others."""
+"""The arms of a comparison: each has a name and the settings in which it differs from the others."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ class Arm:
     """One way to train.
 
     Attributes:
-        way: the method as it was given, or the name of an arm with flags.
-        model: as it was given; None where none was.
-        share: of the training images, as it was given; None for all of them.
-        settings: of `paucal train`, in which it differs.
-        against: the way that it is compared with; "" for the first.
+        way: Method as given, or the name of an arm with flags.
+        model: Model as given; None if it is chosen.
+        share: Share of the training images as given; None for all of them.
+        settings: Settings of `paucal train` in which the arm differs.
+        against: Way that it is compared with; "" for the first.
     """
 
     way: str
@@ -35,20 +35,20 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What tells it from the other arms."""
+        """Unique name in the comparison."""
         share = None if self.share is None else f"{self.share} of the images"
         return ", ".join(part for part in (self.way, self.model, share) if part is not None)
 
 
 def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tuple[Arm, ...]:
-    """Return every way to train on every model with every share of the images, what others are compared with first.
+    """Return an arm for every combination of way, model and share of the images, baselines first.
 
     Args:
-        asked: methods, models and shares.
-        named: further ways, by name, with their settings.
+        asked: Methods, models and shares.
+        named: Settings of further ways by name.
 
     Raises:
-        UserError: something occurs twice, or a share is none.
+        UserError: Something is given twice, or a share is invalid.
     """
     methods = asked.methods if asked.methods is not None or named else list(METHODS)
     ways = [(word, _method(word)) for word in methods or ()] + [(name, dict(own)) for name, own in named.items()]
@@ -61,9 +61,7 @@ def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tu
     for (share, few), model, (way, own) in product(shares, models, ways):
         given = {} if model is None else {"model": model}
         if clash := sorted(set(own) & {*given, *few}):
-            raise UserError(
-                f"--arms: {way!r} sets {clash[0]} itself, which the comparison varies: give one of the two."
-            )
+            raise UserError(f"--arms: {way!r} sets {clash[0]}, which the comparison varies too: give one of the two.")
         arms.append(Arm(way, model, share, {**own, **given, **few}))
     if not arms:
         raise UserError("there is nothing to compare: give --methods, --models and --labels at least one entry each.")
@@ -71,14 +69,14 @@ def make_arms(asked: GridSettings, named: Mapping[str, Mapping[str, Any]]) -> tu
 
 
 def short_names(arms: Sequence[Arm]) -> list[str]:
-    """Return what tells each arm from the others, without what all of them share."""
+    """Return unique names of the arms, without the parts that all of them share."""
     same_model = len({arm.model for arm in arms}) == 1
     same_share = len({arm.share for arm in arms}) == 1
     return [Arm(arm.way, None if same_model else arm.model, None if same_share else arm.share, {}).name for arm in arms]
 
 
 def settings_of(shared: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
-    """Return all settings of an arm: shared ones that belong to a method or loss it does not use are left out."""
+    """Return all settings of an arm, without those of methods and losses that it does not use."""
     values = {**shared, **arm.settings}
     words = {name: values[name] for name in ("method", "add") if name in values}
     idle = unused_by(TrainSettings(**words)) - set(arm.settings)
@@ -86,21 +84,21 @@ def settings_of(shared: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
 
 
 def baseline_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """Return what an arm is compared with: the first way on its model, or the first model; None for the first itself.
+    """Return the baseline of an arm: the first way on its model, or the first model; None for the first arm itself.
 
-    What is compared shares its images. An arm that names what it is compared with is compared with that, and one that
-    others name is compared with none.
+    Only arms with the same share of the images are compared. An arm that names its baseline gets that one, and the
+    baseline that others name has none itself.
     """
-    alike = [one for one in arms if one.share == arm.share]
-    if any(one.against for one in alike):
-        return next((one for one in alike if one.way == arm.against), None)
-    same_model = [one for one in alike if _network(one) == _network(arm)]
-    first = same_model[0] if same_model[0].way != arm.way else alike[0]
+    same_share = [other for other in arms if other.share == arm.share]
+    if any(other.against for other in same_share):
+        return next((other for other in same_share if other.way == arm.against), None)
+    same_model = [other for other in same_share if _network(other) == _network(arm)]
+    first = same_model[0] if same_model[0].way != arm.way else same_share[0]
     return None if first == arm else first
 
 
 def _network(arm: Arm) -> tuple[Any, ...]:
-    """Return what tells the model of an arm, whether it was given with --models or in the arm's own flags."""
+    """Return what identifies the model of an arm, given with --models or in the arm's own flags."""
     return (arm.model, arm.settings.get("model"), tuple(arm.settings.get("model_args") or ()))
 
 

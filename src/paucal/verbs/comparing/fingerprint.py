@@ -1,4 +1,4 @@
-"""What tells whether a set of images is still the one that a comparison was made with."""
+"""A fingerprint of a set of images, to notice that it has changed since a comparison began."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, locate, spread
 from paucal.data.sources.stores import EncodedStore
 
-MOST_READ = 2000  # images whose bytes are looked at; of the others name, class, part and size
+MOST_READ = 2000  # images whose bytes are hashed; of the others only name, class, part and size
 
 
 def fingerprint(images: ImageSet) -> str:
@@ -30,7 +30,7 @@ def fingerprint(images: ImageSet) -> str:
 
 
 def _size(images: ImageSet, index: int) -> bytes:
-    """Return the bytes that an image's file has, where that is known without reading it."""
+    """Return the file size of an image as text, if it is known without reading the file."""
     store, place = locate(images.store, index)
     stamp = store.stamp(place) if isinstance(store, EncodedStore) else None
     return b"-" if stamp is None else str(stamp.size).encode()

@@ -1,4 +1,4 @@
-"""`paucal.compare`: did it help? Every way to train with every seed, and what their differences amount to."""
+"""`paucal.compare`: train every arm with every seed, and test whether their differences are more than chance."""
 
 import os
 import shlex
@@ -18,26 +18,26 @@ from paucal.types import UserError
 from paucal.verbs.comparing.arms import make_arms
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid, require_images
-from paucal.verbs.comparing.labour import labour
 from paucal.verbs.comparing.outcome.evidence import Findings, find
 from paucal.verbs.comparing.outcome.tables import terminal_table
 from paucal.verbs.comparing.outcome.words import failures, fairness, verdicts
 from paucal.verbs.comparing.outcome.writing import PAGE, write_findings
-from paucal.verbs.comparing.preparation import fingerprint_of, settle_grid
+from paucal.verbs.comparing.preparation import fingerprint_of, prepare_grid
+from paucal.verbs.comparing.run_workers import run_workers
 from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
 from paucal.verbs.comparing.workers.clusters import require_team
-from paucal.verbs.run.voice import Quiet, Voice
+from paucal.verbs.run.console import Console, SilentConsole
 from paucal.wording import counted
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison has come to.
+    """The result of a comparison.
 
     Attributes:
-        folder: that holds the runs, the tables and the page.
-        findings: everything that was read from the runs.
-        settled: whether every run is done or has failed.
+        folder: Folder of the runs, the tables and the page.
+        findings: Results of all runs.
+        settled: Whether every run is done or has failed.
     """
 
     folder: Path
@@ -50,16 +50,16 @@ class Comparison:
     @property
     def scores(self) -> dict[str, Repeated]:
         """Test accuracy over seeds, by the name of the way to train."""
-        return {one.arm.name: one.top1 for one in self.findings.arms if one.top1 is not None}
+        return {outcome.arm.name: outcome.top1 for outcome in self.findings.arms if outcome.top1 is not None}
 
     @property
     def differences(self) -> dict[str, Difference]:
-        """Gains in test accuracy over the way that each is compared with, by name."""
-        return {one.arm.name: one.gain for one in self.findings.arms if one.gain is not None}
+        """Gains in test accuracy over the baseline of each arm, by name."""
+        return {outcome.arm.name: outcome.gain for outcome in self.findings.arms if outcome.gain is not None}
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Why runs have failed, by their names."""
+        """Reasons of failed runs, by name."""
         return self.findings.failed
 
 
@@ -71,21 +71,21 @@ def compare(
     resume: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Train every way with every seed and say whether it helped; the same as `paucal compare`.
+    """Train every arm with every seed and compare the scores; the same as `paucal compare`.
 
     Args:
-        data: as in `paucal.train`.
-        ways: further ways to train: settings of `paucal.train` by name; what `--arms` is on the command line.
-        resume: the folder of a comparison to go on with, as it is stored.
-        **settings: any field of `paucal.verbs.comparing.settings.GridSettings`, and settings of `paucal.train` that
-            all runs share.
+        data: Images, as in `paucal.train`.
+        ways: Further arms: settings of `paucal.train` by name; `--arms` on the command line.
+        resume: Folder of a stored comparison to resume.
+        **settings: Fields of `paucal.verbs.comparing.settings.GridSettings`, and settings of `paucal.train` that all
+            runs share.
 
     Returns:
         Scores over seeds and differences with their intervals.
 
     Raises:
-        UserError: the data or a setting does not do, or the comparison was stopped; the same call goes on with it.
-        TypeError: a setting does not exist.
+        UserError: The data or a setting is invalid, or the comparison was stopped; the same call resumes it.
+        TypeError: A setting does not exist.
 
     Example:
         >>> found = paucal.compare("photos/", methods=["supervised", "drloc"], epochs=20)  # doctest: +SKIP
@@ -98,48 +98,52 @@ def compare(
     asked = from_python(GridSettings, {n: v for n, v in settings.items() if n in own}, "paucal.compare", "compare")
     given = {name: value for name, value in settings.items() if name not in own}
     shared = _train_values({**given, **({} if data is None else {"data": data})})
-    refuse_taken(shared)
+    refuse_varied(shared)
     named = {name: _train_values(values) for name, values in (ways or {}).items()}
     if resume is not None:
-        result = go_on(Path(os.fspath(resume)), asked, Quiet())
+        result = go_on(Path(os.fspath(resume)), asked, SilentConsole())
     else:
-        result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", Quiet())
+        result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", SilentConsole())
     if not result.settled and asked.jobs:
-        raise UserError(f"the comparison was stopped; go on with: paucal.compare(resume={str(result.folder)!r}).")
+        raise UserError(f"the comparison was stopped; resume with: paucal.compare(resume={str(result.folder)!r}).")
     return result
 
 
 def compare_all(
-    asked: GridSettings, shared: Mapping[str, Any], named: Mapping[str, Mapping[str, Any]], command: str, voice: Voice
+    asked: GridSettings,
+    shared: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Any]],
+    command: str,
+    console: Console,
 ) -> Comparison:
-    """Make a grid, or let one grow, and work at it; see `compare`.
+    """Create or extend a grid, and compute it; see `compare`.
 
     Args:
-        asked: what is compared, and who computes.
-        shared: settings of `paucal.train` for all runs.
-        named: ways to train, by name, with their settings.
-        command: that asks for it.
-        voice: prints and shows progress.
+        asked: Settings of the grid and its workers.
+        shared: Settings of `paucal.train` for all runs.
+        named: Settings of further arms by name.
+        command: Command to store with the grid.
+        console: Console for messages and progress.
     """
-    # What is stored is shown to everybody; workers are asked for once there is something to compute.
+    # A stored grid can be shown without workers; they are checked once there is something to compute.
     known = asked.output is not None and is_grid(named_path(asked.output))
     _check(asked, 0 if known else asked.jobs)
     arms = make_arms(asked, named)
     threads = torch.get_num_threads()
     try:
-        grid = settle_grid(asked, arms, shared, command, voice)
+        grid = prepare_grid(asked, arms, shared, command, console)
         if len(arms) == 1 and len(grid.arms) == 1:
-            voice.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
-        return _conclude(grid, asked, voice)
+            console.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
+        return _conclude(grid, asked, console)
     finally:
         torch.set_num_threads(threads)
 
 
-def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
-    """Work at a grid as it is stored.
+def go_on(folder: Path, asked: GridSettings, console: Console) -> Comparison:
+    """Compute a stored grid.
 
     Raises:
-        UserError: there is none, or something is given that would change it.
+        UserError: There is no grid, or a given setting would change it.
     """
     _check(asked, 0)
     changed = [
@@ -147,31 +151,31 @@ def go_on(folder: Path, asked: GridSettings, voice: Voice) -> Comparison:
     ]
     if changed:
         raise UserError(
-            f"--resume goes on with a comparison as it is stored; to let it grow leave --resume out and give "
+            f"--resume uses a comparison as it is stored; to extend it leave --resume out and give "
             f"{flag(changed[0])} with --output {folder}."
         )
     grid = read_grid(folder)
     if grid.verb != "train":
-        raise UserError(f"{str(folder)!r} belongs to a study: go on with its own command, {grid.commands[-1]}.")
+        raise UserError(f"{str(folder)!r} belongs to a study: resume it with its own command, {grid.commands[-1]}.")
     if asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
         require_images(grid, fingerprint_of(grid.shared, grid.arms[0]))
     threads = torch.get_num_threads()
     try:
-        return _conclude(grid, asked, voice)
+        return _conclude(grid, asked, console)
     finally:
         torch.set_num_threads(threads)
 
 
-def refuse_taken(shared: Mapping[str, Any]) -> None:
-    """Refuse settings of `paucal.train` that a comparison varies itself or cannot give to its runs.
+def refuse_varied(shared: Mapping[str, Any]) -> None:
+    """Refuse settings of `paucal.train` that a comparison varies itself or does not support.
 
     Raises:
-        UserError: there is one.
+        UserError: There is one.
     """
     for name in shared:
         if name in REFUSED:
             raise UserError(
-                f"{flag(name)} does not go with a comparison, whose runs each have one process: leave it out."
+                f"{flag(name)} is not supported for comparisons, whose runs have one process each: leave it out."
             )
         if name in TAKEN and name != "data":
             advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
@@ -185,28 +189,28 @@ def _check(asked: GridSettings, workers: int) -> None:
     require_team(asked.on, asked.slurm, workers)
 
 
-def _conclude(grid: Grid, asked: GridSettings, voice: Voice) -> Comparison:
+def _conclude(grid: Grid, asked: GridSettings, console: Console) -> Comparison:
     again = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
-    settled = labour(grid, asked, again, voice)
+    settled = run_workers(grid, asked, again, console)
     found = find(read_grid(grid.folder))
     page = write_findings(found)
-    _tell(found, page, voice)
+    _print_findings(found, page, console)
     if not settled:
         left = sum(not state.settled for state in found.states.values())
-        voice.say(f"{counted(left, 'run')} to come; go on with: {again}")
+        console.say(f"{counted(left, 'run')} to come; resume with: {again}")
     return Comparison(grid.folder, found, settled)
 
 
-def _tell(found: Findings, page: Path, voice: Voice) -> None:
-    voice.show(terminal_table(found))
+def _print_findings(found: Findings, page: Path, console: Console) -> None:
+    console.show(terminal_table(found))
     for line in [*verdicts(found), *fairness(found), *failures(found)]:
-        voice.say(line)
+        console.say(line)
     if found.failed:
-        voice.say("once the reason is mended, --retry tries failed runs again")
-    voice.say(f"everything lies in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
+        console.say("once the reason is fixed, --retry runs failed ones again")
+    console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
 
 
 def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of `paucal.train` given in Python, each as the kind it is meant to be."""
-    made = from_python(TrainSettings, values, "paucal.compare", "compare")
-    return {name: getattr(made, name) for name in given_names(values)}
+    """Return settings of `paucal.train` given in Python, converted to their types."""
+    settings = from_python(TrainSettings, values, "paucal.compare", "compare")
+    return {name: getattr(settings, name) for name in given_names(values)}

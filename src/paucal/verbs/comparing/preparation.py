@@ -1,4 +1,4 @@
-"""Before a grid starts: is every way to train sound, on which images, and how long will it take?"""
+"""Preparation of a grid: check every arm, identify the images, and measure how long the runs will take."""
 
 import itertools
 import time
@@ -18,43 +18,43 @@ from paucal.settings.options import flag
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm, settings_of
 from paucal.verbs.comparing.cells.cell import of_verb
-from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
+from paucal.verbs.comparing.cells.grid import Grid, is_grid, merge_grids, read_grid
 from paucal.verbs.comparing.fingerprint import fingerprint
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.comparing.workers.clock import seconds_of_run
 from paucal.verbs.comparing.workers.clusters import slurm_options
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import find_images
-from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
 from paucal.verbs.run.start_weights import NONE, plain_init
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.training.job import TrainingJob
 
 SEEDS = (0, 1, 2)
-PATIENCE = 30.0  # seconds to wait for another call that lets the same grid grow
+LOCK_TIMEOUT = 30.0  # seconds to wait for another call that extends the same grid
 
 
-def settle_grid(
+def prepare_grid(
     asked: GridSettings,
     arms: Sequence[Arm],
     shared: Mapping[str, Any],
     command: str,
-    voice: Voice,
+    console: Console,
     absent: Mapping[str, Any] | None = None,
     before: Callable[[Grid], object] | None = None,
 ) -> Grid:
-    """Check every way to train, measure how long it takes, and store the grid, or let the one that is there grow.
+    """Check every arm, measure how long its runs take, and store the grid or extend the stored one.
 
     Args:
-        asked: what is compared.
-        arms: the ways to train.
-        shared: settings of all runs, as given.
-        command: that asks for it.
-        voice: shows what takes long.
-        absent: settings in the place of what is not there yet, such as the weights that a run begins with.
-        before: called with the grid as it will be, when all is sound and before workers can see it.
+        asked: Settings of the grid.
+        arms: Ways to train.
+        shared: Settings of all runs, as given.
+        command: Command to store with the grid.
+        console: Console for progress.
+        absent: Settings that replace what does not exist yet, such as the weights that a run starts from.
+        before: Called with the new grid after all checks, before workers can see it.
 
     Raises:
-        UserError: a setting does not do, the folder holds something else, or the images have changed.
+        UserError: A setting is invalid, the folder holds something else, or the images have changed.
     """
     folder = _folder(asked, shared)
     old = read_grid(folder) if is_grid(folder) else None
@@ -66,10 +66,10 @@ def settle_grid(
     threads = old.threads if old is not None else threads_of_worker(asked)
     rates = tuple(dict.fromkeys(asked.lrs or ()))
     new = Grid(folder, digest, shared, tuple(pinned), seeds, rates, threads, {}, (command,))
-    grid = new if old is None else grown(old, new)
+    grid = new if old is None else merge_grids(old, new)
     torch.set_num_threads(threads)
     known = {} if old is None else old.forecast
-    found = _forecast(grid, [arm for arm in grid.arms if arm.name not in known], voice, absent or {})
+    found = _forecast(grid, [arm for arm in grid.arms if arm.name not in known], console, absent or {})
     forecast = {**known, **found}
     if before is not None:
         before(grid)
@@ -83,19 +83,19 @@ def fingerprint_of(shared: Mapping[str, Any], arm: Arm) -> str:
     """Return the digest of the images that runs of `paucal train` read.
 
     Args:
-        shared: settings of all runs.
-        arm: any of them.
+        shared: Settings of all runs.
+        arm: Any arm of the grid.
 
     Raises:
-        UserError: the images are not there.
+        UserError: The images cannot be opened.
     """
     return fingerprint(find_images(_settings(of_verb({**shared, **arm.settings}))))
 
 
 def store_grid(folder: Path, new: Grid) -> Grid:
-    """Write a grid down, on top of what another call may have written meanwhile."""
+    """Store a grid, merged with what another call may have stored meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock, end = RunLock(folder, "the comparison"), time.monotonic() + PATIENCE
+    lock, end = RunLock(folder, "the comparison"), time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             lock.acquire()
@@ -105,28 +105,28 @@ def store_grid(folder: Path, new: Grid) -> Grid:
                 raise
             time.sleep(0.2)
     try:
-        grid = grown(read_grid(folder), new) if is_grid(folder) else new
+        grid = merge_grids(read_grid(folder), new) if is_grid(folder) else new
         grid.write()
         return grid
     finally:
         lock.release()
 
 
-def _forecast(grid: Grid, arms: Sequence[Arm], voice: Voice, absent: Mapping[str, Any]) -> dict[str, float]:
-    """Put a run of every arm together, which finds mistakes before anything is trained, and time a few of its steps."""
+def _forecast(grid: Grid, arms: Sequence[Arm], console: Console, absent: Mapping[str, Any]) -> dict[str, float]:
+    """Assemble a run of every arm, which finds errors before anything is trained, and time a few of its steps."""
     found: dict[str, float] = {}
-    with voice.progress("measuring") as advance:
+    with console.progress("measuring") as advance:
         for number, arm in enumerate(arms):
             values = {**absent, **of_verb(settings_of(grid.shared, arm)), "seed": grid.seeds[0]}
             values |= {"lr": grid.rates[0]} if grid.rates else {}
             job, given = TrainingJob(), dict.fromkeys(values, "given")
             try:
                 settings, origin = job.check(_settings(values), given)
-                made = job.assemble(job.pin(settings), origin, voice.progress)
+                made = job.assemble(job.pin(settings), origin, console.progress)
             except UserError as problem:
                 raise UserError(f"{arm.name}: {problem}") from problem
-            if grid.rates and not len(made.prepared.part("val")):
-                raise UserError("--lrs chooses by validation images, and there are none: give --val-fraction.")
+            if grid.rates and not len(made.data.part("val")):
+                raise UserError("--lrs needs validation images, and there are none: give --val-fraction.")
             found[arm.name] = round(seconds_of_run(made), 2)
             advance(number + 1, len(arms))
     return found
@@ -137,20 +137,20 @@ def _folder(asked: GridSettings, shared: Mapping[str, Any]) -> Path:
         folder = next(folder for folder in _usual() if not folder.exists())
     else:
         folder = named_path(asked.output)
-    refuse_among(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
+    refuse_inside_images(folder, {"DATA": shared.get("data")}, shared.get("data_root"))
     try_folder(folder)
     if not is_grid(folder) and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--output: {str(folder)!r} is not empty and holds no comparison: choose another folder.")
+        raise UserError(f"--output: {str(folder)!r} is not empty and is not a comparison: choose another folder.")
     return folder
 
 
 def _usual() -> Iterator[Path]:
-    """Yield the folders of comparisons that are given none, one after the other."""
+    """Yield the default folders of comparisons in order."""
     return (DEFAULT / f"compare-{number}" for number in itertools.count(1))
 
 
 def _claimed() -> Path:
-    """Make the first of these folders that is not there; another call may have made some since this one began."""
+    """Create the first default folder that does not exist; another call may have created some meanwhile."""
     for folder in _usual():
         try:
             folder.mkdir(parents=True)
@@ -161,7 +161,7 @@ def _claimed() -> Path:
 
 
 def threads_of_worker(asked: GridSettings) -> int:
-    """Return the threads of each worker: its share of this machine's, or what it asks of another one."""
+    """Return the threads of each worker: its share of this machine, or what it requests from SLURM."""
     wanted = slurm_options(asked.slurm or ()).get("cpus_per_task") if asked.on == "slurm" else None
     return (
         wanted
@@ -171,13 +171,13 @@ def threads_of_worker(asked: GridSettings) -> int:
 
 
 def _pinned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that find the same files from any folder; only those that are given."""
+    """Return the given settings with absolute paths."""
     own = of_verb(values)
-    made = TrainingJob().pin(plain_init(_settings(own)))
-    found = {**values, **{name: getattr(made, name) for name in own}}
+    settings = TrainingJob().pin(plain_init(_settings(own)))
+    pinned = {**values, **{name: getattr(settings, name) for name in own}}
     if values.get("init") == NONE:
-        found["init"] = NONE
-    return {**found, **({} if made.data_root is None else {"data_root": made.data_root})}
+        pinned["init"] = NONE
+    return {**pinned, **({} if settings.data_root is None else {"data_root": settings.data_root})}
 
 
 def _settings(values: Mapping[str, Any]) -> TrainSettings:

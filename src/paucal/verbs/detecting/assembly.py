@@ -13,7 +13,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
-from paucal.rules.circumstances import StartFacts
+from paucal.rules.facts import StartFacts
 from paucal.rules.resolve import origins, resolve
 from paucal.runs import RunFolder
 from paucal.runs.ancestry import AUTO
@@ -29,15 +29,15 @@ from paucal.verbs.detecting.masks import kind_of, with_masks
 from paucal.verbs.detecting.rules import RULES, BoxFacts
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.structure import LARGEST_SIDE, check_structure, detector_parts
-from paucal.verbs.run.assembled import Assembled
-from paucal.verbs.run.images import Prepared, decoded, reading_for
+from paucal.verbs.run.images import SplitImages, decoded, reading_for
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation
+from paucal.verbs.run.memory_check import check_memory, explain_memory_errors
 from paucal.verbs.run.resuming import stored_split
-from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, seconds_of, trainer_plan, with_joint_norms
-from paucal.verbs.training.ladder.start import choose
+from paucal.verbs.training.auto_tune.start import choose
 from paucal.wording import counted
 
 LOOKS = 20  # at the validation images, at most, where nobody says when to look
@@ -45,7 +45,7 @@ UNUSED = ("image_column", "data_root", "download", "channels", "compile")
 
 
 @dataclass(frozen=True)
-class AssembledDetection(Assembled[DetectSettings]):
+class DetectionSetup(RunSetup[DetectSettings]):
     """Everything a run of a detector needs, checked, with nothing written yet.
 
     Attributes:
@@ -111,7 +111,7 @@ def check(settings: DetectSettings) -> None:
 
 def assemble(
     settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-) -> AssembledDetection:
+) -> DetectionSetup:
     """Open the images, choose what was left open, build the detector; write nothing.
 
     Args:
@@ -129,18 +129,18 @@ def assemble(
     if run is None and settings.init in (None, AUTO):
         settings, given, remarks = _look_for_start(settings, given, boxed)
     start = find_start(settings, run)
-    prepared = _split(settings, boxed, run)
-    facts = _facts(boxed, prepared, start.facts)
+    data = _split(settings, boxed, run)
+    facts = _facts(boxed, data, start.facts)
     settings, reasons = resolve(settings, replace(facts, boxes=boxed.total, bare=boxed.bare), RULES)
     boxed = with_masks(settings, boxed)
-    boxed, prepared = _decoded(settings, boxed, prepared, bars, run)
+    boxed, data = _decoded(settings, boxed, data, bars, run)
     if run is None:
         check_rates(replace(settings, epochs=settings.epochs or 1))
-    objective, card, notes = _build(settings, prepared, boxed, start.input and start.input(settings.model or ""), run)
+    objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model or ""), run)
     loaded = load_start(start, settings.model, objective, ())
-    remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_few(prepared)]
-    return AssembledDetection(
-        *(settings, origins(settings, given, reasons), prepared, _plan(settings, len(prepared.part("train")))),
+    remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_few(data)]
+    return DetectionSetup(
+        *(settings, origins(settings, given, reasons), data, _plan(settings, len(data.part("train")))),
         *(objective, card, tuple(remarks), loaded),
         boxed=boxed,
     )
@@ -163,14 +163,14 @@ def _look_for_start(
     return replace(settings, init=AUTO, model=found.candidates[0]), origin, []
 
 
-def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> Prepared:
+def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:
     if run is not None:
-        return Prepared(boxed.images, stored_split(run, boxed.images))
+        return SplitImages(boxed.images, stored_split(run, boxed.images))
     shares = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
     split = make_split(boxed.images, seed=settings.seed, **shares)
-    return Prepared(boxed.images, _without_empty(split, boxed) if settings.empty_images == "drop" else split)
+    return SplitImages(boxed.images, _without_empty(split, boxed) if settings.empty_images == "drop" else split)
 
 
 def _without_empty(split: Split, boxed: BoxedImages) -> Split:
@@ -187,48 +187,48 @@ def _without_empty(split: Split, boxed: BoxedImages) -> Split:
 
 
 def _decoded(
-    settings: DetectSettings, boxed: BoxedImages, prepared: Prepared, bars: Bars, run: RunFolder | None
-) -> tuple[BoxedImages, Prepared]:
+    settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
+) -> tuple[BoxedImages, SplitImages]:
     """Decode the images no larger than they are needed, and split those that can be read."""
     reading = reading_for([max(settings.img_size or [LARGEST_SIDE])], WHOLE)
     with bars("reading images") as advance:
         images = decoded(boxed.images, settings, reading, advance)
     kept = replace(boxed, images=images)
     if len(images) == len(boxed.images):
-        return kept, replace(prepared, images=images)
+        return kept, replace(data, images=images)
     return kept, _split(settings, kept, run)
 
 
-def _facts(boxed: BoxedImages, prepared: Prepared, start: StartFacts | None) -> BoxFacts:
-    known = [boxed.of(int(index)) for index in prepared.part("train")]
+def _facts(boxed: BoxedImages, data: SplitImages, start: StartFacts | None) -> BoxFacts:
+    known = [boxed.of(int(index)) for index in data.part("train")]
     longer = [max(one.size) for one in known]
     shares = [
         np.sqrt(np.prod(one.corners[:, 2:] - one.corners[:, :2], axis=1)) / side
         for one, side in zip(known, longer, strict=True)
     ]
     small = float(np.percentile(np.concatenate(shares), 10)) if sum(map(len, shares)) else 0.1
-    facts = prepared.facts()
+    facts = data.facts()
     return BoxFacts(**{**vars(facts), "start": start}, longer=int(np.median(longer)), small=small)
 
 
 def _build(
     settings: DetectSettings,
-    prepared: Prepared,
+    data: SplitImages,
     boxed: BoxedImages,
     start: ImageInput | None,
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
     sides = settings.img_size or [LARGEST_SIDE]
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
-    with torch.random.fork_rng(devices=[]), enough_memory():
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, options, notes = detector_parts(settings)
-        notes = [*check_room(settings, spec), *notes]
+        notes = [*check_memory(settings, spec), *notes]
         detector = with_joint_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
         tuning = FineTuning(freeze=settings.freeze_stages or None, eval_mode=settings.norms == "still")
         objective = Detection(detector, tuning, 1.0 if settings.backbone_rate is None else settings.backbone_rate)
-    statistics = _statistics(settings, prepared, start, run)
-    values = prepared.images.reading.value_range
+    statistics = _statistics(settings, data, start, run)
+    values = data.images.reading.value_range
     fed = Preprocessing(spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox")
     card = DetectorCard(
         *(spec, boxed.classes, fed),
@@ -240,11 +240,11 @@ def _build(
 
 
 def _statistics(
-    settings: DetectSettings, prepared: Prepared, start: ImageInput | None, run: RunFolder | None
+    settings: DetectSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Normalisation:
     if stored := stored_card(run, DetectorCard):
         return Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
-    return normalisation(settings, prepared, start or input_of_timm(settings.model or ""))
+    return normalisation(settings, data, start or input_of_timm(settings.model or ""))
 
 
 def _plan(settings: DetectSettings, n_train: int) -> Plan:
@@ -256,8 +256,8 @@ def _plan(settings: DetectSettings, n_train: int) -> Plan:
     return replace(plan, total_steps=total, steps_per_epoch=min(every, total))
 
 
-def _few(prepared: Prepared) -> list[str]:
-    counts = prepared.counts()
+def _few(data: SplitImages) -> list[str]:
+    counts = data.counts()
     found = []
     if counts["train"] < 30:
         found.append(f"{counts['train']} images to learn from are few even for few: expect no reliable detector")

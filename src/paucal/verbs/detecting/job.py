@@ -11,51 +11,37 @@ from paucal.training import CosineWarmup, Optimization, Outcome, Watch
 from paucal.training.memory import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 from paucal.transfer.detection.pictures import batch_sheet
-from paucal.verbs.detecting.assembly import AssembledDetection, assemble, check
+from paucal.verbs.detecting.assembly import DetectionSetup, assemble, check
 from paucal.verbs.detecting.conclusion import DetectResult, conclude
 from paucal.verbs.detecting.loaders import MISSED, SCORE, train_loader, validation
 from paucal.verbs.detecting.settings import DetectSettings
 from paucal.verbs.detecting.timing import find_length
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
-from paucal.verbs.run.job import Bars
+from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
-from paucal.verbs.run.voice import Voice
 
 START = 1e-3  # of the peak, at the first step of the published warm-up
 
 
-class DetectionWatcher:
-    """Scores a detector on the validation images from time to time; nothing it sees ends the run."""
-
-    def __init__(self, assembled: AssembledDetection, voice: Voice) -> None:
-        self._assembled, self._voice = assembled, voice
+class DetectionWatcher(Watcher[DetectionSetup]):
+    """Scores the detector on the validation images at intervals."""
 
     def watch(self) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        if not len(self._assembled.prepared.part("val")):
+        if not len(self.setup.data.part("val")):
             return None
-        return Watch(validation(self._assembled), SCORE, MISSED)
-
-    on_start = None
+        return Watch(validation(self.setup), SCORE, MISSED)
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Say what was seen, after how many passes over the images."""
-        each = self._assembled.settings.effective_batch
-        passes = row["step"] * each / len(self._assembled.prepared.part("train"))
+        """Print losses and scores, with the number of passes over the images."""
+        each = self.setup.settings.effective_batch
+        passes = row["step"] * each / len(self.setup.data.part("train"))
         losses = [f"{n.removeprefix('train_')} {v:.3f}" for n, v in row.items() if n.startswith("train_")]
         scores = [f"{n.removeprefix('val_')} {v:.3f}" for n, v in row.items() if n.startswith("val_") and n != MISSED]
         parts = [f"{epoch}/{epochs}: step {row['step']:.0f} ({passes:.1f} passes)", f"train: {', '.join(losses)}"]
         parts += [f"val: {', '.join(scores)}"] if scores else []
-        self._voice.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
-
-    wants_a_change = False
-
-    def prepare_next(self) -> None:
-        """Have only one stage."""
-
-    def last_words(self) -> list[str]:
-        """Return nothing: whoever stopped the run knows why."""
-        return []
+        self.console.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
 
 
 class DetectionJob:
@@ -81,48 +67,48 @@ class DetectionJob:
 
     def assemble(
         self, settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-    ) -> AssembledDetection:
+    ) -> DetectionSetup:
         """Open the images, choose what was left open, build the detector."""
         return assemble(settings, given, bars, run)
 
-    def announce(self, assembled: AssembledDetection, voice: Voice) -> None:
+    def announce(self, setup: DetectionSetup, console: Console) -> None:
         """Say what will be trained, on what, and why the settings are what they are."""
-        boxed, counts = assembled.images, assembled.prepared.counts()
+        boxed, counts = setup.images, setup.data.counts()
         boxes = boxed.count(range(len(boxed.images)))
-        voice.say(
+        console.say(
             f"data: {boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {len(boxed.classes)} classes; "
             f"{counts['train']} images to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        voice.say(f"split: {assembled.prepared.split.description}")
-        voice.say(f"model: {assembled.describe()}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {setup.data.split.description}")
+        console.say(f"model: {setup.describe()}")
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
 
-    def is_open(self, assembled: AssembledDetection) -> bool:
+    def needs_planning(self, setup: DetectionSetup) -> bool:
         """Return whether the run has a time and no length yet."""
-        return assembled.settings.time is not None and assembled.settings.steps is None
+        return setup.settings.time is not None and setup.settings.steps is None
 
-    def find_out(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
         """Measure a few steps and plan the length."""
-        voice.say("timing a few steps on this machine")
-        with memory_advice(assembled.plan):
-            find_length(run, assembled, voice)
+        console.say("timing a few steps on this machine")
+        with memory_advice(setup.plan):
+            find_length(run, setup, console)
         return True
 
-    def write_beginning(self, run: RunFolder, assembled: AssembledDetection) -> None:
+    def write_beginning(self, run: RunFolder, setup: DetectionSetup) -> None:
         """Draw images and boxes as the network will see them."""
-        batch = next(iter(train_loader(assembled, 0)))
-        fed = assembled.card.preprocessing
-        sheet = batch_sheet(batch, assembled.images.classes, fed.mean, fed.std)
+        batch = next(iter(train_loader(setup, 0)))
+        fed = setup.card.preprocessing
+        sheet = batch_sheet(batch, setup.images.classes, fed.mean, fed.std)
         write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
 
-    def loader(self, assembled: AssembledDetection, start: int) -> TrainLoader:
+    def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
         """Return the loader of this process, from a forward pass on."""
-        return train_loader(assembled, start)
+        return train_loader(setup, start)
 
-    def optimization(self, assembled: AssembledDetection) -> Optimization:
+    def optimization(self, setup: DetectionSetup) -> Optimization:
         """Return AdamW and its schedule."""
-        settings, plan = assembled.settings, assembled.plan
-        per_pass = max(1, len(assembled.prepared.part("train")) // settings.effective_batch)
+        settings, plan = setup.settings, setup.plan
+        per_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
         warmup = min(round((settings.warmup_epochs or 0) * per_pass), plan.total_steps // 2)
         return Optimization(
             _schedule(settings, plan.total_steps, warmup, per_pass),
@@ -131,15 +117,20 @@ class DetectionJob:
             average_decay=settings.average or None,
         )
 
-    def watcher(self, run: RunFolder, assembled: AssembledDetection, voice: Voice) -> DetectionWatcher:
+    def watcher(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionWatcher:
         """Return who scores the detector."""
-        return DetectionWatcher(assembled, voice)
+        return DetectionWatcher(setup, console)
 
     def conclude(
-        self, run: RunFolder, assembled: AssembledDetection, outcome: Outcome, watcher: DetectionWatcher, voice: Voice
+        self,
+        run: RunFolder,
+        setup: DetectionSetup,
+        outcome: Outcome,
+        watcher: DetectionWatcher,
+        console: Console,
     ) -> DetectResult:
         """Judge the best detector on the test images and write everything down."""
-        return conclude(run, assembled, outcome, voice)
+        return conclude(run, setup, outcome, console)
 
 
 def _schedule(settings: DetectSettings, steps: int, warmup: int, per_pass: int) -> CosineWarmup | WarmupThenSteps:

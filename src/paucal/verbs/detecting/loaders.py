@@ -17,20 +17,20 @@ from paucal.transfer.detection.card import DetectorCard
 from paucal.transfer.detection.judging import MASKS, Found, coco_scores, detect_all
 from paucal.transfer.detection.masks.copy_paste import CopyPaste
 from paucal.transfer.detection.views import evaluation_view, training_view
-from paucal.verbs.detecting.assembly import AssembledDetection
+from paucal.verbs.detecting.assembly import DetectionSetup
 
 JUDGED_TOGETHER = 4  # images
 SCORE, MISSED = "val_ap", "val_missed"
 
 
-def train_loader(assembled: AssembledDetection, start: int, plan: Plan | None = None) -> TrainLoader:
+def train_loader(setup: DetectionSetup, start: int, plan: Plan | None = None) -> TrainLoader:
     """Return the loader of this process over the training images, from a forward pass on."""
-    settings, plan = assembled.settings, plan or assembled.plan
-    fed = assembled.card.preprocessing
+    settings, plan = setup.settings, plan or setup.plan
+    fed = setup.card.preprocessing
     hflip, jitter = settings.hflip or 0.0, settings.jitter or "light"
-    view = training_view(assembled.sides, fed.mean, fed.std, hflip, jitter)
+    view = training_view(setup.sides, fed.mean, fed.std, hflip, jitter)
     sampler = StepSampler(
-        assembled.prepared.part("train"),
+        setup.data.part("train"),
         settings.images_per_pass,
         plan.most_steps * plan.accumulate,
         settings.seed,
@@ -39,37 +39,35 @@ def train_loader(assembled: AssembledDetection, start: int, plan: Plan | None = 
         world=world_size(),
         accumulate=plan.accumulate,
     )
-    partners = [int(index) for index in assembled.prepared.part("train")]
+    partners = [int(index) for index in setup.data.part("train")]
     pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
-    dataset = BoxedDataset(assembled.images, view, settings.seed, pasting, settings.least_box)
+    dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
     return make_train_loader(dataset, sampler, settings.workers or 0, settings.device == "cuda", collate_boxes)
 
 
-def ordered_loader(
-    assembled: AssembledDetection, indices: NDArray[np.int64], card: DetectorCard | None = None
-) -> DataLoader:
+def ordered_loader(setup: DetectionSetup, indices: NDArray[np.int64], card: DetectorCard | None = None) -> DataLoader:
     """Return a loader over some images as the deployed detector sees them."""
-    card, settings = card or assembled.detector_card, assembled.settings
+    card, settings = card or setup.detector_card, setup.settings
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
-    dataset = BoxedDataset(assembled.images, view, seed=0)
+    dataset = BoxedDataset(setup.images, view, seed=0)
     return make_ordered_loader(dataset, indices, JUDGED_TOGETHER, collate_boxes, settings.workers or 0)
 
 
-def validation(assembled: AssembledDetection) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
+def validation(setup: DetectionSetup) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
     """Return the function that scores a detector on the validation images."""
 
     def scores(detector: nn.Module, device: torch.device) -> Mapping[str, float]:
-        indices = assembled.prepared.part("val")
-        found = detect_all(detector, ordered_loader(assembled, indices), device)
-        judged = scores_of(assembled, found, indices)
+        indices = setup.data.part("val")
+        found = detect_all(detector, ordered_loader(setup, indices), device)
+        judged = scores_of(setup, found, indices)
         masks = {f"val_{MASKS}ap": judged[f"{MASKS}ap"]} if f"{MASKS}ap" in judged else {}
         return {SCORE: judged["ap"], "val_ap50": judged["ap50"], **masks, MISSED: 1 - judged["recall"]}
 
     return scores
 
 
-def scores_of(assembled: AssembledDetection, found: Mapping[int, Found], indices: Sequence[int] | NDArray[np.int64]):
+def scores_of(setup: DetectionSetup, found: Mapping[int, Found], indices: Sequence[int] | NDArray[np.int64]):
     """Return COCO's scores of what was found in some images."""
     order = [int(index) for index in indices]
-    truth = [assembled.images.of(index) for index in order]
-    return coco_scores([found[index] for index in order], truth, len(assembled.images.classes))
+    truth = [setup.images.of(index) for index in order]
+    return coco_scores([found[index] for index in order], truth, len(setup.images.classes))

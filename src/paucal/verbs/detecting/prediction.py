@@ -28,8 +28,8 @@ from paucal.transfer.detection.views import evaluation_view
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
 from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
-from paucal.verbs.run.outputs import refuse_among
-from paucal.verbs.run.voice import Logged, Voice
+from paucal.verbs.run.console import Console, LoggedConsole
+from paucal.verbs.run.outputs import refuse_inside_images
 
 Source = str | os.PathLike[str] | Given
 
@@ -58,7 +58,7 @@ def detect_objects(
     run: str | os.PathLike[str] | RunFolder,
     sources: Source | Sequence[Source],
     settings: PredictSettings | None = None,
-    voice: Voice | None = None,
+    console: Console | None = None,
     drawn: bool = False,
 ) -> list[Objects]:
     """Find objects in images.
@@ -67,13 +67,13 @@ def detect_objects(
         run: of `paucal detect`.
         sources: files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them.
         settings: device, and what to do about unreadable images.
-        voice: says what is skipped, and shows progress.
+        console: says what is skipped, and shows progress.
         drawn: whether to draw what was found.
 
     Raises:
         UserError: there is no such detector, or an image is not there or cannot be read.
     """
-    settings, voice = settings or PredictSettings(), voice or Logged()
+    settings, console = settings or PredictSettings(), console or LoggedConsole()
     check_ranges(settings)
     if settings.mirror or settings.scales is not None:
         flag = "--mirror" if settings.mirror else "--scales"
@@ -81,17 +81,17 @@ def detect_objects(
     detector, card, device = load_detector(run, settings.device)
     # Boxes are told in pixels of the image itself, so it is not reduced on the way.
     whole = replace(card.preprocessing.reading, side=None)
-    opened = open_sources(given_sources(sources), voice, whole)
+    opened = open_sources(given_sources(sources), console, whole)
     total, results = sum(map(len, opened)), []
-    with voice.progress("detecting") as advance:
-        for name, image in read_all(opened, whole, settings.on_bad_image, voice):
+    with console.progress("detecting") as advance:
+        for name, image in read_all(opened, whole, settings.on_bad_image, console):
             results.append(_objects(detector, card, name, image, device, drawn))
             advance(len(results), total)
     return results
 
 
 def find_objects(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, voice: Voice
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> str:
     """Return what `paucal predict` prints for a detector, and draw its pictures where they are asked for.
 
@@ -100,7 +100,7 @@ def find_objects(
         paths: of images.
         settings: of the prediction.
         wanted: the form of the answer, and the folder for pictures.
-        voice: speaks.
+        console: speaks.
 
     Raises:
         UserError: an image or the folder for the pictures does not do.
@@ -110,10 +110,10 @@ def find_objects(
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"--pictures: {wanted.pictures!r} exists already and is not empty: give another folder.")
         for path in paths:
-            refuse_among(folder, {"PATHS": path}, flag="--pictures")
+            refuse_inside_images(folder, {"PATHS": path}, flag="--pictures")
         try_folder(folder)
     run = open_model(Path(source))
-    rows = detect_objects(run, paths, settings, voice, drawn=folder is not None)
+    rows = detect_objects(run, paths, settings, console, drawn=folder is not None)
     if folder is not None:
         write_pictures(rows, folder)
     if wanted.format == "json":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paucal.rules.circumstances import Facts, slight_words
+from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.machine import ARITHMETIC, PROCESSES
 from paucal.rules.resolve import Choice, rules_by_name
 from paucal.wording import counted
@@ -18,7 +18,7 @@ LEAST_EPOCHS, MOST_EPOCHS = 12, 200  # the papers' "1x" on 118,000 images
 
 
 @dataclass(frozen=True)
-class BoxFacts(Facts):
+class BoxFacts(DataAndMachine):
     """What is known of images with boxes.
 
     Attributes:
@@ -34,7 +34,7 @@ class BoxFacts(Facts):
     bare: int = 0
 
 
-def model(facts: Facts) -> Choice:
+def model(facts: DataAndMachine) -> Choice:
     """The start's, or a small network with a map of every stride."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
@@ -43,7 +43,7 @@ def model(facts: Facts) -> Choice:
     return "swin_tiny_patch4_window7_224", "the backbone of the papers' detectors"
 
 
-def model_args(facts: Facts, model: str | None) -> Choice:
+def model_args(facts: DataAndMachine, model: str | None) -> Choice:
     """Those of the start, so that its weights fit."""
     start = facts.start
     if start is None or not start.model_args or model != start.model:
@@ -108,14 +108,14 @@ def time(epochs: int | None, steps: int | None, device: str | None) -> Choice:
     return "20m", "twenty minutes; give --time 2h, or --epochs, for more"
 
 
-def batch_size(facts: Facts, device: str | None) -> Choice:
+def batch_size(facts: DataAndMachine, device: str | None) -> Choice:
     """Few images, for many steps in the time; the papers' 16 on an accelerator, where the images allow it."""
     if device == "cpu":
         return min(4, facts.n_train), "on a processor: many steps in the time"
     return max(1, min(16, facts.n_train // 8)), "the papers' 16, fewer where the images are few"
 
 
-def epochs(facts: Facts, time: str | None, steps: int | None, batch_size: int) -> Choice:
+def epochs(facts: DataAndMachine, time: str | None, steps: int | None, batch_size: int) -> Choice:
     """As many as make 3000 steps; left open where the time decides."""
     if time is not None or steps is not None:
         return None, ""
@@ -129,7 +129,7 @@ def lr(init: str | None, batch_size: int) -> Choice:
     return round(peak, 6), "four times the papers' 1e-4, by the root of the batch: short runs of few images"
 
 
-def warmup_epochs(facts: Facts) -> Choice:
+def warmup_epochs(facts: DataAndMachine) -> Choice:
     """Steps that let the new layers settle."""
     return 0.5, "half a pass: the new layers settle before the backbone moves"
 
@@ -139,30 +139,30 @@ def min_lr() -> Choice:
     return 0.0, "a half cosine down to nothing"
 
 
-def freeze_stages(init: str | None, facts: Facts) -> Choice:
+def freeze_stages(init: str | None, facts: DataAndMachine) -> Choice:
     """The stem and the first stage of trained weights, as published."""
     if init is None:
         return 0, "from scratch"
-    if facts.start is not None and facts.start.slight:
-        return 0, slight_words(facts.start)
+    if facts.start is not None and facts.start.undertrained:
+        return 0, describe_undertrained(facts.start)
     return 1, f"{PAPER}: the first layers of trained weights suit all images"
 
 
-def norms(init: str | None, facts: Facts, batch_size: int) -> Choice:
+def norms(init: str | None, facts: DataAndMachine, batch_size: int) -> Choice:
     """Still where a batch is too small to know better than the weights."""
-    if facts.start is not None and facts.start.slight:
-        return "learn", slight_words(facts.start)
+    if facts.start is not None and facts.start.undertrained:
+        return "learn", describe_undertrained(facts.start)
     if init is not None and batch_size < STILL_BATCH:
         return "still", f"{batch_size} images tell less than what the weights were trained with"
     return "learn", "no statistics to keep" if init is None else "large batches"
 
 
-def backbone_rate(init: str | None, facts: Facts) -> Choice:
+def backbone_rate(init: str | None, facts: DataAndMachine) -> Choice:
     """Slower where it knows much already."""
     if init is None:
         return 1.0, "from scratch"
-    if facts.start is not None and facts.start.slight:
-        return 1.0, slight_words(facts.start)
+    if facts.start is not None and facts.start.undertrained:
+        return 1.0, describe_undertrained(facts.start)
     return 0.5, "trained weights move at half the rate of the new layers"
 
 
@@ -181,7 +181,7 @@ def jitter() -> Choice:
     return "light", "few images and short runs: sizes vary by a fifth, colours a little"
 
 
-def normalise(facts: Facts) -> Choice:
+def normalise(facts: DataAndMachine) -> Choice:
     """As the weights are used to."""
     if facts.start is not None:
         return facts.start.normalise, f"as for {facts.start.where}"

@@ -12,14 +12,14 @@ from paucal.runs import RunFolder
 from paucal.training import TimePlan
 from paucal.transfer.detection.judging import detect_all
 from paucal.types import Batch, Progress, UserError
-from paucal.verbs.detecting.assembly import AssembledDetection
+from paucal.verbs.detecting.assembly import DetectionSetup
 from paucal.verbs.detecting.loaders import ordered_loader, scores_of, train_loader
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.resuming import store_changes
 from paucal.verbs.run.start_time import start_time
-from paucal.verbs.run.time_plan import store_time_plan, suit_threads, tried_steps
+from paucal.verbs.run.time_plan import store_time_plan, suit_threads, trial_steps
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.run.voice import Voice
 
 STEPS = 4  # that are timed, after one that is not
 LOOKED_AT = 4  # images that are judged
@@ -62,18 +62,18 @@ class Length:
     seconds: float
 
 
-def measure(assembled: AssembledDetection, threads: bool = False) -> Pace:
+def measure(setup: DetectionSetup, threads: bool = False) -> Pace:
     """Return what a step and an image take; the objective comes back as it was.
 
     Args:
-        assembled: Run of a detector.
+        setup: Run of a detector.
         threads: Whether to choose the number of threads first, where other programs use the same cores.
     """
-    objective, device = assembled.objective, torch.device(assembled.settings.device or "cpu")
-    accumulate = assembled.plan.accumulate
-    loader = train_loader(assembled, 0, replace(assembled.plan, total_steps=STEPS + 1, accumulate=1))
+    objective, device = setup.objective, torch.device(setup.settings.device or "cpu")
+    accumulate = setup.plan.accumulate
+    loader = train_loader(setup, 0, replace(setup.plan, total_steps=STEPS + 1, accumulate=1))
     times: list[float] = []
-    with tried_steps(objective.train(), device):
+    with trial_steps(objective.train(), device):
         begin = time.perf_counter()
         for batch in loader:
             step = partial(_step, objective, batch.to(device), device)
@@ -82,16 +82,16 @@ def measure(assembled: AssembledDetection, threads: bool = False) -> Pace:
                 suit_threads(step, device)
             times.append(time.perf_counter() - begin)
             begin = time.perf_counter()
-        indices = assembled.prepared.part("test")[:LOOKED_AT]
-        if len(assembled.prepared.part("val")):
-            indices = assembled.prepared.part("val")[:LOOKED_AT]
+        indices = setup.data.part("test")[:LOOKED_AT]
+        if len(setup.data.part("val")):
+            indices = setup.data.part("val")[:LOOKED_AT]
         begin = time.perf_counter()
-        found = detect_all(assembled.objective.deployable(), ordered_loader(assembled, indices), device)
+        found = detect_all(setup.objective.deployable(), ordered_loader(setup, indices), device)
         judged = (time.perf_counter() - begin) / max(len(indices), 1)
-        scores_of(assembled, found, indices)  # imports what counts, which takes seconds once
-        if assembled.settings.masks == "on":  # boxes are counted in no time, masks are not
+        scores_of(setup, found, indices)  # imports what counts, which takes seconds once
+        if setup.settings.masks == "on":  # boxes are counted in no time, masks are not
             begin = time.perf_counter()
-            scores_of(assembled, found, indices)
+            scores_of(setup, found, indices)
             judged += (time.perf_counter() - begin) / max(len(indices), 1)
     later = times[1:] or times
     return Pace(SLOWER * accumulate * sum(later) / len(later), judged, WRITING * slowdown())
@@ -103,9 +103,9 @@ def _step(objective: torch.nn.Module, batch: Batch, device: torch.device) -> Non
         torch.cuda.synchronize()
 
 
-def seconds_of_run(assembled: AssembledDetection) -> float:
+def seconds_of_run(setup: DetectionSetup) -> float:
     """Return how long a run whose length is known should take on this machine, by trying a few steps and answers."""
-    plan, counts, pace = assembled.plan, assembled.prepared.counts(), measure(assembled)
+    plan, counts, pace = setup.plan, setup.data.counts(), measure(setup)
     looks = -(-plan.total_steps // plan.steps_per_epoch)
     return plan.total_steps * pace.step + (looks * counts["val"] + counts["test"]) * pace.image + pace.writing
 
@@ -134,15 +134,15 @@ def planned(pace: Pace, left: float, counts: dict[str, int], passes: float, most
     return Length(steps, every, steps * pace.step + looks * look + ending)
 
 
-def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> None:
+def find_length(run: RunFolder, setup: DetectionSetup, console: Console) -> None:
     """Plan the length of a run for its time, and store it with the run.
 
     Raises:
         UserError: the time does not suffice for a few steps.
     """
-    settings = assembled.settings
+    settings = setup.settings
     budget = seconds_of(settings.time or "", "--time")
-    pace, counts = measure(assembled, threads=True), assembled.prepared.counts()
+    pace, counts = measure(setup, threads=True), setup.data.counts()
     share = settings.effective_batch / max(counts["train"], 1)
     most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
     left = budget - (time.monotonic() - start_time())
@@ -156,7 +156,7 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     words = f"{found.steps} steps of {pace.step:.2f} s ({found.steps * share:.1f} passes) fit in {settings.time}"
     reasons = {"steps": words, "judge_every": "looks at the validation images take a seventh of the time at most"}
     changed = replace(settings, steps=found.steps, judge_every=found.judge_every)
-    free = {name: origin for name, origin in assembled.origin.items() if name not in reasons}
+    free = {name: origin for name, origin in setup.origin.items() if name not in reasons}
     ending = counts["test"] * pace.image + pace.writing
     time_plan = TimePlan(
         *(budget, time.monotonic() - start_time(), ending, pace.step, counts["val"] * pace.image),
@@ -165,4 +165,4 @@ def find_length(run: RunFolder, assembled: AssembledDetection, voice: Voice) -> 
     )
     store_time_plan(run, time_plan)
     store_changes(run, changed, origins(changed, free, reasons))
-    voice.say(f"plan: {words}; about {duration(found.seconds)} from now, until {finish(found.seconds)}")
+    console.say(f"plan: {words}; about {duration(found.seconds)} from now, until {finish(found.seconds)}")

@@ -15,7 +15,7 @@ from paucal.explain.figures.pictures import Picture, seen
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Viewed:
 
 
 def read_images(
-    sources: Sequence[str | Given], model: TrainedModel, on_bad: str, voice: Voice
+    sources: Sequence[str | Given], model: TrainedModel, on_bad: str, console: Console
 ) -> tuple[int, Iterator[Viewed]]:
     """Return how many images there are at most, and an iterator that holds one at a time.
 
@@ -42,8 +42,8 @@ def read_images(
         UserError: there is nothing at a path, or an image cannot be read.
     """
     reading = model.card.preprocessing.reading
-    opened = open_sources(sources, voice, reading)
-    return sum(map(len, opened)), _viewed(read_all(opened, reading, on_bad, voice), model)
+    opened = open_sources(sources, console, reading)
+    return sum(map(len, opened)), _viewed(read_all(opened, reading, on_bad, console), model)
 
 
 def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:

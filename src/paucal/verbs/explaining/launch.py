@@ -28,8 +28,8 @@ from paucal.verbs.explaining.matches import matches_figures
 from paucal.verbs.explaining.settings import VIEWS, ExplainSettings, require_use
 from paucal.verbs.explaining.tokens import open_token_views
 from paucal.verbs.explaining.writing import Pictures, settle_folder
-from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.voice import Heard, Voice
+from paucal.verbs.run.console import Console, RecordingConsole
+from paucal.verbs.run.memory_check import check_batch_memory
 from paucal.wording import counted, did_you_mean
 
 Source = str | os.PathLike[str] | Image.Image
@@ -74,15 +74,15 @@ def explain_images(
     """
     sources = given_sources(images)
     chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
-    voice = Heard()
+    console = RecordingConsole()
     made = explain_all(
-        model if isinstance(model, TrainedModel) else given_path(model, "the model"), sources, chosen, voice
+        model if isinstance(model, TrainedModel) else given_path(model, "the model"), sources, chosen, console
     )
-    return Explanations(made.folder, made.pictures, made.method, tuple(voice.said))
+    return Explanations(made.folder, made.pictures, made.method, tuple(console.said))
 
 
 def explain_all(
-    name: TrainedModel | str, sources: Sequence[str | Given], settings: ExplainSettings, voice: Voice
+    name: TrainedModel | str, sources: Sequence[str | Given], settings: ExplainSettings, console: Console
 ) -> Explanations:
     """Draw everything that is asked for; see `explain_images`."""
     check_ranges(settings)
@@ -94,14 +94,14 @@ def explain_all(
     method = None
     if "attribution" in views:
         method, sentence = choose_method(model, settings.method)
-        voice.say(sentence)
+        console.say(sentence)
         class_numbers(model, settings.explain_class)
     extra = _opened(views, name, model, settings)
-    count, images = read_images(sources, model, settings.on_bad_image, voice)
-    check_batch(min(settings.batch_size, count), model.card.preprocessing.image_size)
+    count, images = read_images(sources, model, settings.on_bad_image, console)
+    check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
     pictures = Pictures(settle_folder(settings.output, sources), settings.format)
-    voice.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
-    with voice.progress("explaining") as advance:
+    console.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
+    with console.progress("explaining") as advance:
         done = 0
         for batch in _in_batches(images, views, settings.batch_size):
             for label, figure in _figures(model, batch, views, method, settings, extra):
@@ -112,7 +112,7 @@ def explain_all(
         pictures.write(label, figure)
     if extra.entropies is not None and extra.entropies.images:
         pictures.write_table("entropy", extra.entropies.table())
-    voice.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
+    console.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
     return Explanations(pictures.folder, tuple(pictures.written), method)
 
 

@@ -12,7 +12,7 @@ from paucal.reading import named_path
 from paucal.runs import write_atomically, write_text
 from paucal.runs.writable import try_folder
 from paucal.types import UserError
-from paucal.verbs.run.outputs import refuse_among
+from paucal.verbs.run.outputs import refuse_inside_images
 
 DEFAULT = Path("explanations")
 LONGEST = 60
@@ -33,7 +33,7 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
     path = _next(default) if output is None else named_path(output)
     for source in sources:
         if isinstance(source, str) and Path(source).is_dir():
-            refuse_among(path, {"IMAGE": source})
+            refuse_inside_images(path, {"IMAGE": source})
     try_folder(path)
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"--output: {str(path)!r} holds files already: give another folder, or empty it.")

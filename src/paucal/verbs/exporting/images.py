@@ -16,8 +16,8 @@ from paucal.models.trained import TrainedModel
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import open_sources, read_all
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import open_again
-from paucal.verbs.run.voice import Voice
 
 NOISE = 16  # pictures on which a model without images is compared
 CALIBRATING = 100  # training images from which the ranges of 8-bit activations are read
@@ -38,20 +38,20 @@ class Pictures:
     what: str
 
 
-def compared_images(run: RunFolder, data: str | None, most: int, model: TrainedModel, voice: Voice) -> Pictures:
+def compared_images(run: RunFolder, data: str | None, most: int, model: TrainedModel, console: Console) -> Pictures:
     """Return images to compare an export on: those given, or the run's test images (validation where it has none).
 
     Raises:
         UserError: there are none, or the run's are gone.
     """
     if data is not None:
-        found = [picture for _, picture in islice(_given(data, model, voice), most)]
+        found = [picture for _, picture in islice(_given(data, model, console), most)]
         if not found:
             raise UserError(f"--data: {data!r} holds no images: give some to compare the export on.")
         return Pictures(found, None, f"images of {data}")
     if not run.config.exists():
         return Pictures(_noise(model, min(most, NOISE)), None, "images of noise (--data names others)")
-    images = _opened(run, model, voice)
+    images = _opened(run, model, console)
     split = read_split(run.split, images)
     part = next((name for name in ("test", "val", "train") if len(split.indices(name))), "train")
     part_rows = split.indices(part)
@@ -61,7 +61,7 @@ def compared_images(run: RunFolder, data: str | None, most: int, model: TrainedM
     return Pictures(pictures, labels, f"{part} images")
 
 
-def calibrating_images(run: RunFolder, model: TrainedModel, voice: Voice) -> Iterator[Image.Image]:
+def calibrating_images(run: RunFolder, model: TrainedModel, console: Console) -> Iterator[Image.Image]:
     """Yield training images of a run.
 
     Raises:
@@ -69,7 +69,7 @@ def calibrating_images(run: RunFolder, model: TrainedModel, voice: Voice) -> Ite
     """
     if not run.config.exists():
         raise UserError(f"--int8 needs the training images of a run, and {run.path} is a model alone: give its run.")
-    images = _opened(run, model, voice)
+    images = _opened(run, model, console)
     train = read_split(run.split, images).indices("train")
     rows = train[spread(len(train), CALIBRATING)].tolist()
     return (images.store.read(row) for row in rows)
@@ -82,11 +82,11 @@ def _noise(model: TrainedModel, count: int) -> list[Image.Image]:
     return [as_read(generator.integers(0, 256, shape, dtype=np.uint8), fed.reading) for _ in range(count)]
 
 
-def _opened(run: RunFolder, model: TrainedModel, voice: Voice) -> ImageSet:
-    with voice.progress("reading images") as advance:
+def _opened(run: RunFolder, model: TrainedModel, console: Console) -> ImageSet:
+    with console.progress("reading images") as advance:
         return open_again(run, advance, reading=model.card.preprocessing.reading)
 
 
-def _given(data: str, model: TrainedModel, voice: Voice) -> Iterator[tuple[str | None, Image.Image]]:
+def _given(data: str, model: TrainedModel, console: Console) -> Iterator[tuple[str | None, Image.Image]]:
     reading = model.card.preprocessing.reading
-    return read_all(open_sources([data], voice, reading), reading, "refuse", voice)
+    return read_all(open_sources([data], console, reading), reading, "refuse", console)

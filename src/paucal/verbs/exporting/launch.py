@@ -29,7 +29,7 @@ from paucal.types import UserError
 from paucal.verbs.explaining.writing import settle_folder
 from paucal.verbs.exporting.images import Pictures, calibrating_images, compared_images
 from paucal.verbs.exporting.settings import FORMATS, ExportSettings
-from paucal.verbs.run.voice import Heard, Voice
+from paucal.verbs.run.console import Console, RecordingConsole
 from paucal.wording import counted, percent
 
 ALIKE = 1e-3  # of probabilities: an export that differs by more is none
@@ -76,11 +76,13 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
         PosixPath('exports/1')
     """
     return export_all(
-        given_path(run, "the run"), from_python(ExportSettings, settings, "paucal.export_model", "export"), Heard()
+        given_path(run, "the run"),
+        from_python(ExportSettings, settings, "paucal.export_model", "export"),
+        RecordingConsole(),
     )
 
 
-def export_all(run: str, settings: ExportSettings, voice: Voice) -> Export:
+def export_all(run: str, settings: ExportSettings, console: Console) -> Export:
     """Write and compare everything that is asked for; see `export_model`."""
     check_ranges(settings)
     formats = _formats(settings)
@@ -88,17 +90,17 @@ def export_all(run: str, settings: ExportSettings, voice: Voice) -> Export:
     model = load_trained(folder).require_classifier()
     place = settle_folder(settings.output, [] if settings.data is None else [settings.data], DEFAULT)
     graph = graph_of(model, settings.with_preprocessing)
-    graphs = _graphs(folder, model, graph, formats, settings, voice) if set(formats) - {"safetensors"} else iter(())
+    graphs = _graphs(folder, model, graph, formats, settings, console) if set(formats) - {"safetensors"} else iter(())
     looked = None
     written: list[Path] = []
     comparisons: dict[str, Comparison] = {}
     for name, content, network, exact in graphs:
         if looked is None:
-            images = compared_images(folder, settings.data, settings.images, model, voice)
-            looked = _Looked(model, graph, images, voice)
-        found = looked.beside(network, voice, name)
+            images = compared_images(folder, settings.data, settings.images, model, console)
+            looked = _Looked(model, graph, images, console)
+        found = looked.beside(network, console, name)
         _require_alike(name, found, ALIKE_PIXELS if settings.with_preprocessing else ALIKE, exact)
-        voice.say(_sentence(name, found, looked.images.what, len(content)))
+        console.say(_sentence(name, found, looked.images.what, len(content)))
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / name, lambda file, content=content: file.write(content))
         written.append(place / name)
@@ -109,8 +111,10 @@ def export_all(run: str, settings: ExportSettings, voice: Voice) -> Export:
     if comparisons:
         write_text(place / "export.json", json.dumps(_record(comparisons), indent=2) + "\n")
         written.append(place / "export.json")
-    voice.say(f"wrote {', '.join(path.name for path in written)} to {place}")
-    return Export(place, tuple(written), comparisons, tuple(voice.said) if isinstance(voice, Heard) else ())
+    console.say(f"wrote {', '.join(path.name for path in written)} to {place}")
+    return Export(
+        place, tuple(written), comparisons, tuple(console.said) if isinstance(console, RecordingConsole) else ()
+    )
 
 
 def _formats(settings: ExportSettings) -> Sequence[str]:
@@ -129,9 +133,14 @@ Made = tuple[str, bytes, Any, bool]  # file name, content, what computes it, whe
 
 
 def _graphs(
-    run: RunFolder, model: TrainedModel, graph: Graph, formats: Sequence[str], settings: ExportSettings, voice: Voice
+    run: RunFolder,
+    model: TrainedModel,
+    graph: Graph,
+    formats: Sequence[str],
+    settings: ExportSettings,
+    console: Console,
 ) -> Iterator[Made]:
-    voice.say(f"writing {model.card.backbone.name} down as a graph, which takes up to a minute")
+    console.say(f"writing {model.card.backbone.name} down as a graph, which takes up to a minute")
     program = traced(graph)
     if "pt2" in formats:
         content = packed(program, model.card)
@@ -141,7 +150,7 @@ def _graphs(
     content = to_onnx(program, graph, model.card)
     yield "model.onnx", content, OnnxNetwork(content), True
     if settings.int8:
-        inputs = (fed(model, picture, False).numpy() for picture in calibrating_images(run, model, voice))
+        inputs = (fed(model, picture, False).numpy() for picture in calibrating_images(run, model, console))
         small = quantised(content, graph.input, inputs)
         yield "model.int8.onnx", small, OnnxNetwork(small), False
 
@@ -149,14 +158,14 @@ def _graphs(
 class _Looked:
     """The original's answers for the images that all exports are compared on."""
 
-    def __init__(self, model: TrainedModel, graph: Graph, images: Pictures, voice: Voice) -> None:
+    def __init__(self, model: TrainedModel, graph: Graph, images: Pictures, console: Console) -> None:
         self.model, self.images, self.pixels = model, images, graph.input == "pixels"
-        with voice.progress("the model's own answers") as advance:
+        with console.progress("the model's own answers") as advance:
             self.original: Tensor = answers(model, model.module, images.pictures, False, advance)
 
-    def beside(self, network: Any, voice: Voice, name: str) -> Comparison:
+    def beside(self, network: Any, console: Console, name: str) -> Comparison:
         """Return how an export answers for the same images."""
-        with voice.progress(f"comparing {name}") as advance:
+        with console.progress(f"comparing {name}") as advance:
             found = answers(self.model, network, self.images.pictures, self.pixels, advance)
         first = self.images.pictures[0]
         own, other = fed(self.model, first, False), fed(self.model, first, self.pixels)

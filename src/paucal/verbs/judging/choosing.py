@@ -16,8 +16,8 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import LabelledDataSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
-from paucal.verbs.run.voice import Voice
 from paucal.wording import counted
 
 TEST = "test"
@@ -37,10 +37,10 @@ class JudgedImages:
     notes: tuple[str, ...] = ()
 
 
-def say_notes(voice: Voice, images: ImageSet, reading: Reading, judged: JudgedImages) -> None:
+def say_notes(console: Console, images: ImageSet, reading: Reading, judged: JudgedImages) -> None:
     """Say what is odd about the images that a model is judged on, beside what was said when they were opened."""
     for note in (*depth_notes(images, reading), *judged.notes):
-        voice.say(f"note: {note}")
+        console.say(f"note: {note}")
 
 
 def choose_judged(run: RunFolder, images: ImageSet, part: str | None, target: str | None) -> JudgedImages:

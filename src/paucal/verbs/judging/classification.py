@@ -13,12 +13,12 @@ from paucal.data.images import ImageSet
 from paucal.data.loader import images_together, make_eval_loader
 from paucal.data.splits.file import read_split
 from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.primary_metric import primary_metric
 from paucal.evaluation.real_labels import Answers, RealAccuracy, answers_of, read_real_labels, real_accuracy
 from paucal.evaluation.record import record_classification, record_multi_label
 from paucal.evaluation.results import Report
 from paucal.evaluation.seen_images import seen_unlabelled
 from paucal.evaluation.tables import due_line, report_table
-from paucal.evaluation.yardstick import yardstick
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runs import RunFolder, open_model, write_text
 from paucal.settings.groups import LabelledDataSettings
@@ -28,9 +28,9 @@ from paucal.verbs.explaining.mistakes import draw_mistakes
 from paucal.verbs.judging.choosing import choose_judged, is_same_place, say_notes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import load_images, open_again
-from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.memory_check import check_batch_memory
 from paucal.wording import counted, percent, was
 
 Judged = tuple[ImageSet, NDArray[np.int64], torch.Tensor | None]  # images, positions, labels of training images
@@ -53,7 +53,7 @@ class ClassifiedSet:
     real: RealAccuracy | None = None
 
 
-def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[ClassifiedSet]:
+def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[ClassifiedSet]:
     """Judge the classifier of a run on each data set, on its own images where there is none; print and store reports.
 
     Raises:
@@ -68,64 +68,66 @@ def judge_classifier(run: str, data: Sequence[str], settings: EvalSettings, voic
     real = None if settings.real_labels is None else read_real_labels(settings.real_labels, len(model.classes))
     found = []
     for target in data or [None]:
-        judged = _images(folder, target, settings, model, voice)
+        judged = _images(folder, target, settings, model, console)
         for text in seen_unlabelled(folder, *judged[:2]) if target or settings.part in (None, "test") else ():
-            voice.say(text)
+            console.say(text)
         output = report_folder(folder, target, data, settings)
-        found.append(_judge(model, judged, real, output, settings, voice))
+        found.append(_judge(model, judged, real, output, settings, console))
     return found
 
 
 def _judge(
-    model: TrainedModel, judged: Judged, real: Answers | None, output: Path, settings: EvalSettings, voice: Voice
+    model: TrainedModel, judged: Judged, real: Answers | None, output: Path, settings: EvalSettings, console: Console
 ) -> ClassifiedSet:
     images, _, train_labels = judged
-    predictions = _predict(model, judged, settings, voice)
+    predictions = _predict(model, judged, settings, console)
     if model.card.several:
         report: Report = record_multi_label(output, output, predictions, images, model.card)
     else:
         report = record_classification(output, output, predictions, images, model.classes, train_labels)
-        draw_mistakes(output, predictions, images, model, voice.say)
-    voice.show(report_table(report))
-    measure = yardstick(model.card.several)
+        draw_mistakes(output, predictions, images, model, console.say)
+    console.show(report_table(report))
+    measure = primary_metric(model.card.several)
     value = report.scores[measure.score].value
-    voice.say(f"{images.name}: {measure.title} {percent(value)}; tables and pictures lie in {output}")
+    console.say(f"{images.name}: {measure.title} {percent(value)}; tables and pictures lie in {output}")
     if due := due_line(report, images.name):
-        voice.say(due)
-    among = None if real is None else _judge_by_real_labels(predictions, real, images, output, voice)
+        console.say(due)
+    among = None if real is None else _judge_by_real_labels(predictions, real, images, output, console)
     return ClassifiedSet(images.name, report, output, among)
 
 
-def _predict(model: TrainedModel, judged: Judged, settings: EvalSettings, voice: Voice) -> Predictions:
+def _predict(model: TrainedModel, judged: Judged, settings: EvalSettings, console: Console) -> Predictions:
     images, indices, _ = judged
     fed = model.card.preprocessing
     together = settings.batch_size or images_together(fed.image_size, model.device.type)
-    check_batch(min(together, len(indices)), fed.image_size)
+    check_batch_memory(min(together, len(indices)), fed.image_size)
     on_gpu = model.device.type == "cuda"
     loader = make_eval_loader(images, indices, fed.transform(), together, settings.workers, pin_memory=on_gpu)
-    with voice.progress("evaluating") as advance:
+    with console.progress("evaluating") as advance:
         found = predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))
     return found.at_temperature(model.card.temperature)
 
 
 def _judge_by_real_labels(
-    predictions: Predictions, real: Answers, images: ImageSet, output: Path, voice: Voice
+    predictions: Predictions, real: Answers, images: ImageSet, output: Path, console: Console
 ) -> RealAccuracy:
     answers = answers_of(real, [images.keys[int(position)] for position in predictions.ids])
     found = real_accuracy(predictions, answers)
     write_text(output / "real_labels.json", json.dumps(asdict(found), indent=2) + "\n")
-    voice.say(
+    console.say(
         f"among the right answers of --real-labels: {percent(found.top1.value)} of {counted(found.images, 'image')} "
         f"({found.skipped} without any {was(found.skipped)} left out)"
     )
     return found
 
 
-def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, voice: Voice) -> Judged:
+def _images(
+    folder: RunFolder, target: str | None, settings: EvalSettings, model: TrainedModel, console: Console
+) -> Judged:
     """Return images with labels in the model's order of classes, the positions to judge, and training labels."""
     reading = model.card.preprocessing.reading
     chosen = LabelledDataSettings(**{name: getattr(settings, name) for name in setting_fields(LabelledDataSettings)})
-    with voice.progress("reading images") as advance:
+    with console.progress("reading images") as advance:
         if target is None or is_same_place(folder, target, chosen):
             images = open_again(folder, advance, settings.download, reading)
         else:
@@ -138,8 +140,8 @@ def _images(folder: RunFolder, target: str | None, settings: EvalSettings, model
     images = _alike(images, model)
     judged = choose_judged(folder, images, settings.part, target)
     for note in images.notes if target is not None else ():
-        voice.say(f"note: {note}")
-    say_notes(voice, images, reading, judged)
+        console.say(f"note: {note}")
+    say_notes(console, images, reading, judged)
     return images, judged.positions, train_labels
 
 

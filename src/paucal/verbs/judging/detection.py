@@ -27,8 +27,8 @@ from paucal.types import UserError
 from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import report_folder
 from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import decoded, reading_for
-from paucal.verbs.run.voice import Voice
 from paucal.wording import counted
 
 TOGETHER = 4  # images in a forward pass, which are padded to the largest of them
@@ -59,7 +59,7 @@ class DetectedSet:
     mask_per_class: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[DetectedSet]:
+def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[DetectedSet]:
     """Judge the detector of a run on each set of images with boxes, on its own where there is none.
 
     Raises:
@@ -70,15 +70,15 @@ def judge_detector(model: str, data: Sequence[str], settings: EvalSettings, voic
     detector, card, _ = load_detector(run, settings.device)
     found = []
     for target in data or [None]:
-        boxed, indices = _images(run, target, settings, card, voice)
+        boxed, indices = _images(run, target, settings, card, console)
         found.append(
-            _judge(detector, card, boxed, indices, report_folder(run, target, data, settings), settings, voice)
+            _judge(detector, card, boxed, indices, report_folder(run, target, data, settings), settings, console)
         )
     return found
 
 
 def _images(
-    run: RunFolder, target: str | None, settings: EvalSettings, card: DetectorCard, voice: Voice
+    run: RunFolder, target: str | None, settings: EvalSettings, card: DetectorCard, console: Console
 ) -> tuple[BoxedImages, NDArray[np.int64]]:
     """Return images whose boxes have the detector's numbers of classes, and the positions to judge."""
     place = target if target is not None else run.settings.get("data")
@@ -86,12 +86,12 @@ def _images(
         raise UserError(f"{str(run.path)!r} does not say on which images it was trained: give DATA.")
     boxed = with_classes(open_boxed(place), card.classes)
     for note in boxed.images.notes if target is not None else ():
-        voice.say(f"note: {note}")
-    with voice.progress("reading images") as advance:
+        console.say(f"note: {note}")
+    with console.progress("reading images") as advance:
         reading = reading_for([max(card.resize_to)], WHOLE)
         boxed = replace(boxed, images=decoded(boxed.images, settings, reading, advance))
     judged = choose_judged(run, boxed.images, settings.part, target)
-    say_notes(voice, boxed.images, card.preprocessing.reading, judged)
+    say_notes(console, boxed.images, card.preprocessing.reading, judged)
     return boxed, judged.positions
 
 
@@ -119,13 +119,13 @@ def _judge(
     indices: NDArray[np.int64],
     folder: Path,
     settings: EvalSettings,
-    voice: Voice,
+    console: Console,
 ) -> DetectedSet:
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     together = min(TOGETHER, settings.batch_size or TOGETHER)
     loader = make_ordered_loader(BoxedDataset(boxed, view, seed=0), indices, together, collate_boxes, settings.workers)
     places, device = [int(index) for index in indices], next(detector.parameters()).device
-    with voice.progress("evaluating") as advance:
+    with console.progress("evaluating") as advance:
         answers = detect_all(detector, loader, device, lambda done: advance(done, len(places)))
     found, truth = [answers[place] for place in places], [boxed.of(place) for place in places]
     judged = measured(found, truth, card.classes)
@@ -142,7 +142,7 @@ def _judge(
     worst = ", ".join(f"{name} {value:.3f}" for value, name in known[:WORST])
     words = ", ".join(f"{title} {told(judged.scores[name])}" for name, title in TITLES.items() if name in judged.scores)
     images = counted(len(places), "image")
-    voice.say(f"{boxed.images.name}: {words} on {images}; tables and pictures lie in {folder}")
-    voice.say(f"AP by class, the weakest first: {worst}")
+    console.say(f"{boxed.images.name}: {words} on {images}; tables and pictures lie in {folder}")
+    console.say(f"AP by class, the weakest first: {worst}")
     parts = judged.scores, judged.metrics, judged.per_class
     return DetectedSet(boxed.images.name, len(places), *parts, folder, judged.mask_per_class)

@@ -35,9 +35,9 @@ from paucal.verbs.judging.frozen_data import open_data
 from paucal.verbs.judging.models import find_run, open_subject
 from paucal.verbs.judging.pictures import draw_matches, draw_scores, no_matches
 from paucal.verbs.judging.settings import EvalSettings, FrozenSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import reading_for
-from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.memory_check import check_batch_memory
 
 SUITE = "table9"
 REPORTS = {"train": write_report, "pretrain": write_pretraining_report}  # of which verbs are written again
@@ -60,7 +60,12 @@ class FrozenTable:
 
 
 def judge_frozen(
-    model: str, data: Sequence[str], protocols: Sequence[Protocol], settings: EvalSettings, folder: Path, voice: Voice
+    model: str,
+    data: Sequence[str],
+    protocols: Sequence[Protocol],
+    settings: EvalSettings,
+    folder: Path,
+    console: Console,
 ) -> FrozenTable:
     """Judge a model, those to compare it with and the random one; print and store the table.
 
@@ -70,7 +75,7 @@ def judge_frozen(
         protocols: which.
         settings: of the protocols, the images and the machine.
         folder: for the table.
-        voice: what is told.
+        console: what is told.
 
     Raises:
         UserError: a model or a data set is not there, or does not suit a protocol; or a model has no such features.
@@ -79,37 +84,37 @@ def judge_frozen(
     run = find_run(model)
     if run is None and not data:
         raise UserError(f"give DATA to judge {model!r} on, before the flags: only a run has images of its own.")
-    subjects = _subjects(model, settings, protocols, voice)
+    subjects = _subjects(model, settings, protocols, console)
     options = _options(settings, subjects[0])
     rows: list[Row] = []
     sets: list[dict[str, Any]] = []
     drawn: JudgedData | None = None
-    for one in _opened(data, run, settings, voice, _reading(subjects)):
-        one = _without_seen(one, model, voice)
-        seen = _seen(one, [model, *(settings.compare or [])], voice)
+    for one in _opened(data, run, settings, console, _reading(subjects)):
+        one = _without_seen(one, model, console)
+        seen = _seen(one, [model, *(settings.compare or [])], console)
         # A suite has sets whose images have several classes each, which not all protocols suit.
         suited: Sequence[Protocol] = [name for name in protocols if one.labels.ndim == 1 or name in SEVERAL_CLASSES]
         asked = suited if SUITE in data else protocols
-        outcomes = {subject.name: judge(subject, one, asked, options, voice.progress) for subject in subjects}
+        outcomes = {subject.name: judge(subject, one, asked, options, console.progress) for subject in subjects}
         rows += compare(one.name, outcomes, Bootstrap(settings.seed, settings.bootstrap))
         facts = {"classes": one.n_classes, "metric": one.metric, "how": one.how, "seen_unlabelled": seen}
         sets.append({"name": one.name, **one.counts(), **facts})
         drawn = drawn or (one if "correspondence" in asked else None)
     if not rows:
         raise UserError("none of the data sets is there: put them below --data-root, or give --download.")
-    voice.show(protocol_table(rows, Bootstrap().level))
+    console.show(protocol_table(rows, Bootstrap().level))
     for text in remarks(rows):
-        voice.say(text)
+        console.say(text)
     about = _about(subjects, sets, settings, protocols)
     store_table(folder, rows, about)
     draw_scores(folder, rows, about["level"])
     if drawn is None:
         no_matches(folder)
     else:
-        draw_matches(folder, subjects[0], drawn, options, voice.say)
-    voice.say(f"the table and its pictures lie in {folder}")
+        draw_matches(folder, subjects[0], drawn, options, console.say)
+    console.say(f"the table and its pictures lie in {folder}")
     if run is not None and run.config.exists() and folder == run.evaluation(FOLDER):
-        _renew_report(run, voice.say)
+        _renew_report(run, console.say)
     return FrozenTable(rows, about, folder)
 
 
@@ -126,25 +131,25 @@ def _reading(subjects: Sequence[Subject]) -> Reading:
 
 
 def _opened(
-    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, voice: Voice, reading: Reading
+    data: Sequence[str], run: RunFolder | None, settings: EvalSettings, console: Console, reading: Reading
 ) -> Iterator[JudgedData]:
     """Open one data set after the other; those of a suite that are not there are left out with a note."""
     others = [target for target in data if target != SUITE]
     for target in ([*TABLE9, *others] if SUITE in data else others) or [None]:
         try:
-            one = open_data(target, run, settings, settings, voice, reading)
+            one = open_data(target, run, settings, settings, console, reading)
         except UserError as problem:
             if SUITE not in data or target not in TABLE9:
                 raise
-            voice.say(f"left out: {problem}")
+            console.say(f"left out: {problem}")
             continue
         for note in (*one.images.notes, *depth_notes(one.images, reading)):
-            voice.say(f"note: {note}")
-        voice.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
+            console.say(f"note: {note}")
+        console.say(f"{one.name}: {', '.join(f'{count} {part}' for part, count in one.counts().items())}; {one.how}")
         yield one
 
 
-def _without_seen(data: JudgedData, model: str, voice: Voice) -> JudgedData:
+def _without_seen(data: JudgedData, model: str, console: Console) -> JudgedData:
     """Leave out the test images whose labels the judged model knows, and say so.
 
     Raises:
@@ -159,14 +164,14 @@ def _without_seen(data: JudgedData, model: str, voice: Voice) -> JudgedData:
     if not len(left):
         require_unseen(model, run, data.images, test)
     elif len(left) < len(test):
-        voice.say(
+        console.say(
             f"note: left out {len(test) - len(left)} of the {len(test)} test images of {data.name}, which {model}, or "
             f"a run it began with, was trained on or chosen by: {len(left)} remain"
         )
     return replace(data, parts={**data.parts, "test": left})
 
 
-def _seen(data: JudgedData, models: Sequence[str], voice: Voice) -> dict[str, list[str]]:
+def _seen(data: JudgedData, models: Sequence[str], console: Console) -> dict[str, list[str]]:
     """Say how many test images the pre-training of each model has seen; return the sentences.
 
     Raises:
@@ -177,7 +182,7 @@ def _seen(data: JudgedData, models: Sequence[str], voice: Voice) -> dict[str, li
         require_unseen(name, run, data.images, test)
     said = {name: seen_unlabelled(run, data.images, test) for name, run in runs.items()}
     for text in dict.fromkeys(text for texts in said.values() for text in texts):
-        voice.say(text)
+        console.say(text)
     return said
 
 
@@ -189,7 +194,7 @@ def _require_sense(settings: FrozenSettings) -> None:
         raise UserError(f"--compare names {others} models, and a table has room for {MOST_COMPARED}: give fewer.")
 
 
-def _subjects(model: str, settings: EvalSettings, protocols: Sequence[Protocol], voice: Voice) -> list[Subject]:
+def _subjects(model: str, settings: EvalSettings, protocols: Sequence[Protocol], console: Console) -> list[Subject]:
     """Open the models and say what they are; refuse features that one cannot give before any looks at an image."""
     names = [model, *(settings.compare or [])]
     runs = [find_run(name) is not None for name in names]
@@ -211,12 +216,12 @@ def _subjects(model: str, settings: EvalSettings, protocols: Sequence[Protocol],
     floor = [] if settings.no_floor or first.random else [floor_of(first, settings.seed)]
     subjects = [*_told_apart([first, *others]), *floor]
     for subject in subjects:
-        check_batch(_together(settings, subject), subject.preprocessing.image_size)
+        check_batch_memory(_together(settings, subject), subject.preprocessing.image_size)
         if settings.features != "auto" and set(protocols) - {"correspondence"}:
             FeatureReader(subject.backbone, [parse_kind(settings.features)]).close()
     for subject in subjects:
         size = f"{subject.parameters / 1e6:.2f} M parameters"
-        voice.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
+        console.say(f"{subject.name}: {subject.spec.name}, {size}, {subject.weights}")
     return subjects
 
 

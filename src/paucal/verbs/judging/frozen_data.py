@@ -15,8 +15,8 @@ from paucal.metrics.named import MetricName
 from paucal.runs import RunFolder
 from paucal.verbs.judging.choosing import is_same_place, own_parts
 from paucal.verbs.judging.settings import OpeningSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import find_images, load_images, open_again
-from paucal.verbs.run.voice import Voice
 
 
 class PartSettings(Protocol):
@@ -43,7 +43,7 @@ def open_data(
     run: RunFolder | None,
     choice: PartSettings,
     opening: OpeningSettings,
-    voice: Voice,
+    console: Console,
     reading: Reading = WHOLE,
 ) -> JudgedData:
     """Open a data set with its parts: those of the run where the images are the run's own, wherever they lie.
@@ -53,13 +53,13 @@ def open_data(
         run: that is judged; None where a file or a timm model is.
         choice: of parts and measure.
         opening: where images lie.
-        voice: shows a bar.
+        console: shows a bar.
         reading: how much of the images the judged models need.
 
     Raises:
         UserError: it is not there, or lacks a part.
     """
-    with voice.progress("reading images") as advance:
+    with console.progress("reading images") as advance:
         if target is not None and (folder := _voc(target, opening)) is not None:
             data = voc.open_voc(folder)
         else:

@@ -16,7 +16,7 @@ from paucal.verbs.judging.findings import Evaluation
 from paucal.verbs.judging.frozen import judge_frozen
 from paucal.verbs.judging.places import MASKS, check_places, table_folder
 from paucal.verbs.judging.settings import EvalSettings
-from paucal.verbs.run.voice import Heard, Voice
+from paucal.verbs.run.console import Console, RecordingConsole
 
 Source = str | os.PathLike[str]
 
@@ -45,10 +45,12 @@ def evaluate(subject: Source, /, data: Source | Sequence[Source] | None = None, 
     """
     chosen = from_python(EvalSettings, settings, "paucal.evaluate", "eval")
     sources = [] if data is None else [data] if isinstance(data, str | os.PathLike) else data
-    return judge_model(given_path(subject, "the model"), [os.fspath(one) for one in sources], chosen, voice=Heard())
+    return judge_model(
+        given_path(subject, "the model"), [os.fspath(one) for one in sources], chosen, console=RecordingConsole()
+    )
 
 
-def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> Evaluation:
+def judge_model(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> Evaluation:
     """Judge a model by all protocols that are asked for, and say and store what is found; see `evaluate`."""
     check_ranges(settings)
     asked = settings.protocols
@@ -67,15 +69,15 @@ def judge_model(model: str, data: Sequence[str], settings: EvalSettings, voice: 
     if settings.scales is not None and task != SEGMENTATION:
         raise UserError(f"--scales averages the answers of a segmentation, and {model} is none: leave it out.")
     if task != CLASSIFICATION:
-        return _judge_places(model, data, task, settings, voice)
+        return _judge_places(model, data, task, settings, console)
     check_places(model, data, settings)
-    reports = judge_classifier(model, data, settings, voice) if "classification" in asked else []
+    reports = judge_classifier(model, data, settings, console) if "classification" in asked else []
     frozen: list[Protocol] = [name for name in PROTOCOLS if name in asked]
-    table = judge_frozen(model, data, frozen, settings, table_folder(model, settings), voice) if frozen else None
-    return Evaluation(model, reports, table, tuple(voice.said) if isinstance(voice, Heard) else ())
+    table = judge_frozen(model, data, frozen, settings, table_folder(model, settings), console) if frozen else None
+    return Evaluation(model, reports, table, tuple(console.said) if isinstance(console, RecordingConsole) else ())
 
 
-def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSettings, voice: Voice) -> Evaluation:
+def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSettings, console: Console) -> Evaluation:
     """Judge a detector by boxes, or a segmentation network by masks."""
     if settings.protocol is not None:
         raise UserError(
@@ -90,9 +92,9 @@ def _judge_places(model: str, data: Sequence[str], task: str, settings: EvalSett
     if task == DETECTION:
         from paucal.verbs.judging.detection import judge_detector
 
-        found = Evaluation(model, detection=judge_detector(model, data, settings, voice))
+        found = Evaluation(model, detection=judge_detector(model, data, settings, console))
     else:
         from paucal.verbs.judging.segmentation import judge_segmenter
 
-        found = Evaluation(model, segmentation=judge_segmenter(model, data, settings, voice))
-    return replace(found, said=tuple(voice.said) if isinstance(voice, Heard) else ())
+        found = Evaluation(model, segmentation=judge_segmenter(model, data, settings, console))
+    return replace(found, said=tuple(console.said) if isinstance(console, RecordingConsole) else ())

@@ -18,9 +18,9 @@ from paucal.types import UserError
 from paucal.verbs.judging.choosing import choose_judged, say_notes
 from paucal.verbs.judging.places import MASKS, report_folder
 from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import decoded
 from paucal.verbs.run.resuming import typed_settings
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.conclusion import METRICS, write_mask
 from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.job import check_factors
@@ -50,7 +50,7 @@ class SegmentedSet:
         return self.report.values
 
 
-def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voice: Voice) -> list[SegmentedSet]:
+def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, console: Console) -> list[SegmentedSet]:
     """Judge the network of a run on each set of images with masks, on its own where there is none.
 
     Images are looked at as the run looked at its test images, with the same scales, unless others are given.
@@ -68,13 +68,13 @@ def judge_segmenter(model: str, data: Sequence[str], settings: EvalSettings, voi
         if target is None and not run.config.exists():
             raise UserError(f"{str(run.path)!r} does not say on which images it was trained: give DATA.")
         if target is None:
-            prepared = open_segmented(stored, voice.progress, run)
+            prepared = open_segmented(stored, console.progress, run)
         else:
-            prepared = _opened(target, network, settings, stored.ignore, voice)
+            prepared = _opened(target, network, settings, stored.ignore, console)
         judged = choose_judged(run, prepared.images, settings.part, target)
-        say_notes(voice, prepared.images, network.reading, judged)
+        say_notes(console, prepared.images, network.reading, judged)
         places = judged.positions.tolist(), report_folder(run, target, data, settings)
-        found.append(_judge(network, prepared, *places, stored, voice))
+        found.append(_judge(network, prepared, *places, stored, console))
     return found
 
 
@@ -86,16 +86,16 @@ def _stored(run: RunFolder) -> SegmentSettings:
 
 
 def _opened(
-    target: str, network: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, voice: Voice
+    target: str, network: SegmentationModel, settings: EvalSettings, ignore: list[int] | None, console: Console
 ) -> Segmented:
     """Open other images with masks, whose values mean what they meant in the training."""
     pairs = find_pairs(Path(target))
-    with voice.progress("reading images") as advance:
+    with console.progress("reading images") as advance:
         images = decoded(image_set(pairs, target), settings, network.reading, advance)
-    with voice.progress("reading masks") as advance:
+    with console.progress("reading masks") as advance:
         masked = with_masks(images, pairs, ignore=ignore, report=advance, coding=network.card.coding)
     for note in (*masked.images.notes, *masked.doubts()):
-        voice.say(f"note: {note}")
+        console.say(f"note: {note}")
     every = Split(np.full(len(masked.images), "test", dtype="<U6"), "judged alone")
     return Segmented(masked.images, every, masked=masked)
 
@@ -106,7 +106,7 @@ def _judge(
     indices: list[int],
     folder: Path,
     stored: SegmentSettings,
-    voice: Voice,
+    console: Console,
 ) -> SegmentedSet:
     keys, classes = prepared.images.keys, network.classes
 
@@ -114,7 +114,7 @@ def _judge(
         write_mask(masks, keys[index], shares.argmax(0).cpu().numpy(), network.card.coding)
 
     look = network.look(tuple(stored.scales or (1.0,)), stored.mirror)
-    with folder_in_place(folder / MASKS) as masks, voice.progress("evaluating") as advance:
+    with folder_in_place(folder / MASKS) as masks, console.progress("evaluating") as advance:
         tallies = count_pixels(
             *(network.network, prepared, indices, network.card.preprocessing),
             *(replace(look, overlap=stored.overlap), network.device),
@@ -126,8 +126,8 @@ def _judge(
     write_text(folder / METRICS, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     write_text(folder / "per_class.csv", per_class_table(report))
     write_text(folder / "per_image.csv", per_image_table(tallies, keys))
-    voice.show(report_table(report))
-    voice.say(
+    console.show(report_table(report))
+    console.say(
         f"{prepared.images.name}: mean IoU {score_text(report.mean_iou)}, pixels right {score_text(report.accuracy)} "
         f"(95 % intervals over {counted(report.images, 'image')}); tables and masks lie in {folder}"
     )

@@ -20,9 +20,9 @@ from paucal.verbs.labeling.make_maps import Labeled, label_images, open_teacher
 from paucal.verbs.labeling.published_maps import convert_published
 from paucal.verbs.labeling.settings import LabelSettings
 from paucal.verbs.labeling.writing import require_free
+from paucal.verbs.run.console import Console, RecordingConsole
 from paucal.verbs.run.images import load_images
-from paucal.verbs.run.outputs import check_file, refuse_among
-from paucal.verbs.run.voice import Heard, Voice
+from paucal.verbs.run.outputs import check_file, refuse_inside_images
 
 
 @shows_settings(LabelSettings)
@@ -46,42 +46,44 @@ def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
         >>> paucal.train("photos/", method="token-labeling", labels=maps.folder)  # doctest: +SKIP
     """
     chosen = from_python(LabelSettings, {**settings, "data": data}, "paucal.label", "label")
-    voice = Heard()
-    return replace(label_set(chosen, voice), said=tuple(voice.said))
+    console = RecordingConsole()
+    return replace(label_set(chosen, console), said=tuple(console.said))
 
 
-def label_set(settings: LabelSettings, voice: Voice) -> Labeled:
+def label_set(settings: LabelSettings, console: Console) -> Labeled:
     """Make or convert the maps of a set of images, and say what is found; see `label`."""
     _require_sense(settings)
     output, picture = _places(settings)
-    with voice.progress("reading images") as advance:
+    with console.progress("reading images") as advance:
         images = load_images(settings, advance)
     for note in images.notes:
-        voice.say(f"note: {note}")
+        console.say(f"note: {note}")
     made = (
-        _convert(images, settings, output, voice) if settings.teacher is None else _ask(images, settings, output, voice)
+        _convert(images, settings, output, console)
+        if settings.teacher is None
+        else _ask(images, settings, output, console)
     )
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)
         save_figure(picture, map_picture(images, LabelMaps(output)))
-        voice.say(f"a picture of some of them: {picture}")
+        console.say(f"a picture of some of them: {picture}")
     return made
 
 
-def _ask(images: ImageSet, settings: LabelSettings, output: Path, voice: Voice) -> Labeled:
+def _ask(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
     teacher = open_teacher(str(settings.teacher), settings.img_size, settings.device)
     limits = (settings.top_k, settings.min_accuracy, settings.batch_size, settings.workers)
     try:
-        return label_images(images, teacher, output, voice, *limits)
+        return label_images(images, teacher, output, console, *limits)
     except KeyboardInterrupt:
-        voice.say(f"the maps made so far are in {output}: the same call goes on from there.")
+        console.say(f"the maps made so far are in {output}: the same call goes on from there.")
         raise
 
 
-def _convert(images: ImageSet, settings: LabelSettings, output: Path, voice: Voice) -> Labeled:
+def _convert(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
     names = None if settings.published_classes is None else read_class_list(settings.published_classes)
     folder = Path(str(settings.from_published)).expanduser()
-    return convert_published(images, folder, output, voice, names, settings.min_accuracy)
+    return convert_published(images, folder, output, console, names, settings.min_accuracy)
 
 
 def _require_sense(settings: LabelSettings) -> None:
@@ -98,7 +100,7 @@ def _places(settings: LabelSettings) -> tuple[Path, Path | None]:
         raise UserError("there is no --output: give a folder for the maps.")
     images, root = {"DATA": settings.data}, settings.data_root
     output = named_path(settings.output)
-    refuse_among(output, images, root)
+    refuse_inside_images(output, images, root)
     try_folder(output)
     require_free(output)
     require_maps(output)

@@ -23,8 +23,8 @@ from paucal.settings.options import check_size
 from paucal.types import UserError
 from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.labeling.writing import writing_maps
-from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
+from paucal.verbs.run.memory_check import check_batch_memory
 from paucal.wording import counted, percent
 
 SAMPLE = 1000  # labelled images that the teacher is tried on
@@ -78,7 +78,7 @@ def label_images(
     images: ImageSet,
     teacher: Teacher,
     output: Path,
-    voice: Voice,
+    console: Console,
     top: int = 5,
     min_accuracy: float = LEVEL,
     batch_size: int = 32,
@@ -90,7 +90,7 @@ def label_images(
         images: the set; where it has labels the teacher is tried on some of them first.
         teacher: made by `open_teacher`.
         output: folder for the maps; one that is unfinished is gone on with.
-        voice: says what is found.
+        console: says what is found.
         top: classes kept at each cell.
         min_accuracy: share of the sample that the mean over the cells must get right.
         batch_size: images at a time.
@@ -101,16 +101,16 @@ def label_images(
             or is being written by another process.
     """
     device = next(teacher.dense.parameters()).device
-    check_batch(min(batch_size, len(images)), teacher.dense.backbone.image_size)
+    check_batch_memory(min(batch_size, len(images)), teacher.dense.backbone.image_size)
     found = _try(images, teacher, device, batch_size) if images.labelled else None
     if found is not None:
-        voice.say(
+        console.say(
             f"teacher: {teacher.name}; on {found.images} labelled images it is right on {percent(found.whole)}, the "
             f"mean of its cells on {percent(found.cells)}"
         )
-        require_knowledge(found, min_accuracy, voice)
+        require_knowledge(found, min_accuracy, console)
     else:
-        voice.say(f"teacher: {teacher.name}; the images have no labels, so it cannot be tried")
+        console.say(f"teacher: {teacher.name}; the images have no labels, so it cannot be tried")
     told = teacher.told(images)
     facts = MapFacts(
         teacher.name,
@@ -119,14 +119,14 @@ def label_images(
         min(top, len(teacher.classes)),
         tuple(key for key in images.keys if key in told),
     )
-    with voice.progress("looking at images") as advance:
+    with console.progress("looking at images") as advance:
         hashes = hash_images(images, advance)
     on_gpu = device.type == "cuda"
-    with writing_maps(output, voice, "labeling") as advance:
+    with writing_maps(output, console, "labeling") as advance:
         writer = MapWriter(output, facts, images.keys, hashes)
         loader = make_eval_loader(images, writer.missing, teacher.transform, batch_size, workers, pin_memory=on_gpu)
         write_maps(teacher.dense, writer, loader, facts.top, advance)  # type: ignore[arg-type]
-    say_what_lies(facts, len(images), output, voice)
+    say_what_lies(facts, len(images), output, console)
     return Labeled(output, len(images), facts, found)
 
 
@@ -162,9 +162,9 @@ def open_teacher(name: str, image_size: Sequence[int] | None, device: str) -> Te
     return Teacher(name if run is None else str(run.path), dense, card.classes, transform, run)
 
 
-def say_what_lies(facts: MapFacts, count: int, output: Path, voice: Voice) -> None:
+def say_what_lies(facts: MapFacts, count: int, output: Path, console: Console) -> None:
     """Say how many maps there are, of what kind, and where."""
-    voice.say(
+    console.say(
         f"{counted(count, 'map')} of {facts.grid[0]}x{facts.grid[1]} cells with {facts.top} of {len(facts.classes)} "
         f"classes, {facts.bytes_per_image / 1024:.1f} KiB each, lie in {output}"
     )
@@ -189,7 +189,7 @@ def _sample(images: ImageSet, teacher: Teacher) -> NDArray[np.int64]:
     return pool[np.linspace(0, len(pool) - 1, min(SAMPLE, len(pool))).round().astype(np.int64)]
 
 
-def require_knowledge(found: TeacherCheck, level: float, voice: Voice) -> None:
+def require_knowledge(found: TeacherCheck, level: float, console: Console) -> None:
     """Refuse maps that are right too rarely; raises a UserError."""
     if found.cells < level:
         raise UserError(
@@ -197,7 +197,7 @@ def require_knowledge(found: TeacherCheck, level: float, voice: Voice) -> None:
             f"{level:g}: its maps would teach mistakes; train a better teacher, or lower the level to go on."
         )
     if found.cells < ALONE * found.whole:
-        voice.say(
+        console.say(
             "note: single cells know less than the whole image; a teacher that classifies the mean of its cells (a "
             "ResNet, ConvNeXt or Swin) gives better maps than one with a class token"
         )

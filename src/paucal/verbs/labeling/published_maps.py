@@ -13,7 +13,7 @@ from paucal.types import UserError
 from paucal.verbs.labeling.make_maps import SAMPLE, Labeled, require_knowledge, say_what_lies
 from paucal.verbs.labeling.settings import LEVEL
 from paucal.verbs.labeling.writing import writing_maps
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.wording import percent
 
 
@@ -21,7 +21,7 @@ def convert_published(
     images: ImageSet,
     folder: Path,
     output: Path,
-    voice: Voice,
+    console: Console,
     classes: Sequence[str] | None = None,
     min_accuracy: float = LEVEL,
 ) -> Labeled:
@@ -34,7 +34,7 @@ def convert_published(
         images: the set; only those of its images that have a map are kept, which all training images must have.
         folder: holds class folders with one file per image.
         output: folder for the maps; one that is unfinished is gone on with.
-        voice: says what is found.
+        console: says what is found.
         classes: names of the maps' classes in the order of their numbers; by default those of the set.
         min_accuracy: share of a sample of labelled images that the mean over the cells must get right.
 
@@ -48,22 +48,22 @@ def convert_published(
     labelled = images.select(positions)
     found = _try_published(labelled, files, names) if labelled.labelled else None
     if found is not None:
-        voice.say(
+        console.say(
             f"maps: {folder}; on {found.images} labelled images the mean of the cells is right on "
             f"{percent(found.cells)}"
         )
-        require_knowledge(found, min_accuracy, voice)
+        require_knowledge(found, min_accuracy, console)
     shape = read_map(files[0], len(names))[0].shape
     facts = MapFacts(f"published maps in {folder.name}", names, (shape[1], shape[2]), shape[0], covered="square")
-    with voice.progress("looking at images") as advance:
+    with console.progress("looking at images") as advance:
         hashes = hash_images(labelled, advance)
-    with writing_maps(output, voice, "converting") as advance:
+    with writing_maps(output, console, "converting") as advance:
         writer = MapWriter(output, facts, labelled.keys, hashes)
         missing = writer.missing
         for first, values, indices in read_maps([files[row] for row in missing], len(names), shape):
             writer.write(missing[first : first + len(values)].tolist(), values, indices)
             advance(len(writer) - len(missing) + first + len(values), len(writer))
-    say_what_lies(facts, len(files), output, voice)
+    say_what_lies(facts, len(files), output, console)
     return Labeled(output, len(files), facts, found)
 
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paucal.runs.lock import require_unlocked, sole_writer
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import Advance
-from paucal.verbs.run.voice import Voice
 
 WHAT = "the folder of label maps"
 
@@ -17,13 +17,13 @@ def require_free(output: Path) -> None:
 
 
 @contextmanager
-def writing_maps(output: Path, voice: Voice, title: str) -> Iterator[Advance]:
+def writing_maps(output: Path, console: Console, title: str) -> Iterator[Advance]:
     """Hold the right to write maps into a folder, under a progress bar; yields what moves the bar.
 
     Raises:
         UserError: another process writes there, or has taken over since.
     """
-    with sole_writer(output, WHAT) as lock, voice.progress(title) as advance:
+    with sole_writer(output, WHAT) as lock, console.progress(title) as advance:
 
         def step(done: int, total: int) -> None:
             lock.check()

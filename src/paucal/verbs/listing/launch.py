@@ -20,9 +20,9 @@ from paucal.verbs.listing.leftovers import with_leftovers
 from paucal.verbs.listing.rows import ListedRun
 from paucal.verbs.listing.rows import list_runs as runs_below
 from paucal.verbs.listing.settings import RunsSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.outputs import DEFAULT, FORMS, check_table
-from paucal.verbs.run.voice import Voice
 from paucal.wording import counted, percent
 
 SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
@@ -68,36 +68,36 @@ def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
     return runs
 
 
-def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, voice: Voice) -> None:
+def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, console: Console) -> None:
     """Show runs as a table, with what can be deleted below it."""
     if not runs:
-        voice.say(f"no such runs below {folder}")
+        console.say(f"no such runs below {folder}")
         return
     more = [name.replace("-", "_") for name in settings.columns or ()]
     varying = [name for name in SHOWN if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1]
     names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *more]))
-    table, left_out = _fitting(runs, names, [name for name in SPARED if name not in more], voice)
-    voice.show(table)
+    table, left_out = _fitting(runs, names, [name for name in SPARED if name not in more], console)
+    console.show(table)
     if left_out:
-        voice.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
+        console.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
     shared = [name for name in SHOWN if name not in names and runs[0].value(name) is not None]
     if shared:
-        voice.say(f"the same for all: {', '.join(f'{name} {_told(runs[0], name)}' for name in shared)}")
+        console.say(f"the same for all: {', '.join(f'{name} {_told(runs[0], name)}' for name in shared)}")
     for run in runs:
         if run.problem:
-            voice.say(f"{run.name} cannot be read: {run.problem}")
-    _show_deletable(runs, voice)
+            console.say(f"{run.name} cannot be read: {run.problem}")
+    _show_deletable(runs, console)
 
 
 def _fitting(
-    runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], voice: Voice
+    runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], console: Console
 ) -> tuple[Table, list[str]]:
     """Return a table that fits the terminal, without the columns that can be spared where there is no room for all."""
     left_out: list[str] = []
-    unbounded = voice.console.options.update(width=WIDEST)
+    unbounded = console.terminal.options.update(width=WIDEST)
     while True:
         table = _table(runs, [name for name in names if name not in left_out])
-        wide = Measurement.get(voice.console, unbounded, table).maximum > voice.console.width
+        wide = Measurement.get(console.terminal, unbounded, table).maximum > console.terminal.width
         spare = next((name for name in spared if name in names and name not in left_out), None)
         if not wide or spare is None:
             return table, left_out
@@ -113,14 +113,14 @@ def _table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
     return table
 
 
-def _show_deletable(runs: Sequence[ListedRun], voice: Voice) -> None:
+def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
     marked = [run for run in runs if run.deletable]
     if not marked:
         return
     size = _size(sum(run.size for run in marked))
-    voice.say(f"{counted(len(marked), 'run')} can be deleted, {size} in all (paucal deletes none of them):")
+    console.say(f"{counted(len(marked), 'run')} can be deleted, {size} in all (paucal deletes none of them):")
     for run in marked:
-        voice.say(f"  {run.path}: {run.deletable}")
+        console.say(f"  {run.path}: {run.deletable}")
 
 
 def _told(run: ListedRun, name: str) -> str:

@@ -11,7 +11,7 @@ from paucal.runs.folder import ASIDE, MARKER, SUMMARY
 from paucal.runs.lock import is_locked
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import JUDGED
-from paucal.verbs.comparing.cells.scores import read_judged
+from paucal.verbs.comparing.cells.scores import read_evaluation
 
 # Where the scores of a run stand, by what it has made; one without a classifier has those of its monitor and its judge.
 VALIDATED = ("kept_val_top1", "best_val_top1", "best_val_mean_iou", "best_val_ap", "knn_end")
@@ -116,7 +116,7 @@ def _judged(path: Path) -> dict[str, float]:
     """Return what the frozen features of a run of a study are worth, as a judge beside it has stored."""
     if not (path.parent / JUDGED).is_file():
         return {}
-    scores = read_judged(path.parent)
+    scores = read_evaluation(path.parent)
     return {f"judged_{name}": by["trained"] for name, by in scores.items() if "trained" in by}
 
 

@@ -16,7 +16,7 @@ from paucal.models.trained import TrainedModel
 from paucal.verbs.prediction.answers import Prediction
 from paucal.verbs.prediction.pictures import Pictures
 from paucal.verbs.prediction.settings import PredictSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def ask(
     model: TrainedModel,
     pictures: Pictures,
     settings: PredictSettings,
-    voice: Voice,
+    console: Console,
     *,
     start: int = 0,
     features: bool = False,
@@ -73,21 +73,21 @@ def ask(
     """
     with ExitStack() as stack:
         take = stack.enter_context(features_of_calls(model)) if features else None
-        advance = stack.enter_context(voice.progress("classifying"))
+        advance = stack.enter_context(console.progress("classifying"))
         done = start
-        for first, read in _batches(pictures, settings, voice, start):
+        for first, read in _batches(pictures, settings, console, start):
             yield _answer(model, pictures, first, read, take)
             done += len(read)
             advance(done, len(pictures))
 
 
 def _batches(
-    pictures: Pictures, settings: PredictSettings, voice: Voice, start: int
+    pictures: Pictures, settings: PredictSettings, console: Console, start: int
 ) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
     """Yield the position of the first picture of a batch and what was read, with whatever could not be in between."""
     first, read, readable = start, [], 0
     for position in range(start, len(pictures)):
-        found = pictures.read_or_skip(position, settings.on_bad_image, voice)
+        found = pictures.read_or_skip(position, settings.on_bad_image, console)
         read.append(found)
         readable += not isinstance(found, UnreadableImage)
         if readable == settings.batch_size:

@@ -14,13 +14,13 @@ from paucal.verbs.prediction.launch import open_pictures
 from paucal.verbs.prediction.pictures import Pictures
 from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
 from paucal.verbs.prediction.writing import Targets, answer_text, check_targets, write_all
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.voice import Voice
 from paucal.wording import counted
 
 
 def predict_to_files(
-    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, voice: Voice
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
 ) -> Iterator[str]:
     """Classify images and write what is asked for; of a model without a classifier the features alone.
 
@@ -37,16 +37,16 @@ def predict_to_files(
     loaded = load_model(source, settings.device)
     if targets.features is None or not _features_only(wanted):
         loaded.require_classifier()
-    model, pictures, settings = open_pictures(loaded, paths, settings, voice)
+    model, pictures, settings = open_pictures(loaded, paths, settings, console)
     if targets.first is None:
-        held = list(_timed(model, pictures, settings, voice, 0, targets))
-        write_all(lambda: iter(held), model.card, pictures, targets, voice)
+        held = list(_timed(model, pictures, settings, console, 0, targets))
+        write_all(lambda: iter(held), model.card, pictures, targets, console)
         return answer_text(held, model.card, targets)
     about = _about(source, settings, targets)
     part = targets.first.with_name(targets.first.name + ENDING)
     with Journal(part, len(model.classes), about) as journal:
-        _fill(journal, model, pictures, settings, voice, targets)
-        write_all(journal.blocks, model.card, pictures, targets, voice)
+        _fill(journal, model, pictures, settings, console, targets)
+        write_all(journal.blocks, model.card, pictures, targets, console)
         if targets.output is not None or not model.classes:
             journal.remove()
             return iter(())
@@ -71,45 +71,50 @@ def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str
 
 
 def _fill(
-    journal: Journal, model: TrainedModel, pictures: Pictures, settings: PredictSettings, voice: Voice, targets: Targets
+    journal: Journal,
+    model: TrainedModel,
+    pictures: Pictures,
+    settings: PredictSettings,
+    console: Console,
+    targets: Targets,
 ) -> None:
     """Answer what has no answer yet."""
     start = journal.resume(pictures)
     if start:
-        voice.say(f"{start} of {counted(len(pictures), 'image')} have their answers in {journal.folder}: going on")
-    _tell_skipped(journal, settings, voice)
+        console.say(f"{start} of {counted(len(pictures), 'image')} have their answers in {journal.folder}: going on")
+    _tell_skipped(journal, settings, console)
     try:
-        for block in _timed(model, pictures, settings, voice, start, targets):
+        for block in _timed(model, pictures, settings, console, start, targets):
             journal.add(block)
     except BaseException:
         if journal.done:
-            voice.say(
+            console.say(
                 f"{journal.done} of {counted(len(pictures), 'answer')} are kept in {journal.folder}: the same call "
                 "goes on from there"
             )
         raise
 
 
-def _tell_skipped(journal: Journal, settings: PredictSettings, voice: Voice) -> None:
+def _tell_skipped(journal: Journal, settings: PredictSettings, console: Console) -> None:
     """Name what an earlier call has skipped, or refuse to leave it out where this one may not."""
     for problem in (problem for block in journal.blocks() for problem in block.problems):
         if problem is not None and settings.on_bad_image == "refuse":
             raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
         if problem is not None:
-            voice.say(f"skipped: {problem}")
+            console.say(f"skipped: {problem}")
 
 
 def _timed(
-    model: TrainedModel, pictures: Pictures, settings: PredictSettings, voice: Voice, start: int, targets: Targets
+    model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, start: int, targets: Targets
 ) -> Iterator[Block]:
     """Yield blocks, and say at the end how many images there were, how fast, and how many could not be read."""
     begun, read, skipped = time.monotonic(), 0, 0
-    for block in ask(model, pictures, settings, voice, start=start, features=targets.features is not None):
+    for block in ask(model, pictures, settings, console, start=start, features=targets.features is not None):
         read += len(block.shares)
         skipped += len(block) - len(block.shares)
         yield block
     seconds = max(time.monotonic() - begun, 1e-9)
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-    voice.say(f"classified {counted(read, 'image')} in {took} ({read / seconds:.3g} images/s on {model.device})")
+    console.say(f"classified {counted(read, 'image')} in {took} ({read / seconds:.3g} images/s on {model.device})")
     if skipped:
-        voice.say(f"skipped {counted(skipped, 'image')} that cannot be read, named above")
+        console.say(f"skipped {counted(skipped, 'image')} that cannot be read, named above")

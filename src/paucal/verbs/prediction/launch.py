@@ -16,8 +16,8 @@ from paucal.verbs.prediction.answers import Prediction
 from paucal.verbs.prediction.asking import ask
 from paucal.verbs.prediction.pictures import Pictures, open_sources
 from paucal.verbs.prediction.settings import PredictSettings
-from paucal.verbs.run.room import check_batch
-from paucal.verbs.run.voice import Logged, Voice
+from paucal.verbs.run.console import Console, LoggedConsole
+from paucal.verbs.run.memory_check import check_batch_memory
 
 Source = str | os.PathLike[str] | Given
 
@@ -63,25 +63,25 @@ def predict(
     if not sources:
         raise UserError("there are no images to classify: give files, folders or pictures.")
     loaded = model if isinstance(model, TrainedModel) else load_model(model, chosen.device)
-    return classify_all(loaded.require_classifier(), sources, chosen, Logged(), features)
+    return classify_all(loaded.require_classifier(), sources, chosen, LoggedConsole(), features)
 
 
 def classify_all(
     model: TrainedModel,
     sources: Sequence[str | Given],
     settings: PredictSettings,
-    voice: Voice,
+    console: Console,
     features: bool = False,
 ) -> list[Prediction]:
     """Classify everything that some sources hold; see `predict`."""
     check_ranges(settings)
-    asked, pictures, settings = open_pictures(model, sources, settings, voice)
-    blocks = ask(asked, pictures, settings, voice, features=features)
+    asked, pictures, settings = open_pictures(model, sources, settings, console)
+    blocks = ask(asked, pictures, settings, console, features=features)
     return [row for block in blocks for row in block.predictions(asked.card)]
 
 
 def open_pictures(
-    model: TrainedModel, sources: Sequence[str | Given], settings: PredictSettings, voice: Voice
+    model: TrainedModel, sources: Sequence[str | Given], settings: PredictSettings, console: Console
 ) -> tuple[TrainedModel, Pictures, PredictSettings]:
     """Return the model as the settings want it asked, the pictures as it reads them, and the settings with a batch.
 
@@ -91,7 +91,7 @@ def open_pictures(
     if settings.scales is not None:
         raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")
     fed = model.card.preprocessing
-    pictures = Pictures(open_sources(sources, voice, fed.reading), fed.reading)
+    pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
     together = settings.batch_size or images_together(fed.image_size, model.device.type)
-    check_batch(min(together, len(pictures)), fed.image_size)
+    check_batch_memory(min(together, len(pictures)), fed.image_size)
     return model.mirrored() if settings.mirror else model, pictures, replace(settings, batch_size=together)

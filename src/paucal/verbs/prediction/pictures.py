@@ -22,7 +22,7 @@ from paucal.data.sources.folder import IMAGE_SUFFIXES
 from paucal.data.sources.opening import open_images
 from paucal.data.sources.stores import EncodedStore
 from paucal.types import UserError
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.wording import counted
 
 Picture = tuple[str | None, Image.Image]
@@ -38,12 +38,12 @@ class InMemory:
         return 1
 
 
-def open_sources(sources: Sequence[str | Given], voice: Voice, reading: Reading) -> list[ImageSet | InMemory]:
+def open_sources(sources: Sequence[str | Given], console: Console, reading: Reading) -> list[ImageSet | InMemory]:
     """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
 
     Args:
         sources: what to open.
-        voice: says what is odd about the images.
+        console: says what is odd about the images.
         reading: how the model's images are read.
 
     Raises:
@@ -51,10 +51,10 @@ def open_sources(sources: Sequence[str | Given], voice: Voice, reading: Reading)
     """
     found: list[ImageSet | InMemory] = []
     for source in sources:
-        found += _open(source, voice) if isinstance(source, str) else [InMemory(source)]
+        found += _open(source, console) if isinstance(source, str) else [InMemory(source)]
     for images in found:
         for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
-            voice.say(f"note: {note}")
+            console.say(f"note: {note}")
     return found
 
 
@@ -106,8 +106,8 @@ class Pictures:
         assert store is not None
         return store.read(index)
 
-    def read_or_skip(self, position: int, on_bad: str, voice: Voice) -> Image.Image | UnreadableImage:
-        """Return a picture, or why it is skipped, which `voice` has said then.
+    def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
+        """Return a picture, or why it is skipped, which `console` has printed then.
 
         Raises:
             UserError: it cannot be read and `on_bad` is "refuse".
@@ -117,7 +117,7 @@ class Pictures:
         except UnreadableImage as problem:
             if on_bad == "refuse":
                 raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
-            voice.say(f"skipped: {problem}")
+            console.say(f"skipped: {problem}")
             return problem
 
     def _place(self, position: int) -> tuple[int, int]:
@@ -126,26 +126,28 @@ class Pictures:
         return number, position - (self._ends[number - 1] if number else 0)
 
 
-def read_all(sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, voice: Voice) -> Iterator[Picture]:
+def read_all(
+    sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, console: Console
+) -> Iterator[Picture]:
     """Yield (path, picture), of which only one is held at a time; the path of a picture that was given is None.
 
     Args:
         sources: of the pictures.
         reading: how the model's images are read.
         on_bad: what to do about an image that cannot be read.
-        voice: says which were skipped.
+        console: says which were skipped.
 
     Raises:
         UserError: an image cannot be read and `on_bad` is "refuse".
     """
     pictures = Pictures(sources, reading)
     for position in range(len(pictures)):
-        picture = pictures.read_or_skip(position, on_bad, voice)
+        picture = pictures.read_or_skip(position, on_bad, console)
         if not isinstance(picture, UnreadableImage):
             yield pictures.name(position), picture
 
 
-def _open(path: str, voice: Voice) -> Iterator[ImageSet]:
+def _open(path: str, console: Console) -> Iterator[ImageSet]:
     """Open a path, or everything a pattern stands for."""
     if is_remote(path):
         yield _open_remote(path)
@@ -163,7 +165,7 @@ def _open(path: str, voice: Voice) -> Iterator[ImageSet]:
     if len(images) < len(found):
         others = len(found) - len(images)
         is_none = "is no image" if others == 1 else "are no images"
-        voice.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
+        console.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
     for name in images:
         yield open_images(name, labelled=False)
 

@@ -19,8 +19,8 @@ from paucal.verbs.prediction.asking import Block
 from paucal.verbs.prediction.pictures import Pictures
 from paucal.verbs.prediction.settings import AnswerSettings
 from paucal.verbs.prediction.sheet import MOST_ROWS, SUFFIXES, draw_sheet, save_sheet, sheet_rows
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.outputs import TableForm, check_file, check_table
-from paucal.verbs.run.voice import Voice
 
 Blocks = Callable[[], Iterator[Block]]
 GROUP = 4096  # rows of features that are compressed together
@@ -68,13 +68,13 @@ def answer_text(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> I
     return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
 
 
-def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targets, voice: Voice) -> None:
+def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targets, console: Console) -> None:
     """Write the files that are asked for: the answers last, so that a call that was stopped before can go on."""
     if targets.sheet is not None:
         rows = sheet_rows(blocks(), card)
         if len(rows) > MOST_ROWS:
-            voice.say(f"note: the sheet shows the {MOST_ROWS} most frequent of {len(rows)} classes")
-        with voice.progress("drawing the sheet") as advance:
+            console.say(f"note: the sheet shows the {MOST_ROWS} most frequent of {len(rows)} classes")
+        with console.progress("drawing the sheet") as advance:
             page = draw_sheet(rows, pictures.read, advance)
         write_atomically(targets.sheet, save_sheet(page, targets.sheet))
     if targets.features is not None:

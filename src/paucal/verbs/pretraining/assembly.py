@@ -1,4 +1,4 @@
-"""A pre-training run put together from its settings and its images."""
+"""Assembly of a pre-training run from its settings and its images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.objectives import Objective
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.model import SMALL
 from paucal.rules.resolve import origins
 from paucal.runs import RunFolder
@@ -32,46 +32,46 @@ from paucal.verbs.pretraining.crops import crop_groups, describe_crops, relative
 from paucal.verbs.pretraining.monitor import Monitor, knn_monitor
 from paucal.verbs.pretraining.published_order import timm_name, with_published_order
 from paucal.verbs.pretraining.stages import epochs_done
-from paucal.verbs.run.assembled import Assembled
-from paucal.verbs.run.images import Advance, Prepared, decoded, first_reading, reading_for
+from paucal.verbs.run.images import Advance, SplitImages, decoded, first_reading, reading_for
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation, stored_preprocessing, stored_reading
+from paucal.verbs.run.memory_check import check_memory, explain_memory_errors
 from paucal.verbs.run.resuming import stored_split
-from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import Start, find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.wording import counted
 
 
 @dataclass(frozen=True)
-class AssembledPretraining(Assembled[PretrainSettings]):
-    """Everything a pre-training run needs, checked, with nothing written yet."""
+class PretrainingSetup(RunSetup[PretrainSettings]):
+    """The setup of a pre-training run, before anything is written."""
 
     monitor: Monitor | None = None
 
     def describe(self) -> str:
-        """Return one line: name, parameters, crops, grid, method."""
+        """Return one line with name, parameters, crops, grid and method."""
         crops, title = describe_crops(self.settings), method_of(self.settings).title(self.settings)
         return f"{self.card.backbone.name}, {self.weights_text}, {crops}, grid {self.grid_text}; {title}"
 
 
 def assemble(
     settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-) -> AssembledPretraining:
-    """Open the images, choose what was left open, build the objective; write nothing.
+) -> PretrainingSetup:
+    """Open the images, choose the open settings and build the objective, without writing anything.
 
     Args:
-        settings: what was given or stored.
-        given: the origin of each setting that was given.
-        bars: shows a bar for countable work.
-        run: the run that goes on; None for a new one.
+        settings: Settings as given or stored.
+        given: Origin of each setting that was given.
+        bars: Function that shows a progress bar.
+        run: Run to resume; None for a new one.
 
     Raises:
-        UserError: the images or a setting do not do.
+        UserError: The images or a setting are invalid.
     """
     start = find_start(settings, run)
-    prepared, facts, settings, reasons = _open(settings, bars, run, start)
-    images = prepared.images
+    data, facts, settings, reasons = _open(settings, bars, run, start)
+    images = data.images
     if run is None:
         check_rates(settings)
     settings, renamed = with_published_order(settings)
@@ -79,8 +79,8 @@ def assemble(
     method.check(settings)
     _check_images(settings, facts.n_train, method.smallest_set)
     objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
-    named = timm_name(settings.model or "")  # timm knows the weights of a Swin under its own
-    card = ModelCard(spec, (), _feeding(settings, prepared, (start.input or input_of_timm)(named), run))
+    named = timm_name(settings.model or "")  # timm's name of the published weights
+    card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(named), run))
     views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
     monitor = open_monitor(settings, card)
     loaded = load_start(start, named, objective, ())
@@ -93,17 +93,15 @@ def assemble(
         *notes,
     ]
     origin, plan = origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
-    return AssembledPretraining(
-        settings, origin, prepared, plan, objective, card, tuple(remarks), loaded, monitor=monitor
-    )
+    return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, monitor=monitor)
 
 
 def _open(
     settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
-) -> tuple[Prepared, Facts, PretrainSettings, dict[str, str]]:
-    """Open the images, and choose what was left open of the settings; then decode them at the size that was chosen.
+) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
+    """Open the images, choose the open settings, and decode the images at the chosen size.
 
-    What depends on the number of images is chosen again where some could not be read.
+    Settings that depend on the number of images are chosen again if some could not be read.
     """
     with bars("looking through shards") as advance:
         found = load_unlabelled(settings, advance)
@@ -111,53 +109,55 @@ def _open(
     size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size or [USUAL_SIDE]
     with bars("reading images") as advance:
         images = decoded(found, settings, reading_for(size, like), advance)
-    prepared = Prepared(images, _split(images) if run is None else stored_split(run, images))
-    facts = replace(prepared.facts(), start=start.facts)
+    data = SplitImages(images, _split(images) if run is None else stored_split(run, images))
+    facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve_pretraining(settings, facts)
     if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
-        prepared = replace(prepared, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
-    return prepared, facts, settings, reasons
+        data = replace(data, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
+    return data, facts, settings, reasons
 
 
-def _facts(images: ImageSet, start: Start) -> Facts:
-    return replace(Prepared(images, _split(images)).facts(), start=start.facts)
+def _facts(images: ImageSet, start: Start) -> DataAndMachine:
+    return replace(SplitImages(images, _split(images)).facts(), start=start.facts)
 
 
 def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
     groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
-    # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
-    with torch.random.fork_rng(devices=[]), enough_memory():
+    # The initial weights must not depend on earlier random numbers, nor change later ones.
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0, channels)
-        notes = [*check_room(settings, spec, relative_pixels(groups)), *notes]
+        notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
         return method_of(settings).build(settings, spec, groups), spec, notes
 
 
-def _feeding(settings: PretrainSettings, prepared: Prepared, start: ImageInput, run: RunFolder | None) -> Preprocessing:
-    """Return how images are prepared for a run's model: as it has stored, or with the start's mean and deviation.
+def _run_preprocessing(
+    settings: PretrainSettings, data: SplitImages, start: ImageInput, run: RunFolder | None
+) -> Preprocessing:
+    """Return the preprocessing of a run: as stored, or with the mean and deviation of the pretrained weights.
 
-    The crop is EsViT's whatever the start's is: these weights become weights of crops like its.
+    The crop is always EsViT's, since these weights will be trained on such crops.
     """
     stored = stored_preprocessing(run)
     if stored is not None:
         return stored
-    statistics = normalisation(settings, prepared, start)
+    statistics = normalisation(settings, data, start)
     size = height_and_width(settings.img_size or USUAL_SIDE)
     ratio = 1.0 if min(size) <= SMALL or settings.resize != "crop" else ImageInput().crop_ratio
-    reading, interpolation = prepared.images.reading, ImageInput().interpolation
+    reading, interpolation = data.images.reading, ImageInput().interpolation
     fed = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
     return replace(fed, channel_ranges=reading.channel_ranges, resize=settings.resize)
 
 
 def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
-    """Open the images of any nesting of folders without their labels, and without a look at their pixels.
+    """Open images in any nesting of folders, without labels and without reading their pixels.
 
     Args:
-        settings: where they are.
-        advance: called with (shards, shards in all) where shards are looked through.
+        settings: Location of the images.
+        advance: Called with (shards read, shards in total) for shards.
 
     Raises:
-        UserError: there are none, or a list of test images in the folder is damaged.
+        UserError: There are no images, or a list of test images in the folder is damaged.
     """
     images = open_images(
         settings.data,
@@ -175,10 +175,10 @@ def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) 
 
 
 def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
-    """Return the function that tries nearest neighbours on labelled images; None where none are given.
+    """Return the monitor of nearest neighbours on labelled images; None without such images.
 
     Raises:
-        UserError: the images do not do.
+        UserError: The images cannot be used.
     """
     if settings.monitor is None:
         return None
@@ -195,7 +195,7 @@ def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
 
 
 def _split(images: ImageSet) -> Split:
-    """Take all images but those that training on the same data would test with."""
+    """Use all images except those that supervised training on the same data would test with."""
     part = held_out_part(images.declared)
     held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
     parts = np.where(held_out, "unused", "train").astype("<U6")
@@ -210,10 +210,10 @@ def _split(images: ImageSet) -> Split:
 
 
 def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> None:
-    """Refuse sets that are too small.
+    """Refuse data sets that are too small.
 
     Raises:
-        UserError: there are fewer images than the method compares, or than a step takes.
+        UserError: There are fewer images than the method compares, or than a step takes.
     """
     if n_train < smallest:
         raise UserError(f"there is {n_train} image, and {settings.method} compares several: give more images.")
@@ -226,7 +226,7 @@ def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> No
 
 
 def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
-    """Return the optimizer's settings in steps; what a method does in its own way is its objective's."""
+    """Return the optimizer with its schedule in steps; special rules of a method are in its objective."""
     method, warmup = method_of(settings), round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
     schedule = WarmupThenCosine(settings.lr or 0.0, plan.total_steps, warmup, settings.min_lr or 0.0)
     return Optimization(

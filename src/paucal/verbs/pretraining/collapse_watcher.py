@@ -1,4 +1,4 @@
-"""What is remembered of a run's health from epoch to epoch, and what is said about it."""
+"""The watcher for collapse: it judges the health of a run after each epoch and reports changes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -10,30 +10,30 @@ Judge = Callable[[Sequence[Mapping[str, float]], int | None], Verdict | None]
 OnCollapse = Literal["warn", "stop", "rollback"]
 
 CONSEQUENCE = {
-    "warn": "The run goes on (--on-collapse warn).",
+    "warn": "The run continues (--on-collapse warn).",
     "stop": "The run stops here (--on-collapse stop).",
-    "rollback": "The run goes back to its last healthy state (--on-collapse rollback).",
+    "rollback": "The run returns to its last healthy state (--on-collapse rollback).",
 }
 
 
 class CollapseWatcher:
-    """Judges every epoch of a run, says what has changed, and knows the newest healthy epoch.
+    """Judges every epoch of a run, prints changes of the verdict, and remembers the newest healthy epoch.
 
-    A verdict needs several epochs with the same sign, so the newest epochs without a verdict may be sick already. An
-    epoch counts as healthy only where it shows no sign by itself.
+    A verdict needs several epochs with the same symptom, so epochs just before it may already be unhealthy. An epoch
+    counts as healthy only if it shows no symptom by itself.
 
     Args:
-        on_collapse: what the run does about a verdict; here it only decides what is said.
-        judge: says what is wrong after the newest of some epochs; its second argument is how many epochs in a row must
-            show a sign, None for as many as it finds right.
-        say: prints a line.
+        on_collapse: Reaction of the run to a verdict; here it only changes the messages.
+        judge: Returns the verdict after some epochs; its second argument is the number of consecutive epochs that must
+            show a symptom, None for the default.
+        say: Function that prints a line.
 
     Attributes:
-        verdict: of the newest epoch; None where nothing is wrong.
-        healthy_epoch: the newest epoch without a sign; None before the first.
+        verdict: Verdict on the newest epoch; None if it is healthy.
+        healthy_epoch: Newest epoch without a symptom; None before the first.
 
     Raises:
-        UserError: `on_collapse` is something else.
+        UserError: `on_collapse` is unknown.
     """
 
     def __init__(self, on_collapse: OnCollapse, judge: Judge, say: Callable[[str], None]) -> None:
@@ -50,8 +50,8 @@ class CollapseWatcher:
         """Judge the run after an epoch.
 
         Args:
-            row: the metrics of the epoch, see `collapse.COLUMNS`.
-            silent: say nothing, as for the epochs before a resumption.
+            row: Metrics of the epoch, see `collapse.COLUMNS`.
+            silent: Whether to print nothing, as for the epochs before a run was resumed.
         """
         before, self._rows = self.verdict, [*self._rows, dict(row)]
         self.verdict = self._judge(self._rows, None)
@@ -67,19 +67,19 @@ class CollapseWatcher:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the newest epoch by itself shows a sign of what a verdict would name if it lasted."""
+        """Whether the newest epoch by itself shows a symptom of collapse."""
         return self._judge(self._rows, 1) is not None
 
     def history(self) -> list[dict[str, Any]]:
-        """Return when the verdict changed: plain values "epoch", "kind" (None: well again) and "sentence"."""
+        """Return the changes of the verdict as "epoch", "kind" (None: healthy again) and "sentence"."""
         return [dict(entry) for entry in self._history]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores; the judged rows are part of it."""
+        """Return the state for a checkpoint, with the rows of all epochs."""
         return {"rows": self._rows, "history": self._history, "healthy_epoch": self.healthy_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint stored, and judge its newest epoch again."""
+        """Restore the state of a checkpoint, and judge its newest epoch again."""
         self._rows = [dict(row) for row in state["rows"]]
         self._history = [dict(entry) for entry in state["history"]]
         self.healthy_epoch = state["healthy_epoch"]

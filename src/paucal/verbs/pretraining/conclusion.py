@@ -1,4 +1,4 @@
-"""The end of a pre-training run: curves, facts and the page."""
+"""The end of a pre-training run: curves, summary and page."""
 
 import math
 import shlex
@@ -17,25 +17,25 @@ from paucal.methods.pretraining import method_of
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runs import RunFolder
 from paucal.training import Outcome
-from paucal.verbs.pretraining.assembly import AssembledPretraining
+from paucal.verbs.pretraining.assembly import PretrainingSetup
 from paucal.verbs.pretraining.crops import describe_crops
 from paucal.verbs.pretraining.monitor import NAME
 from paucal.verbs.pretraining.stage_watch import StageWatch
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.run.voice import Voice
 from paucal.wording import counted, percent
 
 
 @dataclass(frozen=True)
 class PretrainResult(FinishedRun):
-    """What a finished run of pre-training leaves.
+    """The result of a finished pre-training run.
 
     Attributes:
-        folder: the run folder; its model is the teacher's backbone after the last epoch.
-        last: the metrics of the last epoch.
-        verdict: what is wrong with the networks at the end; None where they are well.
-        seconds: of training.
+        folder: Run folder; its model is the teacher's backbone after the last epoch.
+        last: Metrics of the last epoch.
+        verdict: Verdict on the networks at the end; None if they are healthy.
+        seconds: Seconds of training.
     """
 
     last: Mapping[str, float]
@@ -44,51 +44,49 @@ class PretrainResult(FinishedRun):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the last epoch: losses, health, and "val_knn" where a labelled set was watched."""
+        """The metrics of the last epoch: losses, health, and "val_knn" with a monitor."""
         return dict(self.last)
 
 
 def conclude(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, stage_watch: StageWatch, voice: Voice
+    run: RunFolder, setup: PretrainingSetup, outcome: Outcome, stage_watch: StageWatch, console: Console
 ) -> PretrainResult:
-    """Draw the curves and write everything down; the first process does, the others wait."""
+    """Draw the curves and write the results on the first process, while the others wait."""
     last = outcome.rows[-1] if outcome.rows else {}
     verdict = stage_watch.watcher.verdict
     if rank() == 0:
-        chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
-        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
+        rows = with_speed(outcome.rows, len(setup.data.part("train")))
         save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance))
-        prototypes, dim = (
-            method_of(assembled.settings).prototypes(assembled.settings),
-            assembled.objective.backbones()[0].dim,
-        )
+        prototypes = method_of(setup.settings).prototypes(setup.settings)
+        dim = setup.objective.backbones()[0].dim
         save_figure(run.plots / "health.png", health_figure(outcome.rows, prototypes, dim, verdict))
-        run.write_json("summary.json", summary(run, assembled, outcome, verdict, stage_watch))
+        run.write_json("summary.json", summary(run, setup, outcome, verdict, stage_watch))
         page = write_pretraining_report(run.path)
-        for line in closing_lines(run, assembled, outcome, verdict, page):
-            voice.say(line)
+        for line in closing_lines(run, setup, outcome, verdict, page):
+            console.say(line)
     wait_for_all()
     return PretrainResult(run.path, last, verdict, outcome.seconds)
 
 
 def summary(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, stage_watch: StageWatch
+    run: RunFolder, setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None, stage_watch: StageWatch
 ) -> dict[str, Any]:
-    """Return the facts of the run as plain values, for `summary.json` and the page."""
-    settings, prepared = assembled.settings, assembled.prepared
+    """Return the content of `summary.json`, which the page shows."""
+    settings, data = setup.settings, setup.data
     return {
-        "title": f"{assembled.card.backbone.name} pre-trained on {prepared.images.name}",
+        "title": f"{setup.card.backbone.name} pre-trained on {data.images.name}",
         "kind": "pretraining",
-        "model": assembled.card.backbone.name,
+        "model": setup.card.backbone.name,
         "method": method_of(settings).title(settings),
-        "data": f"{prepared.images.name}: {counted(len(prepared.part('train')), 'image')}",
-        "split": prepared.split.description,
-        "parts": {name: count for name, count in prepared.counts().items() if count},
-        "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
-        "grid": assembled.grid_text,
+        "data": f"{data.images.name}: {counted(len(data.part('train')), 'image')}",
+        "split": data.split.description,
+        "parts": {name: count for name, count in data.counts().items() if count},
+        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
+        "grid": setup.grid_text,
         "crops": describe_crops(settings),
         "out_dim": method_of(settings).prototypes(settings),
-        "feature_dim": assembled.objective.backbones()[0].dim,
+        "feature_dim": setup.objective.backbones()[0].dim,
         "epochs": settings.epochs,
         "seconds": round(outcome.seconds, 1),
         "peak_memory": peak_memory(settings.device or "cpu"),
@@ -98,32 +96,32 @@ def summary(
         "verdict": None if verdict is None else vars(verdict),
         "verdicts": stage_watch.history(),
         "rollbacks": len(stage_watch.rollbacks),
-        "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": list(assembled.remarks),
+        "start": None if setup.start is None else setup.start.short(),
+        "remarks": list(setup.remarks),
         "next_steps": next_steps(run),
     }
 
 
 def _knn_end(outcome: Outcome) -> float | None:
-    """Return what the monitor found after the last epoch; None where there was none, or features were not finite."""
-    found = outcome.rows[-1].get(NAME)
-    return found if found is not None and math.isfinite(found) else None
+    """Return the monitor's score after the last epoch; None without one, or if features were not finite."""
+    score = outcome.rows[-1].get(NAME)
+    return score if score is not None and math.isfinite(score) else None
 
 
 def closing_lines(
-    run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, verdict: Verdict | None, page: Path
+    run: RunFolder, setup: PretrainingSetup, outcome: Outcome, verdict: Verdict | None, page: Path
 ) -> list[str]:
-    """Return the last lines that a person reads: how it went, where it lies, what to do with it."""
+    """Return the last lines to print: the outcome, where it is, and what to do next."""
     last = outcome.rows[-1]
-    state = "the networks look well" if verdict is None else f"{verdict.sentence} {verdict.advice}"
-    found = (
-        f"; nearest neighbours {percent(last['val_knn'])} on {assembled.settings.monitor}" if "val_knn" in last else ""
+    state = "the networks look healthy" if verdict is None else f"{verdict.sentence} {verdict.advice}"
+    neighbours = (
+        f"; nearest neighbours {percent(last['val_knn'])} on {setup.settings.monitor}" if "val_knn" in last else ""
     )
     return [
         "",
-        f"pre-trained: {assembled.describe()}, epochs: {assembled.settings.epochs}, {outcome.seconds:.0f} s{found}",
+        f"pre-trained: {setup.describe()}, epochs: {setup.settings.epochs}, {outcome.seconds:.0f} s{neighbours}",
         state,
-        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the "
+        f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name} (the "
         "backbone after the last epoch), metrics.csv, plots/",
         "try next:",
         *(f"  {step}" for step in next_steps(run)),
@@ -131,9 +129,9 @@ def closing_lines(
 
 
 def next_steps(run: RunFolder) -> list[str]:
-    """Return commands that make sense now."""
+    """Return commands to run next."""
     path = shlex.quote(str(run.path))
     return [
         f"paucal train photos/ --init {path}     # fine-tune it on labelled images",
-        f"paucal eval {path} photos/ --protocol knn linear     # judge its features as they are",
+        f"paucal eval {path} photos/ --protocol knn linear     # evaluate its frozen features",
     ]

@@ -1,4 +1,4 @@
-"""The crops of pre-training, from the settings."""
+"""The crops of pre-training from the settings."""
 
 import math
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     """Return the groups of crops, the global one first.
 
     Args:
-        settings: of the crops.
+        settings: Settings of the crops.
         size: (height, width) of the global crops in pixels.
 
     Raises:
-        UserError: numbers and sizes of the local crops do not belong together, or there is only one crop.
+        UserError: The numbers and sizes of the local crops do not match, or there is only one crop.
     """
     counts, sizes = settings.local_crops or [], settings.local_size or []
     if len(counts) != len(sizes) and sum(counts):
@@ -32,14 +32,14 @@ def crop_groups(settings: CropSettings, size: Size) -> list[Crops]:
     groups += [Crops(count, side, near) for count, side in zip(counts, sizes, strict=False) if count]
     if settings.global_crops < 1 or sum(group.count for group in groups) < 2:
         raise UserError(
-            f"--global-crops {settings.global_crops} and --local-crops {sum(counts)} make no pair of crops to compare: "
-            "ask for 2 crops or more, one of them global."
+            f"--global-crops {settings.global_crops} and --local-crops {sum(counts)} give no pair of crops to compare: "
+            "use 2 crops or more, one of them global."
         )
     return groups
 
 
 def views(settings: PretrainSettings, statistics: Normalisation):
-    """Return the transforms of the crops and how many each makes; raises a UserError for a radius that is none."""
+    """Return the transforms of the crops with their counts; raises a UserError for an invalid blur radius."""
     size = height_and_width(settings.img_size or USUAL_SIDE)
     groups, radii = crop_groups(settings, size), _radii(settings.blur)
     hflip = settings.hflip or 0.0
@@ -53,9 +53,9 @@ def describe_crops(settings: PretrainSettings) -> str:
 
 
 def relative_pixels(groups: Sequence[Crops]) -> float:
-    """Return the crops of an image, counted in pixels of a global one."""
+    """Return the pixels of all crops of an image, as a multiple of a global crop's."""
     pixels = [math.prod(group.sides or ()) for group in groups]
-    return sum(group.count * one for group, one in zip(groups, pixels, strict=True)) / pixels[0]
+    return sum(group.count * area for group, area in zip(groups, pixels, strict=True)) / pixels[0]
 
 
 def _range(name: str, values: list[float] | None) -> tuple[float, float]:

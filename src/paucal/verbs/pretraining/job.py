@@ -13,17 +13,17 @@ from paucal.runs import RunFolder, write_atomically
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
 from paucal.training import Optimization, Outcome
-from paucal.verbs.pretraining.assembly import AssembledPretraining, assemble, optimization
+from paucal.verbs.pretraining.assembly import PretrainingSetup, assemble, optimization
 from paucal.verbs.pretraining.conclusion import PretrainResult, conclude
 from paucal.verbs.pretraining.crops import views
 from paucal.verbs.pretraining.stage_watch import StageWatch
 from paucal.verbs.pretraining.stages import add_parameters, lacks_parameters
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import step_loader
 from paucal.verbs.run.processes import is_first
 from paucal.verbs.run.start_weights import pin_start, plain_init
-from paucal.verbs.run.voice import Voice
 
 
 class PretrainingJob:
@@ -34,7 +34,7 @@ class PretrainingJob:
     reads: tuple[str, ...] = ("data", "data_root", "monitor", "init")
 
     def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
-        """Fill in a recipe and refuse what makes no sense."""
+        """Fill in the recipe and refuse settings that contradict each other."""
         method_of(settings)
         settings, origin = with_recipe(plain_init(settings), given)
         check_used(settings, origin)
@@ -42,7 +42,7 @@ class PretrainingJob:
         return settings, origin
 
     def pin(self, settings: PretrainSettings) -> PretrainSettings:
-        """Return settings with full paths."""
+        """Return settings with absolute paths."""
         settings = pin_start(pin_data(settings))
         if settings.monitor is None:
             return settings
@@ -50,57 +50,57 @@ class PretrainingJob:
 
     def assemble(
         self, settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-    ) -> AssembledPretraining:
-        """Open the images, choose what was left open, build the objective of the stage that a run has reached."""
-        assembled = assemble(settings, given, bars, run)
-        # The other processes are told of the run only afterwards.
-        if run is not None and is_first() and lacks_parameters(run, assembled.objective):
-            add_parameters(run, assembled.objective)
-        return assembled
+    ) -> PretrainingSetup:
+        """Open the images, choose the open settings and build the objective of the run's stage."""
+        setup = assemble(settings, given, bars, run)
+        # The other processes receive the path of the run only afterwards.
+        if run is not None and is_first() and lacks_parameters(run, setup.objective):
+            add_parameters(run, setup.objective)
+        return setup
 
-    def announce(self, assembled: AssembledPretraining, voice: Voice) -> None:
-        """Say what will be trained, on what, and why the settings are what they are."""
-        images, split = assembled.prepared.images, assembled.prepared.split
-        voice.say(f"images: {images.name}, {len(assembled.prepared.part('train'))} to learn from ({split.description})")
-        voice.say(f"model: {assembled.describe()}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+    def announce(self, setup: PretrainingSetup, console: Console) -> None:
+        """Print the data, the model, and the settings with their reasons."""
+        images, split = setup.data.images, setup.data.split
+        console.say(f"images: {images.name}, {len(setup.data.part('train'))} to learn from ({split.description})")
+        console.say(f"model: {setup.describe()}")
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
 
-    def is_open(self, assembled: AssembledPretraining) -> bool:
-        """Return False: a run has its length from the beginning."""
+    def needs_planning(self, setup: PretrainingSetup) -> bool:
+        """Return False: the length of the run is given."""
         return False
 
-    def find_out(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> bool:
-        """Have nothing to find out."""
+    def plan(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> bool:
+        """Do nothing: the length of the run is given."""
         return True
 
-    def write_beginning(self, run: RunFolder, assembled: AssembledPretraining) -> None:
-        """Draw all crops of a few images."""
-        alone = replace(assembled, settings=replace(assembled.settings, workers=0))
+    def write_beginning(self, run: RunFolder, setup: PretrainingSetup) -> None:
+        """Draw the crops of a few images."""
+        alone = replace(setup, settings=replace(setup.settings, workers=0))
         batch = next(iter(self.loader(alone, 0)))
-        picture = crop_sheet(batch, _statistics(assembled))  # type: ignore[arg-type]
+        picture = crop_sheet(batch, _statistics(setup))  # type: ignore[arg-type]
         write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
 
-    def loader(self, assembled: AssembledPretraining, start: int) -> TrainLoader:
-        """Return the loader of the crops of this process, from a forward pass on."""
-        settings, prepared = assembled.settings, assembled.prepared
-        transforms = views(settings, _statistics(assembled))
-        dataset = ViewDataset(prepared.images, transforms, settings.seed, labels=False)
-        return step_loader(dataset, prepared, settings, assembled.plan, start)
+    def loader(self, setup: PretrainingSetup, start: int) -> TrainLoader:
+        """Return the training loader of this process, starting at a forward pass."""
+        settings, data = setup.settings, setup.data
+        transforms = views(settings, _statistics(setup))
+        dataset = ViewDataset(data.images, transforms, settings.seed, labels=False)
+        return step_loader(dataset, data, settings, setup.plan, start)
 
-    def optimization(self, assembled: AssembledPretraining) -> Optimization:
+    def optimization(self, setup: PretrainingSetup) -> Optimization:
         """Return the optimizer and its schedule."""
-        return optimization(assembled.settings, assembled.plan)
+        return optimization(setup.settings, setup.plan)
 
-    def watcher(self, run: RunFolder, assembled: AssembledPretraining, voice: Voice) -> StageWatch:
-        """Return who watches for collapse and for the next stage."""
-        return StageWatch(run, assembled, voice)
+    def watcher(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
+        """Return the watcher for collapse and for the next stage."""
+        return StageWatch(run, setup, console)
 
     def conclude(
-        self, run: RunFolder, assembled: AssembledPretraining, outcome: Outcome, watcher: StageWatch, voice: Voice
+        self, run: RunFolder, setup: PretrainingSetup, outcome: Outcome, watcher: StageWatch, console: Console
     ) -> PretrainResult:
-        """Draw the curves and write everything down."""
-        return conclude(run, assembled, outcome, watcher, voice)
+        """Draw the curves and write the results."""
+        return conclude(run, setup, outcome, watcher, console)
 
 
-def _statistics(assembled: AssembledPretraining) -> Normalisation:
-    return Normalisation(assembled.card.preprocessing.mean, assembled.card.preprocessing.std)
+def _statistics(setup: PretrainingSetup) -> Normalisation:
+    return Normalisation(setup.card.preprocessing.mean, setup.card.preprocessing.std)

@@ -1,4 +1,4 @@
-"""`paucal.pretrain`: one pre-training run from settings to report."""
+"""`paucal.pretrain`: a pre-training run from settings to report."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from paucal.settings.values import shows_settings
 from paucal.verbs.pretraining.conclusion import PretrainResult
 from paucal.verbs.pretraining.job import PretrainingJob
 from paucal.verbs.run import life
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.life import Stopped
-from paucal.verbs.run.voice import Voice
 
 
 @shows_settings(PretrainSettings)
@@ -23,21 +23,21 @@ def pretrain(
     """Pre-train a backbone without labels; the same as `paucal pretrain`.
 
     Args:
-        data: "digits" (the built-in images, which are the default), a folder of images of any depth, Parquet, or the
-            name of a published set.
-        resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken. It
-            has its own data and settings; of these only what does not change the result may be given anew,
-            and `data` where the images have moved.
-        **settings: any field of `paucal.methods.pretraining_settings.PretrainSettings`; what is left out is chosen
-            from the images.
+        data: "digits" (the built-in images, the default), a folder of images of any depth, Parquet, or the name of a
+            published data set.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
+            data and settings; only settings that do not change the result may be given, and `data` if the images have
+            moved.
+        **settings: Fields of `paucal.methods.pretraining_settings.PretrainSettings`; the others are chosen from the
+            images.
 
     Returns:
-        The run: its folder, its model, which is the trained backbone, and what the run has shown of itself.
+        The run with its folder, its model (the trained backbone), its metrics and its health.
 
     Raises:
-        UserError: the images or a setting do not do, the networks collapsed with `on_collapse="stop"`, or the run was
+        UserError: The images or a setting are invalid, the networks collapsed with `on_collapse="stop"`, or the run was
             stopped; the message says what to do.
-        TypeError: a setting does not exist.
+        TypeError: A setting does not exist.
 
     Example:
         >>> run = paucal.pretrain("unlabelled/", model="vit_mini", epochs=50)  # doctest: +SKIP
@@ -48,14 +48,14 @@ def pretrain(
 
 
 def pretrain_run(
-    settings: PretrainSettings, given: Mapping[str, str], voice: Voice, callbacks: Sequence[Callback] = ()
+    settings: PretrainSettings, given: Mapping[str, str], console: Console, callbacks: Sequence[Callback] = ()
 ) -> PretrainResult | Stopped:
-    """Pre-train from the beginning; see `life.begin`."""
-    return life.begin(PretrainingJob(), settings, given, voice, callbacks)
+    """Start a pre-training run; see `life.begin`."""
+    return life.begin(PretrainingJob(), settings, given, console, callbacks)
 
 
 def resume_pretraining(
-    path: str | Path, voice: Voice, changes: Mapping[str, Any] | None = None, callbacks: Sequence[Callback] = ()
+    path: str | Path, console: Console, changes: Mapping[str, Any] | None = None, callbacks: Sequence[Callback] = ()
 ) -> PretrainResult | Stopped:
-    """Go on with a run that was stopped; see `life.resume`."""
-    return life.resume(PretrainingJob(), path, voice, changes, callbacks)
+    """Resume a stopped run; see `life.resume`."""
+    return life.resume(PretrainingJob(), path, console, changes, callbacks)

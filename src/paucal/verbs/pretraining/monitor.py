@@ -1,4 +1,4 @@
-"""Nearest neighbours on labelled images, tried while a backbone is trained without labels."""
+"""The monitor: nearest neighbours on labelled images while a backbone is trained without labels."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,8 +29,8 @@ from paucal.verbs.run.images import decoded
 
 Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
 
-MOST = 5000  # images
-ASKED = 4  # one image in so many is asked about, the others are its possible neighbours
+MAX_IMAGES = 5000
+QUERY_EVERY = 4  # one image in four is a query, the others are possible neighbours
 NAME = "val_knn"
 
 
@@ -38,48 +38,48 @@ def knn_monitor(
     location: str,
     preprocess: Preprocessing,
     *,
-    most: int = MOST,
+    most: int = MAX_IMAGES,
     seed: int = 0,
     workers: int = 0,
     device: str = "cpu",
     data_root: str | None = None,
     on_bad_image: Literal["refuse", "skip"] = "refuse",
 ) -> Monitor:
-    """Open labelled images and return a function that scores a backbone by weighted nearest neighbours on them.
+    """Open labelled images and return a function that scores a backbone by weighted nearest neighbours.
 
-    Each test image is given the class of its 20 nearest training images (`protocols.knn`); the score is the share
-    given the right one. Nothing is trained, and no image is augmented. Images without parts of their own are split
-    once, by the seed. On several processes each reads its part of the images, and all get the score.
+    Each test image is classified by its 20 nearest training images (`protocols.knn`); the score is the accuracy.
+    Nothing is trained, and no image is augmented. Images without parts of their own are split once, by the seed. With
+    several processes, each reads its share of the images, and all get the score.
 
     Args:
-        location: whatever `paucal train` takes.
-        preprocess: how images are prepared for the backbone.
-        most: images used; where there are more, three quarters are neighbours and one quarter is asked about, the
-            classes as equal in number as they can be.
-        seed: chooses them, and the split.
-        workers: processes that load images.
-        device: what trains; beside a CPU none are started for images that are kept prepared.
-        data_root: folder of the sets with names.
-        on_bad_image: what to do about unreadable images.
+        location: Images, as for `paucal train`.
+        preprocess: Preprocessing of the backbone.
+        most: Images to use at most; of more, three quarters are neighbours and one quarter queries, with the classes as
+            balanced as possible.
+        seed: Seed of the selection and the split.
+        workers: Processes that load images.
+        device: Device of the training; on a CPU no workers are started for cached batches.
+        data_root: Folder of published data sets.
+        on_bad_image: Treatment of unreadable images.
 
     Returns:
-        A function of a timm model and its device that gives {"val_knn": share}; NaN where features are not finite.
+        A function of a timm model and its device that returns {"val_knn": accuracy}, NaN if features are not finite.
 
     Raises:
-        UserError: the images cannot be opened, have no labels or a single class, or are too few.
+        UserError: The images cannot be opened, have no labels or a single class, or are too few.
     """
-    if most < ASKED:
-        raise UserError(f"--monitor-images is {most}; expected at least {ASKED}, better some thousands.")
-    opening = DataSettings(location, data_root, on_bad_image=on_bad_image)
-    images, bank, asked = _open(opening, most, seed, preprocess.reading)
-    chosen = np.concatenate([bank, asked])
+    if most < QUERY_EVERY:
+        raise UserError(f"--monitor-images is {most}; expected at least {QUERY_EVERY}, better some thousands.")
+    settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
+    images, bank, queries = _open(settings, most, seed, preprocess.reading)
+    used = np.concatenate([bank, queries])
     height, width = preprocess.image_size
     batches = KeptBatches(
         lambda workers: make_eval_loader(
-            *(images, chosen, preprocess.transform(), images_together(preprocess.image_size, device)),
+            *(images, used, preprocess.transform(), images_together(preprocess.image_size, device)),
             *(workers, rank(), world_size()),
         ),
-        n_bytes=len(chosen) * height * width * 3 * 4,
+        n_bytes=len(used) * height * width * 3 * 4,
         workers=workers,
         device=device,
     )
@@ -88,14 +88,14 @@ def knn_monitor(
     def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
         if not readers or readers[0].backbone.model is not module:
             readers[:] = [_Pooled(module, preprocess.image_size)]
-        found = predict_all(readers[0], batches, device)
-        return {NAME: _accuracy(found, bank, asked, len(images.classes))}
+        features = predict_all(readers[0], batches, device)
+        return {NAME: _accuracy(features, bank, queries, len(images.classes))}
 
     return score
 
 
 class _Pooled(nn.Module):
-    """Gives the pooled features in place of a classifier's answers, so that they are gathered as those are."""
+    """Returns pooled features instead of logits, so that predictions can be gathered as for a classifier."""
 
     def __init__(self, model: nn.Module, image_size: Size) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Pooled(nn.Module):
 def _open(
     settings: DataSettings, most: int, seed: int, reading: Reading
 ) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the images, the positions of the possible neighbours and those of the images asked about."""
+    """Return the images, the positions of the neighbours and those of the queries."""
     with _asking_for_labels():
         images = open_images(settings.data, root=settings.data_root)
         if not images.labelled:
@@ -119,10 +119,10 @@ def _open(
     except UserError as problem:
         raise UserError(f"--monitor: {problem}") from problem
     with _asking_for_labels():
-        # The training images of a set with a val part are all neighbours: nothing is selected here.
+        # Images of a val part are neighbours too: nothing is selected here.
         data = judged_data(images, make_split(images, seed, val_fraction=0.0))
-    asked = balanced(data.labels, data.parts["test"], max(1, most // ASKED), seed)
-    return images, balanced(data.labels, data.parts["train"], most - len(asked), seed), asked
+    queries = balanced(data.labels, data.parts["test"], max(1, most // QUERY_EVERY), seed)
+    return images, balanced(data.labels, data.parts["train"], most - len(queries), seed), queries
 
 
 @contextmanager
@@ -133,11 +133,11 @@ def _asking_for_labels() -> Iterator[None]:
         raise UserError(f"--monitor needs labelled images of two classes or more: {problem}") from problem
 
 
-def _accuracy(found: Predictions, bank: NDArray[np.int64], asked: NDArray[np.int64], n_classes: int) -> float:
-    features, place = found.logits, {index: row for row, index in enumerate(found.ids.tolist())}
+def _accuracy(predicted: Predictions, bank: NDArray[np.int64], queries: NDArray[np.int64], n_classes: int) -> float:
+    features, place = predicted.logits, {index: row for row, index in enumerate(predicted.ids.tolist())}
     if not torch.isfinite(features).all():
         return float("nan")
-    train, test = (torch.tensor([place[int(index)] for index in part]) for part in (bank, asked))
-    votes = knn_scores(features[train], found.labels[train], features[test], n_classes, [HEADLINE])
-    scores = next(iter(votes.values()))  # of the 20 nearest, or of all where there are fewer
-    return float(hits(scores, found.labels[test]).mean())
+    train, test = (torch.tensor([place[int(index)] for index in part]) for part in (bank, queries))
+    votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [HEADLINE])
+    scores = next(iter(votes.values()))  # of the 20 nearest, or of all if there are fewer
+    return float(hits(scores, predicted.labels[test]).mean())

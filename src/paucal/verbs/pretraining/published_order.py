@@ -1,4 +1,4 @@
-"""Swin as EsViT builds it, under timm's names of its weights."""
+"""Swin as built by EsViT, with timm's names of the weights."""
 
 from dataclasses import replace
 
@@ -6,15 +6,15 @@ import timm
 
 from paucal.methods.pretraining_settings import PretrainSettings
 
-OWN = "esvit_"  # before timm's names
+PREFIX = "esvit_"  # before timm's names
 
 
 def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, list[str]]:
-    """Build Swin as EsViT does, whose windows are padded before they are shifted: crops of 96 pixels need it.
+    """Build Swin as EsViT does, which pads windows before it shifts them: crops of 96 pixels need that.
 
     The weights have timm's names and shapes, and timm's own Swin loads them strictly.
     """
-    name = f"{OWN}{settings.model}"
+    name = f"{PREFIX}{settings.model}"
     if timm_name(name) == name:
         return settings, []
     text = (
@@ -24,10 +24,10 @@ def with_published_order(settings: PretrainSettings) -> tuple[PretrainSettings, 
 
 
 def timm_name(name: str) -> str:
-    """Return the name under which timm has a Swin that is built in EsViT's order; other names stay.
+    """Return timm's name of a Swin built as by EsViT; other names are returned unchanged.
 
     Example:
         >>> timm_name("esvit_swin_tiny_patch4_window7_224"), timm_name("esvit_cvt_tiny")
         ('swin_tiny_patch4_window7_224', 'esvit_cvt_tiny')
     """
-    return name.removeprefix(OWN) if name.startswith(f"{OWN}swin_") and name in timm.list_models() else name
+    return name.removeprefix(PREFIX) if name.startswith(f"{PREFIX}swin_") and name in timm.list_models() else name

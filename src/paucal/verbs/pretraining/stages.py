@@ -1,8 +1,8 @@
-"""The stage that a run has reached, and the way from one to the next, whose objective has more parameters.
+"""The change from one stage of a run to the next, whose objective has more parameters.
 
-EsViT (section 4.1, figure 4) may add the region task to a run of the view task: at epoch 200 of 300. The published
-program then loses the optimizer's state without a word, since its groups have other sizes. Here moments go by the names
-of their parameters, and only those of the new head begin anew.
+EsViT (section 4.1, figure 4) may add the region task to a run of the view task, at epoch 200 of 300. The published code
+then silently loses the optimizer state, since its groups have other sizes. Here moments are matched by the names of
+their parameters, and only those of the new head start at zero.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ PREFIX = "objective."
 
 
 def epochs_done(run: RunFolder | None) -> int:
-    """Return the epochs that the saved state of a run has seen; 0 for a new one."""
+    """Return the number of epochs in the saved state of a run; 0 for a new run."""
     return len(checkpoint_rows(run.last)) if run else 0
 
 
 def lacks_parameters(run: RunFolder, objective: nn.Module) -> bool:
-    """Return whether a run's saved state was made with fewer parameters than an objective has."""
+    """Return whether a run's saved state has fewer parameters than an objective."""
     if not run.last.exists():
         return False
     stored = load_checkpoint(run.last)["state_dict"]
@@ -32,9 +32,9 @@ def lacks_parameters(run: RunFolder, objective: nn.Module) -> bool:
 
 
 def add_parameters(run: RunFolder, objective: Objective) -> None:
-    """Rewrite a run's saved state so that an objective with more of them goes on from it.
+    """Rewrite a run's saved state so that an objective with more parameters can resume from it.
 
-    What the state has is kept, the moments of its parameters included; what it lacks is the objective's own.
+    Stored parameters and their moments are kept; missing ones are taken from the objective.
     """
     state = load_checkpoint(run.last)
     ours = {PREFIX + name: value for name, value in objective.state_dict().items()}
@@ -44,7 +44,7 @@ def add_parameters(run: RunFolder, objective: Objective) -> None:
 
 
 def _renumbered(stored: dict[str, Any], objective: Objective) -> dict[str, Any]:
-    """Give an optimizer's stored moments the numbers that their parameters have in an objective's groups."""
+    """Renumber an optimizer's stored moments by the parameter groups of an objective."""
     numbers = [number for group in stored["param_groups"] for number in group["params"]]
     names = [name for group in stored["param_groups"] for name in group["names"]]
     moments = {

@@ -1,4 +1,4 @@
-"""What every finished run gives to the Python program that made it."""
+"""The result of a finished run for Python programs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from paucal.runs import RunFolder
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has come to its end; it stands for its folder wherever a path is asked for.
+    """A finished run, which can be used as the path of its folder.
 
     Attributes:
-        folder: the run folder.
+        folder: Run folder.
     """
 
     folder: Path
@@ -24,20 +24,20 @@ class FinishedRun:
 
     @cached_property
     def model(self) -> TrainedModel:
-        """The model the run has kept, on the CPU, read from the folder when it is first asked for."""
+        """The trained model on the CPU, loaded on first use."""
         return load_trained(self.folder)
 
     @cached_property
     def history(self) -> list[dict[str, float]]:
-        """The rows of `metrics.csv`: one per epoch."""
+        """The rows of `metrics.csv`, one per epoch."""
         return RunFolder(self.folder).read_rows()
 
     @property
     def test_scores(self) -> Mapping[str, float]:
-        """The scores on images that nothing was learned from or chosen by; empty where there are none."""
+        """The scores on the test images; empty without any."""
         return {}
 
     @property
     def run(self) -> Path:
-        """The folder, by its earlier name."""
+        """The run folder, under its former name."""
         return self.folder

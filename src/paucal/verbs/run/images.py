@@ -1,4 +1,4 @@
-"""From a location to images that are checked, decoded and split."""
+"""Open, check and decode the images of a run."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.sources.several import SEPARATOR, roots_of
 from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split
-from paucal.evaluation.yardstick import Yardstick, yardstick
-from paucal.rules.circumstances import Facts, best_device
+from paucal.evaluation.primary_metric import PrimaryMetric, primary_metric
+from paucal.rules.facts import DataAndMachine, best_device
 from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings, LabelledDataSettings
 from paucal.types import UserError
@@ -34,17 +34,17 @@ D = TypeVar("D", bound=DataSettings)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Images that are known to be readable, what each is used for, and their label maps where they are asked for."""
+class SplitImages:
+    """Readable images with their split, and with label maps for methods that need them."""
 
     images: ImageSet
     split: Split
     label_maps: MapReader | None = None
 
     @property
-    def yardstick(self) -> Yardstick:
-        """What models of these images are chosen by."""
-        return yardstick(self.images.multi_hot is not None)
+    def primary_metric(self) -> PrimaryMetric:
+        """The metric that selects models on these images."""
+        return primary_metric(self.images.multi_hot is not None)
 
     def part(self, name: str) -> NDArray[np.int64]:
         """Return the indices of "train", "val" or "test"."""
@@ -54,11 +54,11 @@ class Prepared:
         """Return the number of images per part."""
         return {name: len(self.part(name)) for name in ("train", "val", "test")}
 
-    def facts(self) -> Facts:
-        """Return what the automatic settings look at."""
+    def facts(self) -> DataAndMachine:
+        """Return the facts for the automatic settings."""
         sizes = self.images.sample_sizes()
         device, bf16 = best_device()
-        return Facts(
+        return DataAndMachine(
             n_train=len(self.part("train")),
             n_classes=len(self.images.classes),
             median_side=int(np.median(sizes.min(axis=1))),
@@ -75,22 +75,22 @@ class Prepared:
 
 
 def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
-    """Return settings that find the same data from any folder and at any later time.
+    """Return settings with absolute paths.
 
     Args:
-        settings: with `data` and `data_root`.
-        paths: names of further settings that are paths, where they name something that exists.
+        settings: Settings with `data` and `data_root`.
+        paths: Names of further settings that may be paths.
     """
     changes = {}
     if is_named(settings.data, settings.data_root):
-        # With a root the name stays a name, also where a folder is called so.
+        # With a root, the name stays a name even if a folder has it too.
         changes["data_root"] = str(data_root(settings.data_root))
     elif (
         settings.data != BUILT_IN
         and not is_remote(settings.data)
-        and all(Path(one).expanduser().exists() for one in roots_of(settings.data))
+        and all(Path(place).expanduser().exists() for place in roots_of(settings.data))
     ):
-        changes["data"] = SEPARATOR.join(_absolute(one) for one in roots_of(settings.data))
+        changes["data"] = SEPARATOR.join(map(_absolute, roots_of(settings.data)))
     if settings.data_root is not None:
         changes["data_root"] = _absolute(settings.data_root)
     labelled = isinstance(settings, LabelledDataSettings)
@@ -106,25 +106,25 @@ def _absolute(path: str) -> str:
 
 
 def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
-    """Return how images are read for a network that sees this (height, width), or one side; None for whole ones.
+    """Return how images are read for a network of an image size.
 
     Args:
-        image_size: in pixels.
-        like: has the channels, and the values that a model was trained with; without values they are measured.
+        image_size: Side, or (height, width), in pixels; None for whole images.
+        like: Channels and value range of the reading; a missing range is measured.
     """
     return replace(like, side=None if image_size is None else side_for(image_size))
 
 
 def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
-    """Return with how many channels, and from which values, images are read.
+    """Return the channels and the value range with which images are read.
 
     Args:
-        settings: may say how many channels.
-        images: whose headers tell it otherwise.
-        stored: of a run that goes on.
+        settings: Settings, which may give the number of channels.
+        images: Images, whose headers give it otherwise.
+        stored: Reading of a resumed run.
 
     Raises:
-        UserError: the images differ in their channels.
+        UserError: The images differ in their channels.
     """
     return stored or Reading(channels=settings.channels or count_channels(images))
 
@@ -132,39 +132,39 @@ def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | No
 def load_images(
     settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = WHOLE
 ) -> ImageSet:
-    """Open the images, decode each once, and keep them decoded where there is room.
+    """Open the images and decode each once; decoded images are cached if there is space.
 
     Args:
-        settings: where they are, and which of their classes are used.
-        advance: called with (images read, images in all).
-        labelled: whether they must have labels; else any nesting of folders does.
-        reading: how much of them is needed.
+        settings: Location of the images, and the classes to use.
+        advance: Called with (images read, images in total).
+        labelled: Whether the images need labels; otherwise any nesting of folders is accepted.
+        reading: Size and channels to read.
 
     Raises:
-        UserError: there are none, they are not laid out as expected, or some cannot be read.
+        UserError: There are no images, their layout is unknown, or some cannot be read.
     """
     return decoded(find_images(settings, labelled, advance), settings, reading, advance)
 
 
 def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None) -> ImageSet:
-    """Decode each image of a set once, and keep them decoded where there is room.
+    """Decode each image of a set once; decoded images are cached if there is space.
 
     Raises:
-        UserError: some cannot be read, and the settings do not say to leave them out.
+        UserError: Some images cannot be read, and the settings do not allow skipping them.
     """
     return prepare_images(as_opened(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
 
 
 def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
-    """Open the images without a look at their pixels.
+    """Open the images without reading their pixels.
 
     Args:
-        settings: where they are, and which of their classes are used.
-        labelled: whether they must have labels.
-        advance: called with (shards, shards in all) where shards are looked through.
+        settings: Location of the images, and the classes to use.
+        labelled: Whether the images need labels.
+        advance: Called with (shards read, shards in total) for shards.
 
     Raises:
-        UserError: there are none, or they are not laid out as expected.
+        UserError: There are no images, or their layout is unknown.
     """
     images = open_images(
         settings.data,
@@ -181,42 +181,42 @@ def find_images(settings: DataSettings, labelled: bool = True, advance: Advance 
     return images
 
 
-def with_label_maps(prepared: Prepared, labels: str | None, method: str, advance: Advance | None = None) -> Prepared:
+def with_label_maps(data: SplitImages, labels: str | None, method: str, advance: Advance | None = None) -> SplitImages:
     """Open the label maps of the training images.
 
     Raises:
-        UserError: none are given, they are not those of these images, or their teacher was trained on images that
-            this run validates or tests with, whose scores would then be no honest ones.
+        UserError: No label maps are given, they belong to other images, or their teacher was trained on images that
+            this run validates or tests with, which would leak labels.
     """
     if labels is None:
         raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
     maps = LabelMaps(Path(labels).expanduser())
-    images, split = prepared.images, prepared.split
+    images, split = data.images, data.split
     seen = set(maps.facts.trained_on)
-    known = {part: sum(images.keys[i] in seen for i in split.indices(part)) for part in ("val", "test")}
-    if any(known.values()):
-        select = "" if known["test"] else ", or keep no images for validation (--val-fraction 0)"
+    leaked = {part: sum(images.keys[i] in seen for i in split.indices(part)) for part in ("val", "test")}
+    if any(leaked.values()):
+        select = "" if leaked["test"] else ", or keep no images for validation (--val-fraction 0)"
         raise UserError(
-            f"--labels: the teacher was trained on {sum(known.values())} of the images that this run keeps for "
-            "validation and test, whose labels it knows: use the teacher's --seed and split, or another teacher"
+            f"--labels: the teacher was trained on {sum(leaked.values())} of the images that this run keeps for "
+            "validation and test, so it knows their labels: use the teacher's --seed and split, or another teacher"
             f"{select}."
         )
-    return replace(prepared, label_maps=maps.rows(images, prepared.part("train"), advance))
+    return replace(data, label_maps=maps.rows(images, data.part("train"), advance))
 
 
 def open_again(
     run: RunFolder, advance: Advance | None = None, download: bool = False, reading: Reading = WHOLE
 ) -> ImageSet:
-    """Open the images of a run from where they were when it began.
+    """Open the images of a finished run from their stored location.
 
     Args:
-        run: the run.
-        advance: called with (images read, images in all).
-        download: whether a published set that is not there any more may be fetched.
-        reading: how much of the images is needed.
+        run: Run folder.
+        advance: Called with (images read, images in total).
+        download: Whether a missing published data set may be downloaded.
+        reading: Size and channels to read.
 
     Raises:
-        UserError: the run's settings cannot be read, or the images are gone.
+        UserError: The run's settings cannot be read, or the images are missing.
     """
     stored = run.settings
     if "data" not in stored:

@@ -1,60 +1,71 @@
-"""What a verb that trains says about itself; the one life of a run, in `life`, does the rest."""
+"""What each verb that trains has to define; `life` does what is the same for all of them."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from paucal.data.loader import TrainLoader
 from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Optimization, Outcome, Watch
-from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.images import Advance
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.setup import RunSetup
 
+A = TypeVar("A", bound=RunSetup[Any])
 S = TypeVar("S", bound=JobSettings)
 R = TypeVar("R", bound=FinishedRun, covariant=True)
 Bars = Callable[[str], AbstractContextManager[Advance]]
 
 
-class Watcher(Protocol):
-    """Who looks at a run while it goes on."""
+class Watcher(Generic[A]):
+    """Validates a run while it trains, and may stop or restart it; by default it only prints each epoch.
+
+    Attributes:
+        scores_start: Whether the weights at the start of the run are scored.
+
+    Args:
+        setup: Setup of the run.
+        console: Console for messages.
+    """
+
+    scores_start = False
+
+    def __init__(self, setup: A, console: Console) -> None:
+        self.setup, self.console = setup, console
 
     def watch(self) -> Watch | None:
-        """Return how the evaluated weights are scored after each epoch; None for not at all."""
-        ...
+        """Return how weights are scored after each epoch; None without validation."""
+        return None
 
-    @property
-    def on_start(self) -> Callable[[Mapping[str, float]], None] | None:
-        """What is told the scores of the weights the run begins with; None where they are not judged."""
-        ...
+    def on_start(self, scores: Mapping[str, float]) -> None:
+        """Use the scores of the weights at the start of the run."""
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
-        """Say how an epoch went; return True to have the run saved and stopped here."""
-        ...
+        """Print the results of an epoch; return True to save and stop the run."""
+        self.console.on_epoch(epoch, epochs, row)
 
     @property
-    def wants_a_change(self) -> bool:
-        """Whether a run that has stopped can go on, changed by `prepare_next`; only the first process knows."""
-        ...
+    def should_restart(self) -> bool:
+        """Whether the stopped run continues after `advance_stage`; only the first process knows."""
+        return False
 
-    def prepare_next(self) -> None:
-        """Change what has to be changed before the run goes on; for the first process."""
-        ...
+    def advance_stage(self) -> None:
+        """Change the stored settings or state before the run continues; for the first process."""
 
-    def last_words(self) -> list[str]:
-        """Return what to say of a run that stays stopped."""
-        ...
+    def stop_message(self) -> list[str]:
+        """Return the lines to print when the run stays stopped."""
+        return []
 
 
 class Job(Protocol[S, R]):
     """One kind of run.
 
     Attributes:
-        verb: what makes such runs on the command line.
-        kind: the class of its settings.
-        reads: names of the settings that are files or folders which a run reads.
+        verb: Verb of the command line.
+        kind: Class of the settings.
+        reads: Names of the settings that are files or folders to read.
     """
 
     verb: str
@@ -62,52 +73,52 @@ class Job(Protocol[S, R]):
     reads: tuple[str, ...]
 
     def check(self, settings: S, given: Mapping[str, str]) -> tuple[S, dict[str, str]]:
-        """Fill in what a recipe says and refuse what makes no sense; read nothing but settings."""
+        """Fill in the recipe and refuse settings that contradict each other, without reading any file."""
         ...
 
     def pin(self, settings: S) -> S:
-        """Return settings that find the same files from any folder and at any later time."""
+        """Return settings with absolute paths."""
         ...
 
-    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> Assembled[S]:
-        """Open the images, choose what was left open, build the objective; say and write nothing.
+    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> RunSetup[S]:
+        """Open the images, choose the open settings and build the objective, without printing or writing.
 
         Args:
-            settings: what was given or stored.
-            given: the origin of each setting that was given.
-            bars: shows a bar for countable work.
-            run: the run that goes on; None for a new one.
+            settings: Settings as given or stored.
+            given: Origin of each setting that was given.
+            bars: Function that shows a progress bar.
+            run: Run to resume; None for a new one.
         """
         ...
 
-    def announce(self, assembled: Any, voice: Voice) -> None:
-        """Say what will be trained, on what, and why the settings are what they are."""
+    def announce(self, setup: Any, console: Console) -> None:
+        """Print the data, the model, and the settings with their reasons."""
         ...
 
-    def write_beginning(self, run: RunFolder, assembled: Any) -> None:
-        """Write what is known before anything is trained, and draw what the network will see."""
+    def write_beginning(self, run: RunFolder, setup: Any) -> None:
+        """Write the files of a new run, and draw the images as the network will see them."""
         ...
 
-    def is_open(self, assembled: Any) -> bool:
-        """Return whether something has to be found out before the run has a length; all processes know."""
+    def needs_planning(self, setup: Any) -> bool:
+        """Return whether measurements have to decide the length of the run; the same on all processes."""
         ...
 
-    def find_out(self, run: RunFolder, assembled: Any, voice: Voice) -> bool:
-        """Find it out and store it with the run, on the first process; return False where a signal came between."""
+    def plan(self, run: RunFolder, setup: Any, console: Console) -> bool:
+        """Choose the length on the first process and store it in the run; return False if a signal stopped it."""
         ...
 
-    def loader(self, assembled: Any, start: int) -> TrainLoader:
-        """Return the loader of this process, from a forward pass on."""
+    def loader(self, setup: Any, start: int) -> TrainLoader:
+        """Return the training loader of this process, starting at a forward pass."""
         ...
 
-    def optimization(self, assembled: Any) -> Optimization:
+    def optimization(self, setup: Any) -> Optimization:
         """Return the optimizer and its schedule."""
         ...
 
-    def watcher(self, run: RunFolder, assembled: Any, voice: Voice) -> Any:
-        """Return who looks at the run; a `Watcher`."""
+    def watcher(self, run: RunFolder, setup: Any, console: Console) -> Any:
+        """Return the `Watcher` of the run."""
         ...
 
-    def conclude(self, run: RunFolder, assembled: Any, outcome: Outcome, watcher: Any, voice: Voice) -> R:
-        """Judge the model, draw, write everything down, and say how it went."""
+    def conclude(self, run: RunFolder, setup: Any, outcome: Outcome, watcher: Any, console: Console) -> R:
+        """Evaluate the model, draw, write the results and print them."""
         ...

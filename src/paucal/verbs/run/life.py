@@ -1,4 +1,4 @@
-"""The one life of a run: open or resume, assemble, announce, fit, conclude; the same for every job."""
+"""The steps of a run, the same for every job: open or resume, assemble, announce, fit, conclude."""
 
 import json
 import shlex
@@ -22,27 +22,27 @@ from paucal.settings.groups import JobSettings
 from paucal.settings.values import from_python, given_names
 from paucal.training import Outcome, Records, checkpoint_position, fit
 from paucal.types import UserError
-from paucal.verbs.run.assembled import Assembled
+from paucal.verbs.run.console import Console, NullConsole, SilentConsole
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.job import Job, Watcher
 from paucal.verbs.run.loggers.filling import Loggers
 from paucal.verbs.run.loggers.kinds import check_loggers
-from paucal.verbs.run.outputs import settle_output
+from paucal.verbs.run.outputs import resolve_output
 from paucal.verbs.run.processes import (
-    agreed,
-    announce,
-    announced,
-    first_does,
-    forget_children,
+    broadcast_flag,
+    broadcast_path,
+    forget_run_of_children,
     is_first,
-    lead_children_to,
-    meet,
+    join_processes,
+    pass_run_to_children,
+    receive_path,
+    run_on_rank_zero,
 )
 from paucal.verbs.run.resuming import places_of, reopen, store_changes, stored_settings
-from paucal.verbs.run.start_time import counted_from
+from paucal.verbs.run.setup import RunSetup
+from paucal.verbs.run.start_time import count_time_from
 from paucal.verbs.run.start_weights import RECORD
-from paucal.verbs.run.time_plan import change_line, with_time
-from paucal.verbs.run.voice import Mute, Quiet, Voice
+from paucal.verbs.run.time_plan import add_time_plan, describe_change
 from paucal.verbs.run.writing import Writing
 
 S = TypeVar("S", bound=JobSettings)
@@ -51,13 +51,13 @@ R = TypeVar("R", bound=FinishedRun)
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that was stopped before its end, by a signal or its time limit; its state is saved.
+    """A run that a signal or its time limit stopped before its end; its state is saved.
 
     Attributes:
-        run: the run folder.
-        step: optimizer steps made.
-        total_steps: optimizer steps of the whole run.
-        verb: that goes on with it.
+        run: Run folder.
+        step: Optimizer steps made so far.
+        total_steps: Optimizer steps of the whole run.
+        verb: Verb of the command line that resumes it.
     """
 
     run: Path
@@ -67,263 +67,266 @@ class Stopped:
 
     def __str__(self) -> str:
         where = f"stopped after step {self.step} of {self.total_steps}"
-        return f"{where}; go on with: paucal {self.verb} --resume {shlex.quote(str(self.run))}"
+        return f"{where}; resume with: paucal {self.verb} --resume {shlex.quote(str(self.run))}"
 
 
 def begin(
     job: Job[S, R],
     settings: S,
     given: Mapping[str, str],
-    voice: Voice,
+    console: Console,
     callbacks: Sequence[Callback] = (),
     start: float | None = None,
 ) -> R | Stopped:
     """Start a run.
 
     Args:
-        job: what kind of run.
-        settings: what was given; None where nothing was.
-        given: origin of each setting that was given.
-        voice: prints and shows progress.
-        callbacks: more Lightning callbacks.
-        start: value of `time.monotonic()` that the time of the run counts from; None for the present one.
+        job: Kind of run.
+        settings: Settings as given; None for those left open.
+        given: Origin of each setting that was given.
+        console: Console for messages and progress.
+        callbacks: Further Lightning callbacks.
+        start: `time.monotonic()` of the start of the run's time; None for now.
 
     Returns:
-        The result, or where the run was stopped before its end.
+        The result, or the point at which the run was stopped.
 
     Raises:
-        UserError: the data or a setting does not do.
+        UserError: The data or a setting is invalid.
     """
-    meet()
+    join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    made: list[Assembled[S]] = []
+    setups: list[RunSetup[S]] = []
 
-    def make() -> Path:
-        made.append(_check_and_assemble(job, settings, given, voice))
-        require_guard(made[0].settings.workers)
-        job.announce(made[0], voice)
-        chosen = made[0].settings
-        run = writing.begin(chosen.output, chosen.overwrite)
-        _write_beginning(job, run, made[0])
+    def create() -> Path:
+        setup = _check_and_assemble(job, settings, given, console)
+        setups.append(setup)
+        require_guard(setup.settings.workers)
+        job.announce(setup, console)
+        run = writing.begin(setup.settings.output, setup.settings.overwrite)
+        _write_start(job, run, setup)
         return run.path
 
-    with counted_from(start), own_threads(), Writing(voice) as writing:
-        return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
+    with count_time_from(start), own_threads(), Writing(console) as writing:
+        return _execute(job, RunFolder(broadcast_path(create)), setups[0], console, [*callbacks, *writing.callbacks()])
 
 
 def resume(
     job: Job[S, R],
     path: str | Path,
-    voice: Voice,
+    console: Console,
     changes: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> R | Stopped:
-    """Go on with a run that was stopped, from its newest saved state.
+    """Resume a stopped run from its newest saved state.
 
     Args:
-        job: what kind of run.
-        path: a run folder, or a folder of runs of which the newest is taken.
-        voice: prints and shows progress.
+        job: Kind of run.
+        path: Run folder, or a folder of runs whose newest run is resumed.
+        console: Console for messages and progress.
         changes: Settings to change: those in `CHANGEABLE`, which do not change the result, and the paths of images
             and other inputs that have moved.
-        callbacks: more Lightning callbacks.
+        callbacks: Further Lightning callbacks.
 
     Raises:
-        UserError: there is no such run, it is finished, or its data has changed.
+        UserError: There is no such run, it is finished, or its data has changed.
     """
-    meet()
+    join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    made: list[Assembled[S]] = []
+    setups: list[RunSetup[S]] = []
 
-    def make() -> Path:
+    def reopen_run() -> Path:
         run, settings, origin = reopen(path, changes or {}, job)
         writing.go_on(run)
-        made.append(_again(job, run, settings, origin, voice))
+        setup = _reassemble(job, run, settings, origin, console)
+        setups.append(setup)
         if set(changes or {}) & set(places_of(job)):
-            require_same_images(run.split, made[0].prepared.images)
-        job.announce(made[0], voice)
-        if changes:  # only now: a change that does not do must not spoil the run
+            require_same_images(run.split, setup.data.images)
+        job.announce(setup, console)
+        if changes:  # only now: an invalid change must not damage the run
             store_changes(run, settings, origin)
         return run.path
 
-    with counted_from(None), own_threads(), Writing(voice) as writing:
-        return _go(job, RunFolder(announce(make)), made[0], voice, [*callbacks, *writing.callbacks()])
+    with count_time_from(None), own_threads(), Writing(console) as writing:
+        run = RunFolder(broadcast_path(reopen_run))
+        return _execute(job, run, setups[0], console, [*callbacks, *writing.callbacks()])
 
 
 def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path | None, name: str) -> R:
-    """Run a job from Python: nothing is printed, and a run that was stopped is an error.
+    """Run a job from Python, without printing; a stopped run raises an error.
 
     Args:
-        job: what kind of run.
-        settings: by name, as they were given.
-        resumed: the run to go on with, in which case `settings` are changes; None for a new one.
-        name: of the function that was called.
+        job: Kind of run.
+        settings: Settings by name, as given.
+        resumed: Run to resume, with `settings` as changes; None for a new run.
+        name: Name of the called function.
 
     Raises:
-        UserError: the data or a setting does not do; or the run was stopped, and the message says how to go on.
-        TypeError: a setting does not exist.
+        UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
+        TypeError: A setting does not exist.
     """
-    made, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
+    typed, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
     note_late_import()
     with kept_memory():
         if resumed is None:
-            result = begin(job, made, dict.fromkeys(given, "given"), Quiet())
+            result = begin(job, typed, dict.fromkeys(given, "given"), SilentConsole())
         else:
-            result = resume(job, resumed, Quiet(), {word: getattr(made, word) for word in given})
+            result = resume(job, resumed, SilentConsole(), {word: getattr(typed, word) for word in given})
     if isinstance(result, Stopped):
         raise UserError(f"{result}.")
     return result
 
 
 def show_config(job: Job[S, Any], settings: S, given: Mapping[str, str]) -> str:
-    """Return all settings as YAML that `--config` reads, each with its reason; nothing is trained or written."""
-    assembled = _check_and_assemble(job, replace(settings, output=None), given, Quiet())
+    """Return all settings as YAML for `--config`, each with its reason, without training or writing anything."""
+    setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
     return "".join(
-        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {assembled.origin[name]}\n"
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origin[name]}\n"
         if not isinstance(value, list)
-        else f"{name}: {json.dumps(value)}  # {assembled.origin[name]}\n"
-        for name, value in _told(vars(assembled.settings), assembled.origin).items()
+        else f"{name}: {json.dumps(value)}  # {setup.origin[name]}\n"
+        for name, value in _config_values(vars(setup.settings), setup.origin).items()
         if value is not None and name not in ("output", "overwrite")
     )
 
 
-def _told(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
-    """Return settings as a config has to say them: a start from nothing that was chosen is one, too."""
-    chosen = values["init"] is None and origin.get("init", "default") != "default"
-    return {**values, "init": "none" if chosen else values["init"]}
+def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of a config, in which a chosen start from random weights is "none" instead of left open."""
+    from_scratch = values["init"] is None and origin.get("init", "default") != "default"
+    return {**values, "init": "none" if from_scratch else values["init"]}
 
 
-def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], voice: Voice) -> Assembled[S]:
+def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], console: Console) -> RunSetup[S]:
     settings, given = job.check(settings, given)
     check_loggers(settings.logger)
-    settings = job.pin(settle_output(settings, job.reads, voice))
-    return job.assemble(settings, given, voice.progress)
+    settings = job.pin(resolve_output(settings, job.reads, console))
+    return job.assemble(settings, given, console.progress)
 
 
-def _again(job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], voice: Voice) -> Assembled[S]:
-    """Assemble a run that exists, where it stands."""
-    return replace(job.assemble(settings, origin, voice.progress, run), origin=origin)
+def _reassemble(
+    job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console
+) -> RunSetup[S]:
+    """Assemble an existing run at its current state."""
+    return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
 
 
 def _follow(job: Job[S, R], callbacks: Sequence[Callback]) -> R | Stopped:
-    """Join the run that the first process has opened."""
-    run, voice = RunFolder(announced()), Mute()
+    """Join the run that the first process opened."""
+    run, console = RunFolder(receive_path()), NullConsole()
     settings, origin = stored_settings(run, job.kind, job.verb)
-    return _go(job, run, _again(job, run, settings, origin, voice), voice, callbacks)
+    return _execute(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
 
 
-def _write_beginning(job: Job[S, Any], run: RunFolder, assembled: Assembled[S]) -> None:
-    settings, split = assembled.settings, assembled.prepared.split
-    images = assembled.prepared.images
-    run.write_config(asdict(settings), assembled.origin, job.verb, split=split.description, location=images.location)
+def _write_start(job: Job[S, Any], run: RunFolder, setup: RunSetup[S]) -> None:
+    settings, split = setup.settings, setup.data.split
+    images = setup.data.images
+    run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
     run.write_json("env.json", describe_environment(settings.device or "cpu"))
-    if assembled.start is not None:
-        run.write_json(RECORD, assembled.start.to_dict())
+    if setup.start is not None:
+        run.write_json(RECORD, setup.start.to_dict())
     write_split(run.split, images, split, image_digests(images))
-    job.write_beginning(run, assembled)
+    job.write_beginning(run, setup)
 
 
-def _go(
-    job: Job[S, R], run: RunFolder, assembled: Assembled[S], voice: Voice, callbacks: Sequence[Callback]
+def _execute(
+    job: Job[S, R], run: RunFolder, setup: RunSetup[S], console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
-    names = assembled.settings.logger if is_first() else None
-    lead_children_to(run.path)
+    names = setup.settings.logger if is_first() else None
+    pass_run_to_children(run.path)
     try:
-        with voice.logging_to(run.log), Loggers(run, names, voice) as loggers:
-            if job.is_open(assembled):
-                settled = _settled(job, run, assembled, voice)
-                if settled is None:
-                    stopped = Stopped(run.path, 0, assembled.plan.total_steps, job.verb)
-                    voice.say(str(stopped))
+        with console.logging_to(run.log), Loggers(run, names, console) as loggers:
+            if job.needs_planning(setup):
+                planned = _plan_run(job, run, setup, console)
+                if planned is None:
+                    stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
+                    console.say(str(stopped))
                     return stopped
-                assembled = settled
-            loggers.describe(assembled.settings)
+                setup = planned
+            loggers.describe(setup.settings)
             while True:
-                watcher = job.watcher(run, assembled, voice)
-                outcome = _fit(job, run, assembled, voice, watcher, callbacks, loggers)
+                watcher = job.watcher(run, setup, console)
+                outcome = _fit(job, run, setup, console, watcher, callbacks, loggers)
                 if outcome.finished:
-                    result = job.conclude(run, assembled, outcome, watcher, voice)
+                    result = job.conclude(run, setup, outcome, watcher, console)
                     loggers.finish(result.test_scores, outcome.step)
                     return result
-                if not agreed(watcher.wants_a_change):
+                if not broadcast_flag(watcher.should_restart):
                     break
-                loggers.go_back()
-                assembled = _next_stage(job, run, assembled, watcher, voice)
-            stopped = Stopped(run.path, outcome.step, (outcome.plan or assembled.plan).last_step, job.verb)
-            for line in [*watcher.last_words(), str(stopped)]:
-                voice.say(line)
+                loggers.forget_step()
+                setup = _next_stage(job, run, setup, watcher, console)
+            stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
+            for line in [*watcher.stop_message(), str(stopped)]:
+                console.say(line)
             return stopped
     finally:
-        forget_children()
+        forget_run_of_children()
 
 
-def _settled(job: Job[S, Any], run: RunFolder, assembled: Assembled[S], voice: Voice) -> Assembled[S] | None:
-    """Let the first process find out what is open, and put the run together anew; None where it was stopped."""
-    done = [True]
+def _plan_run(job: Job[S, Any], run: RunFolder, setup: RunSetup[S], console: Console) -> RunSetup[S] | None:
+    """Plan the length of a run on the first process, and assemble the run again; None if a signal stopped it."""
+    finished = True
 
-    def find_out() -> None:
+    def plan() -> None:
+        nonlocal finished
         try:
-            done[0] = job.find_out(run, assembled, voice)
+            finished = job.plan(run, setup, console)
         except KeyboardInterrupt:
-            if not run.card.exists():  # nothing is there yet that would be worth going on with
+            if not run.card.exists():  # there is nothing to resume yet
                 raise
-            done[0] = False
+            finished = False
 
-    first_does(find_out)
+    run_on_rank_zero(plan)
     planned_at = time.monotonic()
-    if not agreed(done[0]):
+    if not broadcast_flag(finished):
         return None
     settings, origin = stored_settings(run, job.kind, job.verb)
-    made = _again(job, run, settings, origin, voice)
-    return replace(made, plan=replace(made.plan, deadline=assembled.plan.deadline), planned_at=planned_at)
+    planned = _reassemble(job, run, settings, origin, console)
+    return replace(planned, plan=replace(planned.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
 def _next_stage(
-    job: Job[S, Any], run: RunFolder, assembled: Assembled[S], watcher: Watcher, voice: Voice
-) -> Assembled[S]:
-    """Change what has to be changed before the run goes on, and assemble it again on every process."""
-    made: list[Assembled[S]] = []
+    job: Job[S, Any], run: RunFolder, setup: RunSetup[S], watcher: Watcher, console: Console
+) -> RunSetup[S]:
+    """Advance a run to its next stage on the first process, and assemble it again on every process."""
+    setups: list[RunSetup[S]] = []
 
-    def again() -> None:
+    def reassemble() -> None:
         settings, origin = stored_settings(run, job.kind, job.verb)
-        made.append(_again(job, run, settings, origin, voice))
+        setups.append(_reassemble(job, run, settings, origin, console))
 
-    def prepare() -> None:
-        watcher.prepare_next()
-        again()
+    def advance() -> None:
+        watcher.advance_stage()
+        reassemble()
 
-    first_does(prepare)
-    if not made:  # the others read what the first has written
-        again()
-    # The time that is allowed is that of the whole command.
-    return replace(made[0], plan=replace(made[0].plan, deadline=assembled.plan.deadline))
+    run_on_rank_zero(advance)
+    if not setups:  # the other processes read what the first one has written
+        reassemble()
+    # The time limit is that of the whole command.
+    return replace(setups[0], plan=replace(setups[0].plan, deadline=setup.plan.deadline))
 
 
 def _fit(
     job: Job[S, Any],
     run: RunFolder,
-    assembled: Assembled[S],
-    voice: Voice,
+    setup: RunSetup[S],
+    console: Console,
     watcher: Watcher,
     callbacks: Sequence[Callback],
     loggers: Loggers,
 ) -> Outcome:
-    if not assembled.plan.total_steps:  # what the run has is all that it will have
+    if not setup.plan.total_steps:  # the probe is the final model
         return Outcome(True, 0, [], {}, 0.0)
     start = checkpoint_position(run.last)[1] if run.last.exists() else 0
-    plan = with_time(run, assembled.plan, assembled.planned_at)
-    assembled = replace(assembled, plan=plan)
+    plan = add_time_plan(run, setup.plan, setup.planned_at)
+    setup = replace(setup, plan=plan)
     records = Records(
         run,
-        save_model=lambda module: save_trained(run, module, assembled.card),
+        save_model=lambda module: save_trained(run, module, setup.card),
         watch=watcher.watch(),
-        on_epoch=loggers.heard(watcher.on_epoch),
-        on_start=watcher.on_start,
-        on_change=lambda plan, pace: voice.say(change_line(plan, pace)),
+        on_epoch=loggers.log_before(watcher.on_epoch),
+        on_start=watcher.on_start if watcher.scores_start else None,
+        on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
     )
-    callbacks = [*voice.callbacks(), *callbacks]
-    return fit(
-        assembled.objective, lambda: job.loader(assembled, start), job.optimization(assembled), plan, records, callbacks
-    )
+    callbacks = [*console.callbacks(), *callbacks]
+    return fit(setup.objective, lambda: job.loader(setup, start), job.optimization(setup), plan, records, callbacks)

@@ -1,4 +1,4 @@
-"""Settings turned into loaders, for any job."""
+"""Loaders and preprocessing from the settings, for any job."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,32 +17,32 @@ from paucal.models.saved import stored_card
 from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training import Plan
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 
 def stored_preprocessing(run: RunFolder | None) -> Preprocessing | None:
-    """Return how images are prepared for the model of a run that goes on; None where it has stored none yet.
+    """Return the preprocessing of a resumed run; None if it has not stored any yet.
 
     Raises:
-        UserError: the run's model card is damaged.
+        UserError: The run's model card is damaged.
     """
     card = stored_card(run)
     return None if card is None else card.preprocessing
 
 
 def stored_reading(run: RunFolder | None) -> Reading | None:
-    """Return how a run that goes on reads its images; None where it has stored nothing yet."""
+    """Return how a resumed run reads its images; None if it has not stored that yet."""
     stored = stored_preprocessing(run)
     return None if stored is None else stored.reading
 
 
-def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput | None = None) -> Normalisation:
-    """Return mean and deviation: of the training images, ImageNet's, or those that belong to the weights.
+def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | None = None) -> Normalisation:
+    """Return mean and standard deviation: of the training images, of ImageNet, or of the pretrained weights.
 
-    Images of other than three channels have only their own.
+    Images with other than three channels always use their own.
     """
-    if settings.normalise == "computed" or prepared.images.reading.channels != RGB:
-        return compute_normalisation(prepared.images, prepared.part("train"))
+    if settings.normalise == "computed" or data.images.reading.channels != RGB:
+        return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
         fed = start or input_of_timm(settings.model or "")
         return Normalisation(fed.mean, fed.std)
@@ -51,15 +51,15 @@ def normalisation(settings: JobSettings, prepared: Prepared, start: ImageInput |
 
 def step_loader(
     dataset: ViewDataset,
-    prepared: Prepared,
+    data: SplitImages,
     settings: JobSettings,
     plan: Plan,
     start: int,
     repeats: int = 1,
     balanced: bool = False,
 ) -> TrainLoader:
-    """Return the loader of this process over the training images, from a forward pass on."""
-    train, stream = prepared.part("train"), prepared.images.stream
+    """Return the training loader of this process, starting at a forward pass."""
+    train, stream = data.part("train"), data.images.stream
     sampler = StepSampler(
         train,
         settings.images_per_pass,
@@ -70,18 +70,18 @@ def step_loader(
         world=world_size(),
         accumulate=plan.accumulate,
         repeats=repeats,
-        labels=prepared.images.labels[train] if balanced else None,
+        labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
     )
     return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
 
 
 def eval_loader(
-    prepared: Prepared, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
+    data: SplitImages, indices: NDArray[np.int64], preprocess: Preprocessing, settings: JobSettings
 ) -> DataLoader:
-    """Return a loader over given images, in order, as the deployed model will see them."""
+    """Return a loader of some images in order, preprocessed as for the deployed model."""
     return make_eval_loader(
-        prepared.images,
+        data.images,
         indices,
         preprocess.transform(),
         images_together(preprocess.image_size, settings.device or "cpu"),

@@ -1,4 +1,4 @@
-"""Where results go: a place that can be written, is nobody else's, and lies apart from the images."""
+"""Check where results are written: the place is writable, holds nothing else, and is outside the images."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from paucal.runs.writable import try_file, try_folder
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import flag
 from paucal.types import UserError
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 S = TypeVar("S", bound=JobSettings)
 DEFAULT = Path("runs")
@@ -39,29 +39,29 @@ OTHER_FORMS = {
 }
 
 
-def settle_output(settings: S, reads: Iterable[str], voice: Voice) -> S:
-    """Refuse a place for a run that will not do before any work is done, and return the settings with its full path.
+def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
+    """Check the output folder of a run before any work is done, and return the settings with its absolute path.
 
-    A run that a killed call has left aside is moved back first.
+    A run that a killed call had set aside is moved back first.
 
     Raises:
-        UserError: the place cannot be written, lies among the images, or holds something that may not be replaced.
+        UserError: The folder is not writable, is inside the images, or holds something that may not be replaced.
     """
     read = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
     for name, value in read.items():
-        named_path(value, name)  # raises where it names nothing
+        named_path(value, name)  # raises for an empty path
     images = {name: value for name, value in read.items() if name in ("--data", "--monitor")}
     if settings.output is None:
-        refuse_among(DEFAULT, images, settings.data_root)
+        refuse_inside_images(DEFAULT, images, settings.data_root)
         return settings
     path = named_path(str(settings.output))
-    refuse_among(path, images, settings.data_root)
+    refuse_inside_images(path, images, settings.data_root)
     if settle(path):
-        voice.say(f"the run that a stopped call was to replace was in {aside_of(path)}, and is in {path} again")
+        console.say(f"moved the run that a stopped call had set aside from {aside_of(path)} back to {path}")
     if not _taken(path):
         try_folder(path)
     elif not settings.overwrite:
-        create_run(path)  # raises, with the advice that belongs to it
+        create_run(path)  # raises with advice
     else:
         require_replaceable(path)
         try_folder(path)
@@ -70,54 +70,56 @@ def settle_output(settings: S, reads: Iterable[str], voice: Voice) -> S:
     return replace(settings, output=str(path))
 
 
-def refuse_among(path: Path, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output") -> None:
-    """Refuse results within a folder of images, where the next look would take them for images or a class.
+def refuse_inside_images(
+    path: Path, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output"
+) -> None:
+    """Refuse results inside a folder of images, where they would later be read as images or as a class.
 
     Args:
-        path: of a folder or file of results.
-        images: by the flag that names them.
-        root: of published sets.
-        flag: that names the results.
+        path: Folder or file of results.
+        images: Locations of images by flag.
+        root: Folder of published data sets.
+        flag: Flag that names the results.
 
     Raises:
-        UserError: they lie within.
+        UserError: The path is inside the images.
     """
     for name, location in images.items():
         if location is None or location == BUILT_IN or is_named(location, root):
             continue
-        for folder in (named_path(one, name) for one in roots_of(location)):
+        for folder in (named_path(place, name) for place in roots_of(location)):
             if folder.is_dir() and _real(path).is_relative_to(_real(folder)):
                 raise UserError(
-                    f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be taken for one "
-                    f"of them or for a class: give {flag} another place."
+                    f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be read as an "
+                    f"image or a class: choose another {flag}."
                 )
 
 
 def check_results(
     folder: Path, images: Mapping[str, str | None], root: str | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Refuse a folder for the results of an evaluation that cannot be written or whose files are of others.
+    """Refuse a folder for evaluation results that is not writable or has files that would be overwritten.
 
     Args:
-        folder: of results.
-        images: by the flag that names them.
-        root: of published sets.
-        more: names in the folder that are written to beside those of all evaluations.
+        folder: Folder of results.
+        images: Locations of images by flag.
+        root: Folder of published data sets.
+        more: Further file names that this evaluation writes.
 
     Raises:
-        UserError: it will not do.
+        UserError: The folder cannot be used.
     """
-    refuse_among(folder, images, root)
+    refuse_inside_images(folder, images, root)
     try_folder(folder)
-    for tellers, others in RESULTS:
-        names = (*tellers, *others, *(more if tellers == SCORES else ()))
-        there = [name for name in names if os.path.lexists(folder / name)]
-        told = [name for name in tellers if name in there]
-        strange = [name for name in told if not _is_result(RunFolder(folder), name)]
-        if strange or (there and not told):
+    for main_files, others in RESULTS:
+        names = (*main_files, *others, *(more if main_files == SCORES else ()))
+        existing = [name for name in names if os.path.lexists(folder / name)]
+        known = [name for name in main_files if name in existing]
+        foreign = [name for name in known if not _is_result(RunFolder(folder), name)]
+        if foreign or (existing and not known):
             raise UserError(
-                f"--output: {str(folder / (strange or there)[0])!r} would be replaced, and no evaluation of paucal has "
-                "written it: give another folder."
+                f"--output: {str(folder / (foreign or existing)[0])!r} would be replaced, and was not written by an "
+                "evaluation of paucal: choose another folder."
             )
 
 
@@ -125,36 +127,36 @@ def check_file(text: str, images: Mapping[str, str | None], root: str | None, fl
     """Return the path of a picture to write.
 
     Raises:
-        UserError: it exists, cannot be written, or lies among images.
+        UserError: It exists, is not writable, or is inside the images.
     """
     path = named_path(text, flag)
-    refuse_among(path, images, root, flag)
+    refuse_inside_images(path, images, root, flag)
     try_file(path, flag)
     return path
 
 
 def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableForm]:
-    """Return the path of a table to write, and its form.
+    """Return the path and the format of a table to write.
 
     Args:
         text: Path as typed.
-        form: Form that was asked for; None where the ending of the path decides, else CSV.
+        form: Format asked for; None for that of the file extension, else CSV.
 
     Raises:
-        UserError: The file exists, cannot be written, or its ending names another form.
+        UserError: The file exists, is not writable, or its extension names another format.
     """
     path = named_path(text)
     ending = path.suffix.lower()
     if ending in OTHER_FORMS:
         raise UserError(
-            f"--output: {text[:120]!r} is a name of {OTHER_FORMS[ending]}, and a table is written: end it in .csv or "
-            ".json."
+            f"--output: {text[:120]!r} is a name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
+            "use one of these extensions."
         )
     named = FORMS.get(ending)
     if form is not None and named not in (None, form):
         raise UserError(f"--output: {text[:120]!r} ends in {ending}, and --format is {form}: give one of the two.")
     if not path.parent.exists():
-        raise UserError(f"there is no folder for {text[:120]!r}: make it, or choose another --output.")
+        raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
     try_file(path)
     return path, form or named or "csv"
 
@@ -192,14 +194,14 @@ def _is_result(folder: RunFolder, name: str) -> bool:
 
 
 def _real(path: Path) -> Path:
-    """Follow all links; one that leads to itself is left as it is, where `Path.resolve` raises."""
+    """Resolve all links; unlike `Path.resolve`, leave a link to itself as it is."""
     return Path(os.path.realpath(path))
 
 
 def _taken(path: Path) -> bool:
     try:
         return is_taken(path)
-    except (OSError, ValueError):  # too long a name, a folder that may not be read: `try_folder` says so
+    except (OSError, ValueError):  # `try_folder` reports long names and unreadable folders
         return False
 
 

@@ -1,9 +1,9 @@
-"""Several processes that train one run: who is first, how they meet, and where the run lies.
+"""Several processes that train one run: their ranks, how they join, and the path of the run.
 
-Processes come about in two ways. A launcher (torchrun, SLURM) starts all of them at once; they meet here, before
-anything is written. Or Lightning starts the others when training begins; they find the run's folder in their
-environment. Either way only the first process reads the flags and makes the folder, and the others read the settings
-from there, so that no two can disagree.
+Either a launcher (torchrun, SLURM) starts all processes at once; then they join here, before anything is written. Or
+Lightning starts the others when training begins; then an environment variable names the run folder. In both cases only
+the first process reads the flags and creates the folder, and the others read the settings from there, so that they
+cannot differ.
 """
 
 import os
@@ -22,7 +22,7 @@ RUN_VARIABLE = "PAUCAL_RUN"
 
 
 def launcher() -> ClusterEnvironment | None:
-    """Return the launcher that started this process among others; None where it runs alone or under Lightning."""
+    """Return the launcher that started this process among others; None if it runs alone or under Lightning."""
     for kind in (TorchElasticEnvironment, SLURMEnvironment):
         if kind.detect():
             environment = kind()
@@ -31,7 +31,7 @@ def launcher() -> ClusterEnvironment | None:
 
 
 def launched_shape() -> tuple[int, int] | None:
-    """Return (processes per node, nodes) as the launcher has set them; None without a launcher."""
+    """Return (processes per node, nodes) as set by the launcher; None without a launcher."""
     environment = launcher()
     if environment is None:
         return None
@@ -41,17 +41,17 @@ def launched_shape() -> tuple[int, int] | None:
 
 
 def is_first() -> bool:
-    """Return whether this process reads the flags, writes the files and speaks."""
+    """Return whether this process has rank 0, and so reads the flags, writes files and prints."""
     environment = launcher()
     if environment is not None:
         return environment.global_rank() == 0
     return not (RUN_VARIABLE in os.environ and int(os.environ.get("LOCAL_RANK", 0)) > 0)
 
 
-def meet() -> None:
-    """Join the processes of a launcher; nothing where there is none.
+def join_processes() -> None:
+    """Initialise the process group of a launcher; do nothing without one.
 
-    Both backends are opened: results are gathered on the CPU while gradients travel between GPUs.
+    Both backends are opened: results are gathered on the CPU, gradients between GPUs.
     """
     environment = launcher()
     if environment is None or dist.is_initialized():
@@ -65,10 +65,10 @@ def meet() -> None:
     dist.init_process_group(backend, rank=environment.global_rank(), world_size=environment.world_size())
 
 
-def announce(make: Callable[[], Path]) -> Path:
-    """Make the run's folder and tell the other processes where it is; for the first process.
+def broadcast_path(make: Callable[[], Path]) -> Path:
+    """Create the run folder on the first process and send its path to the others.
 
-    They are also told when it fails, so that they end instead of waiting.
+    The others are also told if it fails, so that they end instead of waiting.
     """
     if launcher() is None:
         return make()
@@ -81,56 +81,56 @@ def announce(make: Callable[[], Path]) -> Path:
     return path
 
 
-def announced() -> Path:
-    """Return where the run's folder is; for every process but the first.
+def receive_path() -> Path:
+    """Return the path of the run folder, as sent by the first process.
 
     Raises:
-        UserError: the first process could not make it, and says why itself.
+        UserError: The first process could not create it.
     """
     if launcher() is None:
         return Path(os.environ[RUN_VARIABLE])
-    heard: list[str | None] = [None]
-    dist.broadcast_object_list(heard)
-    if heard[0] is None:
-        raise UserError("the first process could not begin the run; its message says why.")
-    return Path(heard[0])
+    received: list[str | None] = [None]
+    dist.broadcast_object_list(received)
+    if received[0] is None:
+        raise UserError("the first process could not start the run; its message says why.")
+    return Path(received[0])
 
 
-def lead_children_to(run: Path) -> None:
-    """Let the processes that Lightning is going to start find the run."""
+def pass_run_to_children(run: Path) -> None:
+    """Name the run to the processes that Lightning will start."""
     if launcher() is None:
         os.environ[RUN_VARIABLE] = str(run.resolve())
 
 
-def forget_children() -> None:
-    """Take back `lead_children_to`, so that the next run of this program is its own."""
+def forget_run_of_children() -> None:
+    """Undo `pass_run_to_children`, so that the next run of this process is a new one."""
     if launcher() is None and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         os.environ.pop(RUN_VARIABLE, None)
 
 
-def agreed(said: bool) -> bool:
-    """Return what the first process says; every process must ask."""
+def broadcast_flag(flag: bool) -> bool:
+    """Return the flag of the first process; every process must call this."""
     if not _joined():
-        return said
-    heard = [said]
-    dist.broadcast_object_list(heard)
-    return heard[0]
+        return flag
+    received = [flag]
+    dist.broadcast_object_list(received)
+    return received[0]
 
 
-def first_does(act: Callable[[], None]) -> None:
-    """Let the first process act while the others wait, which end where it fails; every process must call it.
+def run_on_rank_zero(act: Callable[[], None]) -> None:
+    """Call a function on the first process while the others wait; every process must call this.
 
     Raises:
-        UserError: on the others, where the first process could not, and says why itself.
+        UserError: On the others, if the function failed on the first process.
     """
     if not _joined() or dist.get_rank() == 0:
         try:
             act()
         except BaseException:
-            agreed(False)
+            broadcast_flag(False)
             raise
-    if not agreed(True):
-        raise UserError("the first process could not go on with the run; its message says why.")
+    if not broadcast_flag(True):
+        raise UserError("the first process could not continue the run; its message says why.")
 
 
 def _joined() -> bool:
@@ -138,6 +138,6 @@ def _joined() -> bool:
 
 
 def wait_for_all() -> None:
-    """Wait until every process has come this far; nothing on a single one."""
+    """Wait until every process has reached this point."""
     if _joined():
         dist.barrier()

@@ -1,4 +1,4 @@
-"""Going on with a run: what is stored of it, and what may change."""
+"""Resuming a run: its stored settings, and those that may change."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ S = TypeVar("S", bound="DataclassInstance")
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -> tuple[RunFolder, Any, dict[str, str]]:
-    """Open a run that is to go on; return it with its settings as changed and their origins, and write nothing.
+    """Open a run to resume; return it with its changed settings and their origins, without writing anything.
 
     Raises:
         UserError: There is no such run, it is finished, a setting may not change, or files it needs are missing.
@@ -40,7 +40,7 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -
     refused = [name for name in changes if name not in allowed]
     if refused:
         raise UserError(
-            f"--resume goes on with the settings stored in the run; leave out {', '.join(map(flag, refused))} "
+            f"--resume uses the settings stored in the run; leave out {', '.join(map(flag, refused))} "
             f"(only {', '.join(map(flag, CHANGEABLE))} may change, and where files have moved "
             f"{', '.join(map(flag, places_of(job)))})."
         )
@@ -58,44 +58,44 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -
 
 
 def places_of(job: "Job[Any, Any]") -> tuple[str, ...]:
-    """Return the settings that name files or folders a run reads until its end, which may move."""
+    """Return the settings that name inputs which a run reads until its end, and which may have moved."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 
 def _require_places(run: RunFolder, settings: Any, job: "Job[Any, Any]") -> None:
-    """Refuse to go on where a stored path leads nowhere, and say how to name the new place."""
+    """Refuse to resume a run whose stored inputs are missing, and explain how to give their new place."""
     for name in places_of(job):
         for place in roots_of(getattr(settings, name) or ""):
             if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
                 new = "DATA" if name == "data" else f"{flag(name)} PLACE"
                 raise UserError(
-                    f"{place!r} of the run {str(run.path)!r} does not exist: name its new place, as in 'paucal "
+                    f"{place!r} of the run {str(run.path)!r} does not exist: give its new place, as in 'paucal "
                     f"{job.verb} --resume {shlex.quote(str(run.path))} {new}'."
                 )
 
 
 def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> None:
-    """Write changed settings into the run's config, where the other processes and the next resumption find them."""
+    """Store changed settings in the run's config."""
     config = run.read_yaml(run.config.name)
     run.write_yaml(run.config.name, {**config, "settings": asdict(settings), "origin": dict(origin)})
 
 
 def stored_split(run: RunFolder, images: ImageSet) -> Split:
-    """Return the split of a run, described as when it was made.
+    """Return the stored split of a run with its description.
 
     Raises:
-        UserError: the file cannot be read, or the images are not those of the run.
+        UserError: The file cannot be read, or the images are not those of the run.
     """
     split = read_split(run.split, images)
-    words = run.read_yaml(run.config.name).get("split")
-    return replace(split, description=str(words)) if words else split
+    description = run.read_yaml(run.config.name).get("split")
+    return replace(split, description=str(description)) if description else split
 
 
 def typed_settings(values: Any, kind: type[S]) -> S:
-    """Build settings of a kind from values of a file, each of which must be of its setting's type.
+    """Build settings from the values of a file, each of which must have its setting's type.
 
     Raises:
-        TypeError: there is an unknown name or a value of another type.
+        TypeError: A name is unknown, or a value has another type.
     """
     if not isinstance(values, dict):
         raise TypeError("no mapping of settings")
@@ -106,30 +106,30 @@ def typed_settings(values: Any, kind: type[S]) -> S:
         raise TypeError(f"there is no setting {shortened(repr(unknown[0]), MOST_SHOWN)}")
     hints = typing.get_type_hints(kind)
     for name, value in values.items():
-        if value is None and type(None) not in typing.get_args(hints[name]):  # the parser lets every setting be empty
-            raise TypeError(f"{name} is empty, which it cannot be")
+        if value is None and type(None) not in typing.get_args(hints[name]):  # the parser accepts None everywhere
+            raise TypeError(f"{name} cannot be empty")
     try:
         checked = parser.parse_object(values)
-    except Exception as problem:  # the parser has several, in words of its own
-        raise TypeError(_odd_setting(parser, values)) from problem
+    except Exception as problem:  # the parser raises several types with its own messages
+        raise TypeError(_describe_invalid(parser, values)) from problem
     return kind(**vars(checked))
 
 
-def _odd_setting(parser: ArgumentParser, values: Mapping[str, Any]) -> str:
-    """Say which value is none of its setting."""
+def _describe_invalid(parser: ArgumentParser, values: Mapping[str, Any]) -> str:
+    """Return which value is invalid."""
     for name, value in values.items():
         try:
             parser.parse_object({name: value})
         except Exception:  # as above
-            return f"{name} is {shortened(repr(value), MOST_SHOWN)}, which it cannot be"
-    return "its settings do not go together"
+            return f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}"
+    return "its settings contradict each other"
 
 
 def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
     """Return the settings of a run and the origin of each.
 
     Raises:
-        UserError: they cannot be read, or are those of another verb.
+        UserError: They cannot be read, or belong to another verb.
     """
     config = run.read_yaml(run.config.name)
     if run.verb != verb:

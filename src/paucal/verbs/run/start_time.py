@@ -1,4 +1,4 @@
-"""What the time of a run counts from: the beginning of its command, which loads torch and reads images first."""
+"""The start of a run's time: that of its command, before torch is loaded and images are read."""
 
 import time
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ _start: ContextVar[float | None] = ContextVar("start", default=None)
 
 
 def begin_command() -> None:
-    """Remember that a command begins now; the command line calls it before anything heavy is loaded."""
+    """Remember that a command starts now; the command line calls this before it loads anything heavy."""
     _command.set(time.monotonic())
 
 
 def command_start() -> float | None:
-    """Return the value of `time.monotonic()` at which the command began; None in a program that calls functions."""
+    """Return `time.monotonic()` of the command's start; None in a Python program."""
     return _command.get()
 
 
 @contextmanager
-def counted_from(start: float | None) -> Iterator[None]:
-    """Count the time of a run inside the block from a value of `time.monotonic()`; None for the present one."""
+def count_time_from(start: float | None) -> Iterator[None]:
+    """Count the time of a run inside the block from a value of `time.monotonic()`; None for now."""
     token = _start.set(time.monotonic() if start is None else start)
     try:
         yield
@@ -30,6 +30,6 @@ def counted_from(start: float | None) -> Iterator[None]:
 
 
 def start_time() -> float:
-    """Return the value of `time.monotonic()` that the time of the run counts from; the present one outside of a run."""
+    """Return `time.monotonic()` of the start of the run's time; now, outside of a run."""
     start = _start.get()
     return time.monotonic() if start is None else start

@@ -1,4 +1,4 @@
-"""What a run starts from: another run, a weights file, or the weights that timm publishes."""
+"""The initial weights of a run: those of another run, of a file, or published by timm."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
 from paucal.models.saved import read_card
 from paucal.objectives import Objective
-from paucal.rules.circumstances import StartFacts
+from paucal.rules.facts import StartFacts
 from paucal.runs import RunFolder, open_model, read_weights
 from paucal.runs.ancestry import PUBLISHED, TIMM, run_around, with_ancestors
 from paucal.runs.foreign import read_foreign
@@ -32,13 +32,13 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run's first weights come from; by default from nowhere. None of them are read yet.
+    """Source of a run's initial weights, before they are read; by default random weights.
 
     Attributes:
-        facts: what the automatic settings look at.
-        read: reads the weights, given the timm name of the run's model.
-        input: how images were prepared for them, given the timm name of the run's model; None where that is unknown.
-        record: what was loaded at the beginning of a run that goes on from a saved state.
+        facts: Facts for the automatic settings.
+        read: Function that reads the weights, given the timm name of the run's model.
+        input: Function that returns their preprocessing, given the timm name of the run's model; None if unknown.
+        record: Report on the weights loaded at the start of a resumed run.
     """
 
     facts: StartFacts | None = None
@@ -48,15 +48,15 @@ class Start:
 
 
 def plain_init(settings: M) -> M:
-    """Return settings in which a start of "none" is written as it is meant: as nothing."""
+    """Return settings in which the start "none" is None."""
     return replace(settings, init=None) if settings.init == NONE else settings
 
 
 def pin_start(settings: M) -> M:
-    """Return settings that find the same start from any folder and at any later time.
+    """Return settings with the absolute path of the initial weights.
 
     Raises:
-        UserError: there is nothing of that name.
+        UserError: The path does not exist.
     """
     if settings.init is None or settings.init in PUBLISHED:
         return settings
@@ -65,14 +65,14 @@ def pin_start(settings: M) -> M:
 
 
 def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
-    """Look at what `--init` names, without reading its weights.
+    """Find the weights that `--init` names, without reading them.
 
     Args:
-        settings: as given, the start's path pinned.
-        run: the run that goes on, if it is one. Once it has saved a state it needs its start no more.
+        settings: Settings with the absolute path of the weights.
+        run: Run to resume; once it has saved a state, its initial weights are not needed.
 
     Raises:
-        UserError: the start is gone, is no run, or does not say which model it holds and `--model` does not either.
+        UserError: The weights are missing, are not in a run folder, or belong to an unknown model.
     """
     if settings.init is not None and run is not None and run.last.exists():
         return _recorded(run)
@@ -100,13 +100,13 @@ def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
 def load_start(
     start: Start, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
 ) -> LoadReport | None:
-    """Load the start's weights into every backbone of an objective; heads of extra losses begin anew.
+    """Load the initial weights into every backbone of an objective; heads of extra losses stay random.
 
     Returns:
-        What was loaded, or None where the run starts from nothing.
+        A report on the loaded weights; None for random weights.
 
     Raises:
-        UserError: the weights cannot be read or fetched, or do not fit.
+        UserError: The weights cannot be read or downloaded, or do not fit.
     """
     if start.read is None:
         return start.record
@@ -132,7 +132,7 @@ def _existing(name: str) -> Path:
 
 def _require_sense(settings: ModelSettings) -> None:
     if settings.init is None and getattr(settings, "init_head", "auto") != "auto":
-        raise UserError("--init-head says what becomes of the classifier of --init: give --init too, or leave it out.")
+        raise UserError("--init-head applies to the classifier of --init: give --init too, or leave it out.")
     if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
         raise UserError(
             f"--init-network {settings.init_network} names a network within a file: give the file to --init, or leave "
@@ -166,27 +166,27 @@ def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
 
 
 def images_shown(run: RunFolder) -> int | None:
-    """Return how many images the weights of a run have been shown since they were random; None where that is unknown.
+    """Return how many images the weights of a run have been trained on since they were random; None if unknown.
 
-    Passes times training images, of the run and of those it began with. Weights that others trained are unknown.
+    Epochs times training images, of the run and of those it started from. It is unknown for published weights.
     """
     total = 0
     try:
-        for one in with_ancestors(run):
-            summary, init = one.read_json("summary.json"), one.settings.get("init")
+        for ancestor in with_ancestors(run):
+            summary, init = ancestor.read_json("summary.json"), ancestor.settings.get("init")
             images = summary["parts"]["train"]
             total += round(float(summary["epochs"]) * (sum(images.values()) if isinstance(images, dict) else images))
             if init in (None, NONE):
                 return total
     except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        pass  # gone, or made by something else
+        pass  # missing, or written by another program
     return None
 
 
 def _with_patches(typed: Sequence[str], card: ModelCard) -> tuple[str, ...]:
-    """Return the words of `--model-args` that were typed for the start, and the size of the patches chosen for it.
+    """Return the `--model-args` of the initial weights, with the patch size that was chosen for them.
 
-    Without the latter, images of another size would get other patches instead of more of them.
+    Without it, images of another size would get a different patch size instead of more patches.
     """
     chosen = card.backbone.arguments.get("patch_size")
     if chosen is None or any(word.partition("=")[0] == "patch_size" for word in typed):

@@ -1,4 +1,4 @@
-"""The time of a run: steps that are timed to plan its length, the file that keeps what they took, and messages."""
+"""The time plan of a run: trial steps to plan its length, the stored plan, and messages."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ FILE = "time_plan.json"
 
 
 @contextmanager
-def tried_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
-    """Move an objective to a device for steps that are timed; after the block it is as it was before."""
+def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move an objective to a device for timed steps, and restore it after the block."""
     before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     objective.to(device)
     try:
@@ -32,23 +32,23 @@ def tried_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def suit_threads(step: Callable[[], object], device: torch.device) -> None:
-    """Let torch use the number of threads that is quickest for a step, where other programs use the same cores."""
+    """Let torch use the fastest number of threads for a step, if other programs use the same cores."""
     if device.type == "cpu" and cores_are_shared():
         choose_threads(step)
 
 
 def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
-    """Write what the length of a run was planned from."""
+    """Store the time plan of a run."""
     run.write_json(FILE, asdict(plan))
 
 
-def with_time(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
-    """Return the plan of a run with its time; unchanged where the run has none.
+def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
+    """Return the plan of a run with its time plan; unchanged if it has none.
 
     Args:
         run: Folder of the run.
-        plan: Plan as its settings have it.
-        planned_at: `time.monotonic()` at which the length was planned, or the run was opened again.
+        plan: Plan from the settings.
+        planned_at: `time.monotonic()` at which the length was planned, or the run was resumed.
 
     Raises:
         UserError: The file is damaged.
@@ -65,17 +65,17 @@ def with_time(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
     return replace(plan, time=replace(found, spent=found.spent + time.monotonic() - planned_at))
 
 
-def change_line(plan: Plan, pace: float) -> str:
-    """Return what is said where the length of a run is corrected.
+def describe_change(plan: Plan, pace: float) -> str:
+    """Return the message about a corrected length of a run.
 
     Args:
         plan: Corrected plan.
-        pace: Seconds of a step now.
+        pace: Current seconds of a step.
     """
     assert plan.time is not None
     change, before = plan.changes[-1], replace(plan, changes=plan.changes[:-1])
     if change.total_steps == before.last_step:
-        return f"plan: {counted(change.threads, 'thread')} from step {change.step} on, with which a step is quicker now"
+        return f"plan: {counted(change.threads, 'thread')} from step {change.step} on, which is faster now"
     return (
         f"plan: a step takes {pace:.2g} s now ({plan.time.step:.2g} s when the length was planned): the run has "
         f"{change.total_steps} steps instead of {before.last_step}, to end in its time"

@@ -1,4 +1,4 @@
-"""Settings turned into what the trainer is told."""
+"""The trainer's plan and hardware, from the settings."""
 
 import re
 import time
@@ -12,7 +12,7 @@ from paucal.cores import usable_cores
 from paucal.data.sampler import steps_per_epoch
 from paucal.data.views.mixing import Mixing
 from paucal.models.devices import DEVICES
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.settings.groups import JobSettings
 from paucal.settings.values import DURATION
 from paucal.training import Hardware, Plan
@@ -21,11 +21,11 @@ from paucal.verbs.run.processes import launched_shape
 from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
-FEW_STEPS = 5
+FEW_STEPS = 5  # per epoch
 
 
 def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
-    """Return the length of the run, its randomness and its hardware."""
+    """Return the plan of a run: length, seed, time limit and hardware."""
     per_epoch = steps_per_epoch(n_train, settings.effective_batch)
     return Plan(
         total_steps=per_epoch * (settings.epochs or 1),
@@ -46,11 +46,11 @@ def seconds_of(duration: str, name: str = "--time-limit") -> float:
     """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
 
     Args:
-        duration: as typed.
-        name: the flag it was given to.
+        duration: Duration as typed.
+        name: Flag that it was given to.
 
     Raises:
-        UserError: it is not a duration above 0.
+        UserError: It is not a duration above 0.
 
     Example:
         >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
@@ -70,23 +70,23 @@ def seconds_of(duration: str, name: str = "--time-limit") -> float:
 
 
 def hardware(settings: JobSettings) -> Hardware:
-    """Return where to compute.
+    """Return the hardware to train on.
 
     Raises:
-        UserError: the device is not one this machine has, or a setting does not go with the number of devices or with
+        UserError: The device is not available, or a setting does not fit the number of devices or contradicts
             another one.
     """
     device = settings.device or "cpu"
     if device not in DEVICES:
         raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
     if device != "cpu" and best_device()[0] != device:
-        raise UserError(f"--device is {device!r}, and this machine has none that torch can use; leave it out.")
+        raise UserError(f"--device is {device!r}, and torch finds no such device on this machine; leave it out.")
     launched, wanted = launched_shape(), (settings.devices or 1, settings.nodes or 1)
     if launched is None and wanted[1] > 1:
-        raise UserError(f"--nodes is {wanted[1]}, and nothing has started the other machines: start with torchrun.")
+        raise UserError(f"--nodes is {wanted[1]}, and the other machines were not started: start with torchrun.")
     if launched is not None and wanted != launched:
         raise UserError(
-            f"--devices {wanted[0]} and --nodes {wanted[1]} are not what the launcher has started "
+            f"--devices {wanted[0]} and --nodes {wanted[1]} differ from what the launcher started "
             f"({launched[0]} on each of {launched[1]}): leave them out."
         )
     if launched is None:
@@ -117,27 +117,26 @@ def _check_strategy(settings: JobSettings) -> None:
         return
     if settings.processes == 1:
         raise UserError(
-            f"--strategy {strategy} says how several devices share a model and this run has one: leave it out, or give "
+            f"--strategy {strategy} is for several devices and this run has one: leave it out, or give "
             "--devices 2 or more."
         )
     if strategy == "fsdp" and settings.precision == "16-mixed":
         raise UserError(
-            "--precision is 16-mixed, which does not go with --strategy fsdp: use bf16-mixed or 32-true, or "
-            "--strategy ddp."
+            "--precision 16-mixed is not supported for --strategy fsdp: use bf16-mixed or 32-true, or --strategy ddp."
         )
 
 
 def check_sync(settings: JobSettings) -> None:
-    """Refuse joint batch norms where torch has none."""
+    """Refuse synchronised batch norms on devices where torch does not support them."""
     if getattr(settings, "sync_bn", False) and settings.device != "cuda":
         raise UserError(
-            f"--sync-bn: torch joins the statistics of batch norms on GPUs only and --device is "
+            f"--sync-bn: torch synchronises batch norms only on GPUs, and --device is "
             f"{settings.device or 'cpu'}: leave it out."
         )
 
 
 def with_joint_norms(settings: JobSettings, module: M) -> M:
-    """Return a module whose batch norms share their statistics, where that is wanted and there are several processes.
+    """Return a module with synchronised batch norms, if requested for several processes.
 
     Raises:
         UserError: The processes are not on GPUs.
@@ -149,15 +148,15 @@ def with_joint_norms(settings: JobSettings, module: M) -> M:
 
 
 def check_rates(settings: JobSettings) -> None:
-    """Refuse a course of the learning rate that cannot be meant; a run that exists goes on with what it has.
+    """Refuse a learning rate schedule that contradicts itself; resumed runs are not checked.
 
     Raises:
-        UserError: the floor is above the peak, or the warm-up is longer than the run.
+        UserError: The floor is above the peak, or the warm-up is longer than the run.
     """
     peak, floor, warmup, epochs = settings.lr, settings.min_lr, settings.warmup_epochs, settings.epochs
     if peak is not None and floor is not None and floor > peak:
         raise UserError(
-            f"--min-lr is {floor:g} and --lr {peak:g}, below it: the learning rate would rise where it should fall; "
+            f"--min-lr is {floor:g}, above --lr {peak:g}: the learning rate would rise instead of fall; "
             "give a smaller --min-lr or a higher --lr."
         )
     if warmup is not None and epochs is not None and warmup > epochs:
@@ -168,7 +167,7 @@ def check_rates(settings: JobSettings) -> None:
 
 
 def check_length(settings: JobSettings, n_train: int) -> list[str]:
-    """Return remarks on lengths that will run but may disappoint."""
+    """Return remarks on lengths that may give poor results."""
     remarks = []
     batch = settings.effective_batch
     steps = steps_per_epoch(n_train, batch)

@@ -1,4 +1,4 @@
-"""Writing a run: alone, and with what it replaces kept until it has saved a state of its own."""
+"""Exclusive writing to a run folder; a replaced run is kept until the new one has saved a state."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,27 +12,27 @@ from paucal.runs import RunFolder, create_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, sweep
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 
 class Writing:
-    """The time in which the first process of a run writes into its folder; a context.
+    """Exclusive access of the first process to a run folder, as a context manager.
 
     Args:
-        voice: says where a replaced run lies.
+        console: Console for messages about a replaced run.
     """
 
-    def __init__(self, voice: Voice) -> None:
-        self.voice = voice
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self._run: RunFolder | None = None
         self._lock: RunLock | None = None
         self._replaced = False
 
     def begin(self, output: str | None, overwrite: bool) -> RunFolder:
-        """Make the folder of a new run, moving aside what it replaces.
+        """Create the folder of a new run, and set aside the run that it replaces.
 
         Raises:
-            UserError: something lies there that may not be replaced, or another process writes there.
+            UserError: The folder holds something that may not be replaced, or another process writes there.
         """
         if output is not None and overwrite and is_taken(Path(output)):
             self._set_aside(Path(output))
@@ -41,40 +41,40 @@ class Writing:
         return run
 
     def go_on(self, run: RunFolder) -> None:
-        """Take over the folder of a run that exists.
+        """Lock the folder of an existing run.
 
         Raises:
-            UserError: another process writes there.
+            UserError: Another process writes there.
         """
         self._hold(run)
         sweep(run.path)
-        if lies_aside(run.path):  # it was killed before it had saved a state, or while removing what it replaced
+        if lies_aside(run.path):  # the run was killed before it saved a state or removed the replaced run
             self._replaced = True
             if run.last.exists():
                 self.keep()
 
     def keep(self) -> None:
-        """Remove what the run replaces, because it has a state of its own."""
+        """Remove the replaced run, because this one has saved a state."""
         if self._replaced and self._run is not None:
             self._replaced = False
             discard(self._run.path)
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return Lightning callbacks that watch over the folder during training."""
-        return [Custodian(self)]
+        """Return the Lightning callbacks that check the lock during training."""
+        return [RunLockCallback(self)]
 
     @property
     def waits(self) -> bool:
-        """Whether a replaced run waits for the first state of this one."""
+        """Whether a replaced run is kept until this one has saved a state."""
         return self._replaced
 
     @property
     def has_state(self) -> bool:
-        """Whether the run has saved a state from which it could go on."""
+        """Whether the run has saved a state to resume from."""
         return self._run is not None and self._run.last.exists()
 
     def check(self) -> None:
-        """Refuse to go on where another process has taken over; raises a UserError."""
+        """Raise a UserError if another process has taken over the folder."""
         if self._lock is not None:
             self._lock.check()
 
@@ -92,15 +92,15 @@ class Writing:
         if problem is None:
             self.keep()
             return
-        if self._lock is None and self._run.path.exists():  # another process was quicker
-            self.voice.say(f"the old run lies in {aside_of(self._run.path)}")
+        if self._lock is None and self._run.path.exists():  # another process was faster
+            self.console.say(f"the old run is in {aside_of(self._run.path)}")
             return
         put_back(self._run.path)
-        self.voice.say(f"{self._run.path} holds the old run again: the new one has ended before it saved a sound state")
+        self.console.say(f"restored the old run in {self._run.path}: the new one ended before it saved a valid state")
 
     def _set_aside(self, path: Path) -> None:
         require_replaceable(path)
-        # From here on nobody else can replace it, nor go on with it.
+        # From here on no other process can replace or resume it.
         lock = RunLock(path)
         lock.acquire()
         try:
@@ -109,7 +109,7 @@ class Writing:
             lock.folder, lock.path = aside, aside / lock.path.name
         finally:
             lock.release()
-        self.voice.say(f"the old run is kept in {aside} until the new one has saved its first state")
+        self.console.say(f"the old run is kept in {aside} until the new one has saved its first state")
 
     def _hold(self, run: RunFolder) -> None:
         lock = RunLock(run.path)
@@ -117,26 +117,26 @@ class Writing:
         self._run, self._lock = run, lock
 
 
-class Custodian(Callback):
-    """Ends a run that another process has taken over, and lets go of the replaced one once there is a sound state."""
+class RunLockCallback(Callback):
+    """Stops a run whose lock is lost, and removes the replaced run once there is a valid state."""
 
     def __init__(self, writing: Writing) -> None:
         self.writing = writing
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Look whether the folder is still this process's."""
+        """Check that this process still holds the lock."""
         self.writing.check()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Let go of the replaced run."""
-        if self.writing.waits and self.writing.has_state and is_sound(trainer, pl_module):
+        """Remove the replaced run once this one has a valid state."""
+        if self.writing.waits and self.writing.has_state and is_valid_state(trainer, pl_module):
             self.writing.keep()
 
 
-def is_sound(trainer: Trainer, module: Any) -> bool:
-    """Return whether a run's state is worth more than none: finite weights, and less than half of its steps skipped."""
+def is_valid_state(trainer: Trainer, module: Any) -> bool:
+    """Return whether the weights are finite and at most half of the steps were skipped."""
     if 2 * float(module.meters.skipped) > trainer.global_step:
         return False
-    # Pieces of weights that are shared out are looked at where they are: the other processes do not take part.
+    # Sharded weights are checked locally: the other processes do not take part.
     pieces = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
     return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)

@@ -11,7 +11,7 @@ from paucal.models.preprocessing import Preprocessing
 from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
-from paucal.rules.circumstances import Facts
+from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import origins, resolve
 from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE
@@ -21,17 +21,17 @@ from paucal.transfer.segmentation.card import Head, SegmentationCard
 from paucal.transfer.segmentation.crops import CropOptions
 from paucal.transfer.segmentation.windows import WindowOptions
 from paucal.types import UserError, height_and_width
-from paucal.verbs.run.assembled import Assembled
 from paucal.verbs.run.job import Bars
 from paucal.verbs.run.loaders import normalisation
-from paucal.verbs.run.room import check_room, enough_memory
+from paucal.verbs.run.memory_check import check_memory, explain_memory_errors
+from paucal.verbs.run.setup import RunSetup
 from paucal.verbs.run.start_weights import find_start, load_start
 from paucal.verbs.run.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.verbs.segmenting.images import Segmented, open_segmented
 from paucal.verbs.segmenting.objective import PixelObjective
 from paucal.verbs.segmenting.rules import RULES
 from paucal.verbs.segmenting.settings import SegmentSettings
-from paucal.verbs.training.ladder.start import choose
+from paucal.verbs.training.auto_tune.start import choose
 
 START_LR = 1e-6  # of the peak, at the first step of the warm-up, as in the papers' programs
 WARMUP = 0.05  # of the epochs, where nobody says
@@ -39,14 +39,14 @@ AUXILIARY_WIDTH = 256
 
 
 @dataclass(frozen=True)
-class AssembledSegmentation(Assembled[SegmentSettings]):
+class SegmentationSetup(RunSetup[SegmentSettings]):
     """Everything a segmentation run needs, checked, with nothing written yet."""
 
     @property
     def segmented(self) -> Segmented:
         """The images with their masks."""
-        assert isinstance(self.prepared, Segmented)
-        return self.prepared
+        assert isinstance(self.data, Segmented)
+        return self.data
 
     @property
     def seg_card(self) -> SegmentationCard:
@@ -65,7 +65,7 @@ class AssembledSegmentation(Assembled[SegmentSettings]):
 
 def assemble(
     settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-) -> AssembledSegmentation:
+) -> SegmentationSetup:
     """Open images and masks, choose what was left open, build the network; write nothing.
 
     Args:
@@ -77,32 +77,32 @@ def assemble(
     Raises:
         UserError: the images, the masks or a setting do not do.
     """
-    prepared = open_segmented(settings, bars, run)
+    data = open_segmented(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        settings, given, remarks = _with_start(settings, given, prepared)
+        settings, given, remarks = _with_start(settings, given, data)
         check_rates(settings)
     start = find_start(settings, run)
-    facts = replace(prepared.facts(), start=start.facts)
+    facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve(settings, facts, RULES)
     settings, reasons = _lengths(settings, facts, reasons)
-    card, objective, notes = _build(settings, prepared, start.input and start.input(settings.model or ""), run)
+    card, objective, notes = _build(settings, data, start.input and start.input(settings.model or ""), run)
     loaded = load_start(start, settings.model, objective, ())
     _check_batch(settings, objective)
-    remarks += [*prepared.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(prepared)]
+    remarks += [*data.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(data)]
     plan = trainer_plan(settings, facts.n_train * (settings.crops or 1))
     origin = origins(settings, given, reasons)
-    return AssembledSegmentation(settings, origin, prepared, plan, objective, card, tuple(remarks), loaded)
+    return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
 
 
 def _with_start(
-    settings: SegmentSettings, given: Mapping[str, str], prepared: Segmented
+    settings: SegmentSettings, given: Mapping[str, str], data: Segmented
 ) -> tuple[SegmentSettings, dict[str, str], list[str]]:
     """Look for trained weights where nobody has said how the run begins, or has said "auto"."""
     asked = settings.init == "auto" or ("init" not in given and settings.recipe is None)
     if not asked:
         return settings, dict(given), []
-    facts = prepared.facts()
+    facts = data.facts()
     found = choose(settings.model, settings.device or facts.device, facts.median_side)
     remarks = [found.remark] if found.remark else []
     given = {**given, "init": f"auto: {found.why}"}
@@ -114,7 +114,7 @@ def _with_start(
 
 
 def _lengths(
-    settings: SegmentSettings, facts: Facts, reasons: Mapping[str, str]
+    settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
 ) -> tuple[SegmentSettings, dict[str, str]]:
     """Fill in what follows from the number of epochs, where that is known."""
     reasons = dict(reasons)
@@ -127,19 +127,19 @@ def _lengths(
 
 
 def _build(
-    settings: SegmentSettings, prepared: Segmented, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
 ) -> tuple[SegmentationCard, PixelObjective, list[str]]:
     """Build card and objective, with weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]), enough_memory():
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
         spec, notes = backbone_spec(settings, 0)
-        notes = [*check_room(settings, spec, 2.0), *notes]  # the head keeps about as much as the backbone
+        notes = [*check_memory(settings, spec, 2.0), *notes]  # the head keeps about as much as the backbone
         card = SegmentationCard(
             backbone=spec,
-            classes=prepared.images.classes,
-            preprocessing=_feeding(settings, prepared, fed, run),
+            classes=data.images.classes,
+            preprocessing=_feeding(settings, data, fed, run),
             head=Head(settings.width or 64, settings.dropout),
-            coding=prepared.masked.coding,  # type: ignore[union-attr]
+            coding=data.masked.coding,  # type: ignore[union-attr]
             overlap=settings.overlap,
             whole=settings.test_mode == "whole",
             resize_to=_sides(settings),
@@ -159,13 +159,13 @@ def _build(
 
 
 def _feeding(
-    settings: SegmentSettings, prepared: Segmented, fed: ImageInput | None, run: RunFolder | None
+    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
     """Return how images are prepared: as the run has stored, or with the start's mean and deviation."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
-    statistics = normalisation(settings, prepared, fed or input_of_timm(settings.model or ""))
-    reading = prepared.images.reading
+    statistics = normalisation(settings, data, fed or input_of_timm(settings.model or ""))
+    reading = data.images.reading
     return Preprocessing(
         height_and_width(settings.img_size or USUAL_SIDE),
         1.0,
@@ -191,9 +191,9 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
     return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
 
 
-def optimization(assembled: AssembledSegmentation) -> Optimization:
+def optimization(setup: SegmentationSetup) -> Optimization:
     """Return AdamW and the course of its rate."""
-    settings, plan = assembled.settings, assembled.plan
+    settings, plan = setup.settings, setup.plan
     peak, horizon = settings.lr or 0.0, plan.total_steps
     kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
     schedule = kind(
@@ -224,12 +224,12 @@ def crop_options(settings: SegmentSettings) -> CropOptions:
     )
 
 
-def quick_look(settings: SegmentSettings) -> WindowOptions:
+def fast_inference(settings: SegmentSettings) -> WindowOptions:
     """Return how validation images are looked at after each epoch: once, with windows side by side."""
-    return replace(careful_look(settings), overlap=0.0, scales=(1.0,), mirror=False)
+    return replace(full_inference(settings), overlap=0.0, scales=(1.0,), mirror=False)
 
 
-def careful_look(settings: SegmentSettings) -> WindowOptions:
+def full_inference(settings: SegmentSettings) -> WindowOptions:
     """Return how the test images are looked at."""
     return WindowOptions(
         height_and_width(settings.img_size or USUAL_SIDE),
@@ -264,15 +264,15 @@ def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
         )
 
 
-def _remarks(prepared: Segmented) -> list[str]:
+def _remarks(data: Segmented) -> list[str]:
     """Return what people should know of the masks before they trust a score."""
-    masked = prepared.masked
+    masked = data.masked
     assert masked is not None
     found = masked.doubts()
     for part, words in (("train", "to learn from"), ("test", "to be judged by")):
         missing = [
             name
-            for name, pixels in zip(prepared.images.classes, masked.pixels[prepared.part(part)].sum(0), strict=True)
+            for name, pixels in zip(data.images.classes, masked.pixels[data.part(part)].sum(0), strict=True)
             if pixels == 0
         ]
         if missing:

@@ -22,10 +22,10 @@ from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.training import Outcome
 from paucal.transfer.segmentation.trained import SegmentationModel, load_segmenter
 from paucal.transfer.segmentation.windows import scales_in_words
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.run.voice import Voice
-from paucal.verbs.segmenting.assembly import AssembledSegmentation, careful_look
+from paucal.verbs.segmenting.assembly import SegmentationSetup, full_inference
 from paucal.verbs.segmenting.pictures import comparison, legend, palette, stacked
 from paucal.verbs.segmenting.tables import per_class_table, per_image_table, report_table, score_text
 from paucal.verbs.segmenting.validation import SCORE, count_pixels
@@ -64,47 +64,47 @@ class SegmentResult(FinishedRun):
         return load_segmenter(self.folder)
 
 
-def conclude(run: RunFolder, assembled: AssembledSegmentation, outcome: Outcome, voice: Voice) -> SegmentResult:
+def conclude(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, console: Console) -> SegmentResult:
     """Judge the kept model on the test images, which nothing has looked at before, and write everything down."""
     wait_for_all()  # the first process has written the model
-    tallies = _test(run, assembled, voice)
-    report = segmentation_report(tallies, assembled.card.classes, assembled.settings.seed)
+    tallies = _test(run, setup, console)
+    report = segmentation_report(tallies, setup.card.classes, setup.settings.seed)
     if rank() != 0:
         return SegmentResult(run.path, report, outcome.seconds)
     folder = run.evaluation("test")
     run.write_json(f"evaluation/test/{METRICS}", report.to_dict())
     write_text(folder / "per_class.csv", per_class_table(report))
-    write_text(folder / "per_image.csv", per_image_table(tallies, assembled.prepared.images.keys))
-    _draw(run, assembled, tallies)
+    write_text(folder / "per_image.csv", per_image_table(tallies, setup.data.images.keys))
+    _draw(run, setup, tallies)
     if outcome.rows:
-        best = outcome.best.get("epoch") if len(assembled.prepared.part("val")) else None
-        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        best = outcome.best.get("epoch") if len(setup.data.part("val")) else None
+        rows = with_speed(outcome.rows, len(setup.data.part("train")))
         save_figure(run.plots / "curves.png", curves_figure(rows, best=best))
-    run.write_json("summary.json", summary(run, assembled, outcome, report))
+    run.write_json("summary.json", summary(run, setup, outcome, report))
     page = write_segmentation_report(run.path)
-    voice.show(report_table(report))
-    for line in closing_lines(run, assembled, outcome, report, page):
-        voice.say(line)
+    console.show(report_table(report))
+    for line in closing_lines(run, setup, outcome, report, page):
+        console.say(line)
     return SegmentResult(run.path, report, outcome.seconds)
 
 
-def _test(run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> list[Tally]:
+def _test(run: RunFolder, setup: SegmentationSetup, console: Console) -> list[Tally]:
     """Return the counts of the test images, and write their predicted masks."""
-    settings, prepared = assembled.settings, assembled.segmented
+    settings, data = setup.settings, setup.segmented
     # The files are loaded back, so that what is judged is what will be deployed.
     model = load_segmenter(run, settings.device or "cpu")
-    indices, folder = prepared.part("test").tolist(), run.evaluation("test") / "masks"
+    indices, folder = data.part("test").tolist(), run.evaluation("test") / "masks"
 
     def keep(index: int, shares: Tensor) -> None:
-        write_mask(folder, prepared.images.keys[index], shares.argmax(0).cpu().numpy(), model.card.coding)
+        write_mask(folder, data.images.keys[index], shares.argmax(0).cpu().numpy(), model.card.coding)
 
-    with voice.progress("testing") as advance:
+    with console.progress("testing") as advance:
         return count_pixels(
             model.network,
-            prepared,
+            data,
             indices,
             model.card.preprocessing,
-            careful_look(settings),
+            full_inference(settings),
             model.device,
             progress=lambda done: advance(done, len(indices)),
             see=keep,
@@ -127,23 +127,23 @@ def write_mask(folder: Path, key: str, found: NDArray[np.integer], coding: MaskC
     return path
 
 
-def _draw(run: RunFolder, assembled: AssembledSegmentation, tallies: list[Tally]) -> None:
+def _draw(run: RunFolder, setup: SegmentationSetup, tallies: list[Tally]) -> None:
     """Draw the test images with the lowest and the highest mean IoU of their own."""
     ranked = sorted((one for one in tallies if np.isfinite(one.mean_iou)), key=lambda one: one.mean_iou)
     few = min(DRAWN, max(1, len(ranked) // 2))
     for name, some in (("worst_images", ranked[:few]), ("best_images", ranked[::-1][:few])):
         if some:
-            picture = stacked([_compared(run, assembled, one) for one in some] + [_legend(assembled)])
+            picture = stacked([_compared(run, setup, one) for one in some] + [_legend(setup)])
             write_atomically(run.plots / f"{name}.png", lambda file, picture=picture: picture.save(file, "PNG"))
 
 
-def _compared(run: RunFolder, assembled: AssembledSegmentation, one: Tally) -> Image.Image:
-    prepared, coding = assembled.segmented, assembled.seg_card.coding
-    key, mask = prepared.images.keys[one.index], prepared.masks.read(one.index)
+def _compared(run: RunFolder, setup: SegmentationSetup, one: Tally) -> Image.Image:
+    data, coding = setup.segmented, setup.seg_card.coding
+    key, mask = data.images.keys[one.index], data.masks.read(one.index)
     path = (run.evaluation("test") / "masks").joinpath(*PurePosixPath(key).with_suffix(".png").parts)
     found = stored_mask(path, coding)
     return comparison(
-        prepared.images.store.read(one.index), mask, found, palette(coding), f"{key}: mean IoU {percent(one.mean_iou)}"
+        data.images.store.read(one.index), mask, found, palette(coding), f"{key}: mean IoU {percent(one.mean_iou)}"
     )
 
 
@@ -152,26 +152,24 @@ def stored_mask(path: Path, coding: MaskCoding) -> NDArray[np.uint8]:
     return coding.encode(read_raw(path, path.name).among(coding.kind == "colour", path.name), path.name)
 
 
-def _legend(assembled: AssembledSegmentation) -> Image.Image:
-    return legend(assembled.card.classes, palette(assembled.seg_card.coding))
+def _legend(setup: SegmentationSetup) -> Image.Image:
+    return legend(setup.card.classes, palette(setup.seg_card.coding))
 
 
-def summary(
-    run: RunFolder, assembled: AssembledSegmentation, outcome: Outcome, report: SegmentationReport
-) -> dict[str, Any]:
+def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport) -> dict[str, Any]:
     """Return the facts of the run as plain values, for `summary.json` and the page."""
-    prepared, card, settings = assembled.prepared, assembled.seg_card, assembled.settings
-    selected = len(prepared.part("val")) > 0
+    data, card, settings = setup.data, setup.seg_card, setup.settings
+    selected = len(data.part("val")) > 0
     return {
-        "title": f"{card.backbone.name} segments {prepared.images.name}",
+        "title": f"{card.backbone.name} segments {data.images.name}",
         "kind": "segmentation",
         "model": card.backbone.name,
         "method": f"UperNet of width {card.head.width}, auxiliary weight {settings.auxiliary:g}",
-        "data": f"{prepared.images.name}: {counted(len(prepared.images), 'image')} with masks, "
+        "data": f"{data.images.name}: {counted(len(data.images), 'image')} with masks, "
         f"{counted(len(card.classes), 'class', 'classes')}",
-        "split": prepared.split.description,
-        "parts": prepared.counts(),
-        "parameters": sum(p.numel() for p in assembled.objective.deployable().parameters()),
+        "split": data.split.description,
+        "parts": data.counts(),
+        "parameters": sum(p.numel() for p in setup.objective.deployable().parameters()),
         "crops": "x".join(map(str, card.preprocessing.image_size)),
         "looks": scales_in_words(tuple(settings.scales or (1.0,)), settings.mirror),
         "epochs": outcome.passes(settings.epochs),
@@ -182,19 +180,19 @@ def summary(
         "peak_memory": peak_memory(settings.device or "cpu"),
         "test_mean_iou": _number(report.mean_iou.value),
         "test_pixel_accuracy": _number(report.accuracy.value),
-        "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": [*assembled.remarks, *outcome.remarks],
-        "next_steps": next_steps(run, assembled),
+        "start": None if setup.start is None else setup.start.short(),
+        "remarks": [*setup.remarks, *outcome.remarks],
+        "next_steps": next_steps(run, setup),
     }
 
 
 def closing_lines(
-    run: RunFolder, assembled: AssembledSegmentation, outcome: Outcome, report: SegmentationReport, page: Path
+    run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: SegmentationReport, page: Path
 ) -> list[str]:
     """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
     unseen = report.unseen
     commonest = report.confusion.sum(1).max() / max(report.confusion.sum(), 1)
-    selected = len(assembled.prepared.part("val")) > 0
+    selected = len(setup.data.part("val")) > 0
     kept = (
         f"epoch {outcome.best.get('epoch', 0):g}, the best on the validation images" if selected else "the last epoch"
     )
@@ -204,21 +202,21 @@ def closing_lines(
         f"over {counted(report.images, 'image')}); always answering the commonest class: {percent(commonest)} of the "
         "pixels",
         *([f"{len(unseen)} of the classes occur in no test mask: {', '.join(unseen[:8])}"] if unseen else []),
-        f"trained: {assembled.describe()}, epochs: {outcome.passes(assembled.settings.epochs)}, "
+        f"trained: {setup.describe()}, epochs: {outcome.passes(setup.settings.epochs)}, "
         f"{outcome.seconds:.0f} s; kept: {kept}",
         f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, metrics.csv, plots/ "
         "(worst_images.png), evaluation/test/masks/",
         "try next:",
-        *(f"  {step}" for step in next_steps(run, assembled)),
+        *(f"  {step}" for step in next_steps(run, setup)),
     ]
 
 
-def next_steps(run: RunFolder, assembled: AssembledSegmentation) -> list[str]:
+def next_steps(run: RunFolder, setup: SegmentationSetup) -> list[str]:
     """Return commands that make sense now."""
     path = shlex.quote(str(run.path))
-    longer = "2h" if assembled.settings.time is not None else None
-    place = shlex.quote(assembled.settings.data) if assembled.settings.data else "DATA"
-    words = f"--time {longer}" if longer else f"--epochs {2 * (assembled.settings.epochs or 1)}"
+    longer = "2h" if setup.settings.time is not None else None
+    place = shlex.quote(setup.settings.data) if setup.settings.data else "DATA"
+    words = f"--time {longer}" if longer else f"--epochs {2 * (setup.settings.epochs or 1)}"
     return [
         f"paucal predict {path} new_images/ --output masks/     # masks of new images, and pictures of them",
         f"paucal segment {place} {words}     # train for longer",

@@ -20,9 +20,9 @@ from paucal.runs import RunFolder
 from paucal.settings.options import flag
 from paucal.transfer.segmentation.card import SegmentationCard
 from paucal.types import UserError
-from paucal.verbs.run.images import Prepared, decoded
+from paucal.verbs.run.images import SplitImages, decoded
 from paucal.verbs.run.job import Bars
-from paucal.verbs.run.outputs import refuse_among
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.run.resuming import stored_split
 from paucal.verbs.segmenting.settings import SegmentSettings
 
@@ -30,7 +30,7 @@ PATHS = ("data", "images", "masks", "classes", "split")
 
 
 @dataclass(frozen=True)
-class Segmented(Prepared):
+class Segmented(SplitImages):
     """Images that are known to be readable, with their masks and what each is used for."""
 
     masked: MaskedImages | None = None
@@ -54,7 +54,7 @@ def pin_paths(settings: SegmentSettings) -> SegmentSettings:
         if value is not None:
             changes[name] = os.path.realpath(named_path(value, flag(name) if name != "data" else "DATA"))
     output = Path(settings.output or "runs")
-    refuse_among(output, {flag(name): changes.get(name) for name in ("images", "masks")})
+    refuse_inside_images(output, {flag(name): changes.get(name) for name in ("images", "masks")})
     return replace(settings, **changes)
 
 

@@ -10,11 +10,11 @@ from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.training import Optimization, Outcome, Watch
 from paucal.types import UserError
-from paucal.verbs.run.job import Bars
+from paucal.verbs.run.console import Console
+from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.time_plan import store_time_plan
-from paucal.verbs.run.voice import Voice
-from paucal.verbs.segmenting.assembly import AssembledSegmentation, assemble, optimization, quick_look
+from paucal.verbs.segmenting.assembly import SegmentationSetup, assemble, fast_inference, optimization
 from paucal.verbs.segmenting.conclusion import SegmentResult, conclude
 from paucal.verbs.segmenting.images import PATHS, pin_paths
 from paucal.verbs.segmenting.loaders import train_loader
@@ -28,34 +28,16 @@ MEANINGLESS = ("data_root", "download", "image_column", "channels")
 FACTORS = (0.05, 20.0)  # that images are scaled by
 
 
-class SegmentationWatcher:
-    """Scores each epoch on the validation images; nothing it sees ends the run."""
-
-    def __init__(self, assembled: AssembledSegmentation, voice: Voice) -> None:
-        self._assembled, self._voice = assembled, voice
+class SegmentationWatcher(Watcher[SegmentationSetup]):
+    """Scores each epoch on the validation images."""
 
     def watch(self) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        made = self._assembled
-        if not len(made.prepared.part("val")):
+        setup = self.setup
+        if not len(setup.data.part("val")):
             return None
-        validate = scores(made.segmented, made.card.preprocessing, made.card.classes, quick_look(made.settings))
+        validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, fast_inference(setup.settings))
         return Watch(validate, SCORE, LOSS)
-
-    on_start = None  # the weights a run begins with know nothing of the classes
-
-    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Say how an epoch went."""
-        self._voice.on_epoch(epoch, epochs, row)
-
-    wants_a_change = False
-
-    def prepare_next(self) -> None:
-        """Have only one stage."""
-
-    def last_words(self) -> list[str]:
-        """Return nothing: whoever stopped the run knows why."""
-        return []
 
 
 class SegmentationJob:
@@ -83,62 +65,62 @@ class SegmentationJob:
 
     def assemble(
         self, settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-    ) -> AssembledSegmentation:
+    ) -> SegmentationSetup:
         """Open images and masks, choose what was left open, build the network, and plan its length."""
-        assembled = assemble(settings, given, bars, run)
+        setup = assemble(settings, given, bars, run)
         with bars("trying how long a step takes"):
-            return plan_for_time(assembled)
+            return plan_for_time(setup)
 
-    def announce(self, assembled: AssembledSegmentation, voice: Voice) -> None:
+    def announce(self, setup: SegmentationSetup, console: Console) -> None:
         """Say what will be trained, on what, and why the settings are what they are."""
-        prepared, classes = assembled.prepared, assembled.card.classes
-        counts = prepared.counts()
-        voice.say(
-            f"data: {prepared.images.name}, {len(prepared.images)} images with masks, {len(classes)} classes; "
+        data, classes = setup.data, setup.card.classes
+        counts = data.counts()
+        console.say(
+            f"data: {data.images.name}, {len(data.images)} images with masks, {len(classes)} classes; "
             f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        voice.say(f"split: {prepared.split.description}")
-        voice.say(f"model: {assembled.describe()}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {data.split.description}")
+        console.say(f"model: {setup.describe()}")
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
 
-    def is_open(self, assembled: AssembledSegmentation) -> bool:
+    def needs_planning(self, setup: SegmentationSetup) -> bool:
         """Return False: a run has its length from the beginning."""
         return False
 
-    def find_out(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> bool:
+    def plan(self, run: RunFolder, setup: SegmentationSetup, console: Console) -> bool:
         """Have nothing to find out."""
         return True
 
-    def write_beginning(self, run: RunFolder, assembled: AssembledSegmentation) -> None:
+    def write_beginning(self, run: RunFolder, setup: SegmentationSetup) -> None:
         """Draw crops as the network will see them, with their masks; keep what the length was planned from."""
-        if assembled.plan.time is not None:
-            store_time_plan(run, assembled.plan.time)
-        alone = replace(assembled, settings=replace(assembled.settings, workers=0))
+        if setup.plan.time is not None:
+            store_time_plan(run, setup.plan.time)
+        alone = replace(setup, settings=replace(setup.settings, workers=0))
         picture = crop_sheet(next(iter(self.loader(alone, 0))), alone.seg_card)  # type: ignore[arg-type]
         write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
 
-    def loader(self, assembled: AssembledSegmentation, start: int) -> TrainLoader:
+    def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
         """Return the loader of this process, from a forward pass on."""
-        return train_loader(assembled, start)
+        return train_loader(setup, start)
 
-    def optimization(self, assembled: AssembledSegmentation) -> Optimization:
+    def optimization(self, setup: SegmentationSetup) -> Optimization:
         """Return AdamW and its schedule."""
-        return optimization(assembled)
+        return optimization(setup)
 
-    def watcher(self, run: RunFolder, assembled: AssembledSegmentation, voice: Voice) -> SegmentationWatcher:
+    def watcher(self, run: RunFolder, setup: SegmentationSetup, console: Console) -> SegmentationWatcher:
         """Return who scores the epochs."""
-        return SegmentationWatcher(assembled, voice)
+        return SegmentationWatcher(setup, console)
 
     def conclude(
         self,
         run: RunFolder,
-        assembled: AssembledSegmentation,
+        setup: SegmentationSetup,
         outcome: Outcome,
         watcher: SegmentationWatcher,
-        voice: Voice,
+        console: Console,
     ) -> SegmentResult:
         """Judge the best model on the test images and write everything down."""
-        return conclude(run, assembled, outcome, voice)
+        return conclude(run, setup, outcome, console)
 
 
 def _refuse_meaningless(settings: SegmentSettings) -> None:

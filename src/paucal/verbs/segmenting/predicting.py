@@ -21,8 +21,8 @@ from paucal.transfer.segmentation.trained import SegmentationModel, load_segment
 from paucal.types import UserError
 from paucal.verbs.prediction.pictures import InMemory, full_name, open_sources, read_all
 from paucal.verbs.prediction.settings import PredictSettings
-from paucal.verbs.run.outputs import refuse_among
-from paucal.verbs.run.voice import Logged, Voice
+from paucal.verbs.run.console import Console, LoggedConsole
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.segmenting.conclusion import write_mask
 from paucal.verbs.segmenting.job import check_factors
 from paucal.verbs.segmenting.pictures import overlay, palette
@@ -75,25 +75,25 @@ def predict_masks(
         raise UserError("masks are named after their images: give files, folders or patterns, or ask load_segmenter.")
     chosen = from_python(PredictSettings, settings, "paucal.predict_masks", "predict")
     loaded = model if isinstance(model, SegmentationModel) else given_path(model, "the model")
-    return segment_all(loaded, sources, Path(os.fspath(output)), chosen, Logged())
+    return segment_all(loaded, sources, Path(os.fspath(output)), chosen, LoggedConsole())
 
 
 def segment_all(
-    model: SegmentationModel | str, sources: Sequence[str], output: Path, settings: PredictSettings, voice: Voice
+    model: SegmentationModel | str, sources: Sequence[str], output: Path, settings: PredictSettings, console: Console
 ) -> list[MaskPrediction]:
     """Write the masks of everything that some sources hold; see `predict_masks`."""
     check_ranges(settings)
     check_factors("scales", settings.scales)
     loaded = model if isinstance(model, SegmentationModel) else load_segmenter(model, settings.device)
-    opened = open_sources(list(sources), voice, loaded.reading)
+    opened = open_sources(list(sources), console, loaded.reading)
     names = _names(opened)
     output = named_path(str(output))
     for source in sources:
-        refuse_among(output, {"PATHS": source if SEPARATOR not in source else None})
+        refuse_inside_images(output, {"PATHS": source if SEPARATOR not in source else None})
     _require_empty(output)
     found: list[MaskPrediction] = []
-    with voice.progress("segmenting") as advance:
-        for path, picture in read_all(opened, loaded.reading, settings.on_bad_image, voice):
+    with console.progress("segmenting") as advance:
+        for path, picture in read_all(opened, loaded.reading, settings.on_bad_image, console):
             found.append(_segmented(loaded, path or "", picture, names[path or ""], output, settings))
             advance(len(found), len(names))
     return found

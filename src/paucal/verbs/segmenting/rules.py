@@ -1,7 +1,7 @@
 """What "chosen from the data" means for segmentation: rules for 30 images on a processor up to the papers' sets."""
 
 from paucal.rules import machine, model, resolve
-from paucal.rules.circumstances import Facts, slight_words
+from paucal.rules.facts import DataAndMachine, describe_undertrained
 from paucal.rules.images import hflip, normalise
 from paucal.rules.resolve import Choice
 
@@ -12,7 +12,7 @@ MOST_CROPS = 64
 CELL = 32  # pixels: crops are whole numbers of the deepest cells
 
 
-def backbone(facts: Facts, recipe: str | None) -> Choice:
+def backbone(facts: DataAndMachine, recipe: str | None) -> Choice:
     """The start's; without one a network that a processor can train, the papers' on a GPU."""
     if facts.start is not None and facts.start.model is not None:
         return facts.start.model, f"the model of {facts.start.where}"
@@ -24,7 +24,7 @@ def backbone(facts: Facts, recipe: str | None) -> Choice:
 backbone.__name__ = "model"
 
 
-def img_size(facts: Facts) -> Choice:
+def img_size(facts: DataAndMachine) -> Choice:
     """The papers' 512 on a GPU, half of it on a processor, and no more than the images have."""
     side, why = crop_side(facts.device, facts.median_side)
     return [side], why
@@ -39,14 +39,14 @@ def crop_side(device: str, median_side: int) -> tuple[int, str]:
     return usual, why
 
 
-def batch_size(facts: Facts) -> Choice:
+def batch_size(facts: DataAndMachine) -> Choice:
     """The papers' 16 on a GPU; 4 on a processor, since more steps teach more than larger ones."""
     if facts.device == "cpu":
         return 4, "many small steps: on a processor crops take the same time in any batch"
     return 16, "the papers' crops in a step"
 
 
-def width(facts: Facts) -> Choice:
+def width(facts: DataAndMachine) -> Choice:
     """The papers' 512 where there are images and a GPU for it."""
     if facts.device == "cpu":
         return 64, "a processor would spend its time in a wider head"
@@ -55,14 +55,14 @@ def width(facts: Facts) -> Choice:
     return 512, "the papers' width"
 
 
-def crops(facts: Facts, batch_size: int, accumulate: int) -> Choice:
+def crops(facts: DataAndMachine, batch_size: int, accumulate: int) -> Choice:
     """So many that an epoch is worth a look at the validation images."""
     wanted = -(-STEPS * batch_size * accumulate // max(facts.n_train, 1))
     count = max(1, min(MOST_CROPS, wanted))
     return count, f"about {STEPS} steps between two looks at the validation images" if count > 1 else "once an epoch"
 
 
-def time(facts: Facts, recipe: str | None, epochs: int | None) -> Choice:
+def time(facts: DataAndMachine, recipe: str | None, epochs: int | None) -> Choice:
     """A wait that people take, where nobody says how long a run is, nor a recipe."""
     if epochs is not None or recipe is not None:
         return None, ""
@@ -71,17 +71,17 @@ def time(facts: Facts, recipe: str | None, epochs: int | None) -> Choice:
     return "15m", "a quarter of an hour; give --time 2h, or --epochs, for more"
 
 
-def lr(facts: Facts) -> Choice:
+def lr(facts: DataAndMachine) -> Choice:
     """A fresh head learns at a rate that a trained backbone would not survive, see `backbone_lr`."""
     return 1e-3, "tried for a fresh head on few images"
 
 
-def backbone_lr(facts: Facts) -> Choice:
+def backbone_lr(facts: DataAndMachine) -> Choice:
     """A tenth for trained weights, whatever the head's."""
     if facts.start is None:
         return 1.0, "the backbone begins at random, as the head does"
-    if facts.start.slight:
-        return 1.0, slight_words(facts.start)
+    if facts.start.undertrained:
+        return 1.0, describe_undertrained(facts.start)
     return 0.1, f"a tenth of the head's: {facts.start.where} shall not be forgotten"
 
 
@@ -90,23 +90,23 @@ def min_lr(lr: float | None) -> Choice:
     return (lr or 0.0) / 100, "a hundredth of the peak"
 
 
-def freeze(facts: Facts) -> Choice:
+def freeze(facts: DataAndMachine) -> Choice:
     """The stem of trained weights, where images are few: edges and colours are known already, and it saves time."""
-    if facts.start is not None and facts.start.slight:
-        return "none", slight_words(facts.start)
+    if facts.start is not None and facts.start.undertrained:
+        return "none", describe_undertrained(facts.start)
     if facts.start is not None and facts.n_train <= SOME:
         return "stem", f"{facts.n_train} training images: edges and colours are known to {facts.start.where}"
     return "none", "enough images to train all of it" if facts.start is not None else "nothing is known yet"
 
 
-def scale(facts: Facts) -> Choice:
+def scale(facts: DataAndMachine) -> Choice:
     """The papers' half to double where images are many; less where few could not show it."""
     if facts.n_train <= FEW:
         return [0.7, 1.4], f"{facts.n_train} training images: sizes in the test images are likely to be alike"
     return [0.5, 2.0], "the papers' range"
 
 
-def colour(facts: Facts) -> Choice:
+def colour(facts: DataAndMachine) -> Choice:
     """Light changes of colour."""
     return 0.2, "light: labels are few, and so are the steps"
 

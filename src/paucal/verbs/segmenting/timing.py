@@ -13,13 +13,13 @@ from paucal.training import Plan, TimePlan
 from paucal.types import Batch, Progress, UserError
 from paucal.verbs.run.forecast import duration
 from paucal.verbs.run.start_time import start_time
-from paucal.verbs.run.time_plan import suit_threads, tried_steps
+from paucal.verbs.run.time_plan import suit_threads, trial_steps
 from paucal.verbs.run.trainer_inputs import seconds_of, trainer_plan
 from paucal.verbs.segmenting.assembly import (
     WARMUP,
-    AssembledSegmentation,
-    careful_look,
-    quick_look,
+    SegmentationSetup,
+    fast_inference,
+    full_inference,
 )
 from paucal.verbs.segmenting.loaders import train_loader
 from paucal.verbs.segmenting.validation import count_pixels
@@ -49,22 +49,22 @@ class Pace:
     closing: float = CLOSING
 
 
-def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
+def plan_for_time(setup: SegmentationSetup) -> SegmentationSetup:
     """Return a run with as many epochs as end within its time; one whose epochs are known stays as it is.
 
     Raises:
         UserError: there is not even time for one epoch.
     """
-    settings = assembled.settings
+    settings = setup.settings
     if settings.epochs is not None or settings.time is None:
-        return assembled
-    budget, pace = seconds_of(settings.time, "--time"), measure(assembled, threads=True)
-    counts = assembled.prepared.counts()
+        return setup
+    budget, pace = seconds_of(settings.time, "--time"), measure(setup, threads=True)
+    counts = setup.data.counts()
     spent = time.monotonic() - start_time()
     room = budget - (spent + counts["test"] * pace.test + pace.closing)
     once = pace.step * counts["train"] / settings.effective_batch  # one crop of each image
     looks = counts["val"] * pace.look
-    crops, epochs = fill_time(room, once, looks, settings.crops or 1, free="crops" not in _given(assembled))
+    crops, epochs = fill_time(room, once, looks, settings.crops or 1, free="crops" not in _given(setup))
     if epochs < 1:
         raise UserError(
             f"--time {settings.time} is too short: reading, one epoch and the test take about "
@@ -75,7 +75,7 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
     reason = f"{settings.time}: an epoch takes about {duration(epoch)} here (a step {pace.step:.2f} s)"
     warmup = settings.warmup_epochs
     changed = replace(settings, epochs=epochs, crops=crops, warmup_epochs=WARMUP * epochs if warmup is None else warmup)
-    origin = {**assembled.origin, "epochs": f"auto: {reason}"}
+    origin = {**setup.origin, "epochs": f"auto: {reason}"}
     if warmup is None:
         origin["warmup_epochs"] = "auto: a twentieth of the epochs"
     if crops != settings.crops:
@@ -89,19 +89,19 @@ def plan_for_time(assembled: AssembledSegmentation) -> AssembledSegmentation:
     whole = duration(budget - room + epochs * epoch)
     words = f"time: about {whole} in all, {counted(epochs, 'epoch')} of {duration(epoch)}"
     return replace(
-        assembled,
+        setup,
         settings=changed,
         origin=origin,
         plan=replace(plan, time=time_plan),
-        remarks=(*assembled.remarks, words),
+        remarks=(*setup.remarks, words),
         planned_at=time.monotonic(),
     )
 
 
-def seconds_of_run(assembled: AssembledSegmentation) -> float:
+def seconds_of_run(setup: SegmentationSetup) -> float:
     """Return how long a run whose length is known should take on this machine, by trying a few steps and looks."""
-    plan, counts, pace = assembled.plan, assembled.prepared.counts(), measure(assembled)
-    looks = (assembled.settings.epochs or 0) * counts["val"] * pace.look
+    plan, counts, pace = setup.plan, setup.data.counts(), measure(setup)
+    looks = (setup.settings.epochs or 0) * counts["val"] * pace.look
     return plan.total_steps * pace.step + looks + counts["test"] * pace.test + pace.closing
 
 
@@ -130,31 +130,29 @@ def fill_time(room: float, once: float, looks: float, crops: int, free: bool) ->
     return crops, int(room / (crops * once + looks))
 
 
-def _given(assembled: AssembledSegmentation) -> set[str]:
+def _given(setup: SegmentationSetup) -> set[str]:
     """Return the settings that somebody has said."""
-    return {name for name, words in assembled.origin.items() if not words.startswith(("auto:", "default"))}
+    return {name for name, words in setup.origin.items() if not words.startswith(("auto:", "default"))}
 
 
-def measure(assembled: AssembledSegmentation, threads: bool = False) -> Pace:
+def measure(setup: SegmentationSetup, threads: bool = False) -> Pace:
     """Try a few steps and looks; the objective comes back as it was.
 
     Args:
-        assembled: Run of segmentation.
+        setup: Run of segmentation.
         threads: Whether to choose the number of threads first, where other programs use the same cores.
     """
-    objective, device = assembled.objective, torch.device(assembled.settings.device or "cpu")
-    with tried_steps(objective, device):
-        step = _seconds_per_step(assembled, objective, device, threads)
-        look, test = _seconds_per_look(assembled, device)
+    objective, device = setup.objective, torch.device(setup.settings.device or "cpu")
+    with trial_steps(objective, device):
+        step = _seconds_per_step(setup, objective, device, threads)
+        look, test = _seconds_per_look(setup, device)
     return Pace(SLOWER * step, look, test, CLOSING * slowdown())
 
 
-def _seconds_per_step(
-    assembled: AssembledSegmentation, objective: Objective, device: torch.device, threads: bool
-) -> float:
-    settings = assembled.settings
-    plan: Plan = replace(assembled.plan, total_steps=STEPS + 1)
-    loader = train_loader(assembled, start=0, plan=plan, workers=0)
+def _seconds_per_step(setup: SegmentationSetup, objective: Objective, device: torch.device, threads: bool) -> float:
+    settings = setup.settings
+    plan: Plan = replace(setup.plan, total_steps=STEPS + 1)
+    loader = train_loader(setup, start=0, plan=plan, workers=0)
     half = torch.bfloat16 if settings.precision == "bf16-mixed" else torch.float16
     dtype = None if settings.precision in (None, "32-true") else half
     optimizer = torch.optim.AdamW([p for p in objective.parameters() if p.requires_grad], lr=0.0, fused=True)
@@ -185,15 +183,15 @@ def _pass(objective: Objective, batch: Batch, device: torch.device, dtype: torch
     terms.total.item()  # waits for devices that compute beside the program
 
 
-def _seconds_per_look(assembled: AssembledSegmentation, device: torch.device) -> tuple[float, float]:
+def _seconds_per_look(setup: SegmentationSetup, device: torch.device) -> tuple[float, float]:
     """Return the seconds that one image takes in validation and in the test."""
-    prepared, settings = assembled.segmented, assembled.settings
-    network, fed = assembled.objective.deployable(), assembled.card.preprocessing
-    one = prepared.part("train")[:1].tolist()
+    data, settings = setup.segmented, setup.settings
+    network, fed = setup.objective.deployable(), setup.card.preprocessing
+    one = data.part("train")[:1].tolist()
     found = []
-    for options in (quick_look(settings), careful_look(settings)):
+    for options in (fast_inference(settings), full_inference(settings)):
         begin = time.perf_counter()
-        tallies: list[Tally] = count_pixels(network, prepared, one, fed, options, device)
+        tallies: list[Tally] = count_pixels(network, data, one, fed, options, device)
         assert tallies
         found.append(time.perf_counter() - begin)
     return found[0], found[1]

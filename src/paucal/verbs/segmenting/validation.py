@@ -21,7 +21,7 @@ See = Callable[[int, Tensor], None]
 
 def count_pixels(
     network: nn.Module,
-    prepared: Segmented,
+    data: Segmented,
     indices: Sequence[int],
     preprocess: Preprocessing,
     options: WindowOptions,
@@ -33,7 +33,7 @@ def count_pixels(
 
     Args:
         network: what is judged; its modes are left as they are.
-        prepared: the images and masks.
+        data: Images and masks.
         indices: of the images.
         preprocess: how they are prepared.
         options: how they are looked at.
@@ -44,9 +44,9 @@ def count_pixels(
     statistics, found = Normalisation(preprocess.mean, preprocess.std), []
     with evaluation_mode(network):
         for done, index in enumerate(list(indices)[rank() :: world_size()], start=1):
-            image = statistics.apply(prepared.images.store.read(int(index))).to(device)
+            image = statistics.apply(data.images.store.read(int(index))).to(device)
             shares = pixel_probabilities(network, image, options)
-            mask = torch.from_numpy(prepared.masks.read(int(index)))
+            mask = torch.from_numpy(data.masks.read(int(index)))
             found.append(tally(int(index), shares, mask, IGNORED))
             if see is not None:
                 see(int(index), shares)
@@ -56,13 +56,13 @@ def count_pixels(
 
 
 def scores(
-    prepared: Segmented, preprocess: Preprocessing, classes: Sequence[str], options: WindowOptions
+    data: Segmented, preprocess: Preprocessing, classes: Sequence[str], options: WindowOptions
 ) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
     """Return a function that scores a network on the validation images, as `training.Watch` calls it."""
-    indices = prepared.part("val").tolist()
+    indices = data.part("val").tolist()
 
     def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
-        tallies = count_pixels(module, prepared, indices, preprocess, options, device)
+        tallies = count_pixels(module, data, indices, preprocess, options, device)
         report = segmentation_report(tallies, classes)
         return {SCORE: report.mean_iou.value, "val_pixel_accuracy": report.accuracy.value, LOSS: report.loss}
 

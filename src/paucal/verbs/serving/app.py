@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from paucal.types import UserError
 from paucal.verbs.serving.answering import Answerer
-from paucal.verbs.serving.guard import Guard
+from paucal.verbs.serving.http_security import Guard
 
 MOST_WAITING = 16  # pictures that are held at once
 PATIENCE = 30.0  # seconds in which a picture must arrive

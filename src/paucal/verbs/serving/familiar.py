@@ -20,8 +20,8 @@ from paucal.reading import require_regular
 from paucal.runs import RunFolder
 from paucal.runs.atomic import write_atomically
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import open_again
-from paucal.verbs.run.voice import Voice
 
 NAME = "familiar.safetensors"
 MOST_TRAIN, MOST_HELD_OUT = 2000, 500  # images, evenly spread
@@ -29,19 +29,19 @@ MOST_BYTES = 256 << 20
 BATCH = 32
 
 
-def familiarity_of(run: RunFolder, model: TrainedModel, voice: Voice) -> Familiarity | None:
+def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
     """Return what tells images like a run's from others, kept in its folder; None, said, where it cannot be known."""
     if linear_classifier(model.module) is None:
-        voice.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
+        console.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
         return None
     key = _weights_key(run)
     kept = _read(run.path / NAME, key)
     if kept is not None:
         return kept
     try:
-        found = _measured(run, model, voice)
+        found = _measured(run, model, console)
     except (UserError, OSError) as problem:
-        voice.say(f"note: whether a picture is like the training images cannot be said: {problem}")
+        console.say(f"note: whether a picture is like the training images cannot be said: {problem}")
         return None
     if found is not None:
         _write(run.path / NAME, found, key)
@@ -54,18 +54,18 @@ def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) ->
         return reader(batch.to(model.device)).float().cpu()
 
 
-def _measured(run: RunFolder, model: TrainedModel, voice: Voice) -> Familiarity | None:
-    with voice.progress("reading images") as advance:
+def _measured(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+    with console.progress("reading images") as advance:
         images = open_again(run, advance, reading=model.card.preprocessing.reading)
     split = read_split(run.split, images)
     train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
     train, held_out = train[spread(len(train), MOST_TRAIN)], held_out[spread(len(held_out), MOST_HELD_OUT)]
     if not len(train) or not len(held_out):
-        voice.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
+        console.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
         return None
     rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
     try:
-        with voice.progress("looking at the training images") as advance:
+        with console.progress("looking at the training images") as advance:
             loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH)
             features = predict_in_order(inputs, loader, rows, model.device, advance)
     finally:

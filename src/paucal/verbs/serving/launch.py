@@ -10,7 +10,7 @@ from paucal.runs import RunFolder, open_run
 from paucal.runs.folder import MARKER
 from paucal.settings.options import check_ranges
 from paucal.types import UserError
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.verbs.serving.settings import ServeSettings
 
 EVERYWHERE = ("0.0.0.0", "::")
@@ -18,13 +18,13 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 OPEN_CONNECTIONS = 128
 
 
-def serve(source: str, settings: ServeSettings, voice: Voice) -> None:
+def serve(source: str, settings: ServeSettings, console: Console) -> None:
     """Answer until the user interrupts.
 
     Args:
         source: a run, an exported folder, or an ONNX file.
         settings: where, and how much is taken.
-        voice: says the address.
+        console: says the address.
 
     Raises:
         UserError: there is no such model, the address cannot be had, or the extra `serve` is missing.
@@ -41,19 +41,19 @@ def serve(source: str, settings: ServeSettings, voice: Voice) -> None:
 
     model = load_model(source, settings.device).require_classifier()
     with _listening(settings.host, settings.port) as listener:  # before the minute that the images may take
-        known = familiarity_of(open_run(Path(source)), model, voice) if _is_run(source) else None
+        known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
         app = make_app(
             Answerer(model, known), _title(source, model), settings.max_upload * 10**6, _hosts(settings.host)
         )
         if settings.host not in LOCAL:
-            voice.say("note: other machines can reach this page, and nothing asks who they are")
+            console.say("note: other machines can reach this page, and nothing asks who they are")
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        voice.say(f"open http://{shown}:{settings.port}/ in a browser; Ctrl-C ends it")
+        console.say(f"open http://{shown}:{settings.port}/ in a browser; Ctrl-C ends it")
         config = uvicorn.Config(
             app, log_level="warning", limit_concurrency=OPEN_CONNECTIONS, server_header=False, lifespan="off", ws="none"
         )
         uvicorn.Server(config).run(sockets=[listener])
-    voice.say("ended.")
+    console.say("ended.")
 
 
 def _is_run(source: str) -> bool:

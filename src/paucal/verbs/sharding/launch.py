@@ -22,9 +22,9 @@ from paucal.runs.writable import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
+from paucal.verbs.run.console import Console, RecordingConsole
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.outputs import refuse_among
-from paucal.verbs.run.voice import Heard, Voice
+from paucal.verbs.run.outputs import refuse_inside_images
 from paucal.verbs.sharding.settings import ShardSettings
 from paucal.wording import counted, was
 
@@ -76,38 +76,38 @@ def shard(data: str | os.PathLike[str], **settings: Any) -> Sharded:
         >>> made = paucal.shard("photos/", output="shards/")  # doctest: +SKIP
         >>> paucal.train(made.folder)  # doctest: +SKIP
     """
-    voice = Heard()
-    found = shard_set(from_python(ShardSettings, {**settings, "data": data}, "paucal.shard", "shard"), voice)
-    return replace(found, said=tuple(voice.said))
+    console = RecordingConsole()
+    found = shard_set(from_python(ShardSettings, {**settings, "data": data}, "paucal.shard", "shard"), console)
+    return replace(found, said=tuple(console.said))
 
 
-def shard_set(settings: ShardSettings, voice: Voice) -> Sharded:
+def shard_set(settings: ShardSettings, console: Console) -> Sharded:
     """Write the images of a set into shards, and say what was written; see `shard`."""
     check_ranges(settings)
     if settings.output is None:
         raise UserError("there is no OUT: give a new folder for the shards, or a URL such as s3://bucket/set.")
     if is_remote(settings.output):
         with tempfile.TemporaryDirectory(prefix="paucal-shards-") as folder:
-            return _write(settings, Path(folder), lambda done: upload(done, str(settings.output)), voice)
+            return _write(settings, Path(folder), lambda done: upload(done, str(settings.output)), console)
     target = named_path(settings.output, "OUT")
     _require_empty(target)
-    refuse_among(target, {"DATA": settings.data}, settings.data_root, "OUT")
+    refuse_inside_images(target, {"DATA": settings.data}, settings.data_root, "OUT")
     try_folder(target, "OUT")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
-        return _write(settings, folder, lambda done: _put_in_place(done, target), voice)
+        return _write(settings, folder, lambda done: _put_in_place(done, target), console)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None], voice: Voice) -> Sharded:
+def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None], console: Console) -> Sharded:
     begin = time.monotonic()
     images = _open(settings)
     for note in images.notes:
-        voice.say(f"note: {note}")
+        console.say(f"note: {note}")
     _require_room(images, folder)
-    with voice.progress("writing shards") as advance:
+    with console.progress("writing shards") as advance:
         found = write_shards(
             images,
             folder,
@@ -119,19 +119,19 @@ def _write(settings: ShardSettings, folder: Path, publish: Callable[[Path], None
             advance,
         )
     publish(folder)
-    _tell(found, str(settings.output), time.monotonic() - begin, voice)
+    _tell(found, str(settings.output), time.monotonic() - begin, console)
     return Sharded(str(settings.output), found.images, found.shards, found.n_bytes, found.left_out)
 
 
-def _tell(found: Written, where: str, seconds: float, voice: Voice) -> None:
+def _tell(found: Written, where: str, seconds: float, console: Console) -> None:
     size = f"{found.n_bytes / MIB:.1f} MiB"
-    voice.say(
+    console.say(
         f"{counted(found.images, 'image')} in {counted(found.shards, 'shard')} ({size}) in {where}, written in "
         f"{duration(seconds)}"
     )
     if left := found.left_out:
-        voice.say(f"note: {counted(len(left), 'image')} {was(len(left))} left out, being unreadable ({left[0]}, ...)")
-    voice.say(f"they do as DATA: paucal train {where}")
+        console.say(f"note: {counted(len(left), 'image')} {was(len(left))} left out, being unreadable ({left[0]}, ...)")
+    console.say(f"they do as DATA: paucal train {where}")
 
 
 def _open(settings: ShardSettings) -> ImageSet:

@@ -1,4 +1,4 @@
-"""A call of a study: which runs are wanted, of which images, where they lie and who computes them."""
+"""A call of a study: the runs to make, their images, the folder and the workers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,24 +8,24 @@ from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
 from paucal.studies.study import Study
 from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.verbs.studying.images import Places
 from paucal.verbs.studying.settings import StudySettings
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a study is called with.
+    """The arguments of a study's call.
 
     Attributes:
-        study: that is run.
-        runs: of it that are wanted.
-        small: the scale; None for the full one.
-        asked: seeds, starts and who computes.
-        places: of the images.
-        folder: of the study.
-        command: that asks for it.
-        voice: shows what takes long.
+        study: Study to run.
+        runs: Runs to make.
+        small: Smaller scale; None for the full one.
+        asked: Settings with seeds, starts and workers.
+        places: Locations of the images.
+        folder: Folder of the study.
+        command: Command to store with the grids.
+        console: Console for messages and progress.
     """
 
     study: Study
@@ -35,20 +35,20 @@ class Call:
     places: Places
     folder: Path
     command: str
-    voice: Voice
+    console: Console
 
     @property
     def seeds(self) -> list[int]:
-        """Those of every run."""
+        """The seeds of every run."""
         return list(self.asked.seeds or (self.study.seeds if self.small is None else self.small.seeds))
 
     def by_images(self) -> Iterator[tuple[str, list[Planned]]]:
-        """Yield each set of images that is trained on, by its name, with its runs."""
+        """Yield the name of each data set that is trained on, with its runs."""
         for data in dict.fromkeys(run.data for run in self.runs):
             yield data, [run for run in self.runs if run.data == data]
 
     def workers(self, output: Path, seeds: Sequence[int] | None = None) -> GridSettings:
-        """Return who computes a grid, where it lies, and its seeds."""
+        """Return the settings of a grid: its workers, its folder and its seeds."""
         asked, own = self.asked, self.seeds if seeds is None else list(seeds)
         who = {"jobs": asked.jobs, "on": asked.on, "slurm": asked.slurm, "retry": asked.retry}
         return GridSettings(seeds=own, output=str(output), **who)

@@ -1,4 +1,4 @@
-"""What is refused before a study is begun: settings without a meaning for it, and folders that are not its own."""
+"""Checks before a study starts: settings that do not apply, and folders with other content."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from paucal.reading import named_path
 from paucal.runs.writable import try_folder
 from paucal.studies.study import Study
 from paucal.types import UserError
-from paucal.verbs.run.outputs import DEFAULT, refuse_among
+from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
 from paucal.verbs.studying.drawing import PICTURE
 from paucal.verbs.studying.grids.scenes import UNFINISHED
 from paucal.verbs.studying.images import TAKEN
@@ -24,17 +24,17 @@ def require_run(found: Study) -> None:
         return
     shown = f"'paucal study show {found.name}' prints what is published of it"
     if found.kind == "facts":
-        raise UserError(f"{found.name} runs nothing, since it says what is used: {shown}.")
+        raise UserError(f"{found.name} is a reference table; there is nothing to run: {shown}.")
     raise UserError(f"{found.name} is not run, but made by hand: {found.see}; {shown}.")
 
 
 def require_sense(found: Study, asked: StudySettings) -> None:
-    """Raise a UserError for settings that say nothing at this scale or of this study."""
+    """Raise a UserError for settings that do not apply to this scale or study."""
     given = [name for name in FULL_ONLY if getattr(asked, name) is not None]
     if given and asked.scale != "full":
         raise UserError(f"--{given[0]} belongs to --scale full: leave it out at {asked.scale}.")
     if asked.init is not None and len(asked.init) > 1 and not found.starts:
-        raise UserError(f"--init: all runs of {found.name} begin with the same: give one.")
+        raise UserError(f"--init: all runs of {found.name} start from the same weights: give one.")
     if found.kind in ("detect", "segment") and (asked.data_root is not None or asked.download):
         name = "data-root" if asked.data_root is not None else "download"
         raise UserError(f"--{name} finds sets by name, and boxes and masks are read from folders: leave it out.")
@@ -43,15 +43,15 @@ def require_sense(found: Study, asked: StudySettings) -> None:
 
 
 def study_folder(found: Study, asked: StudySettings, places: Mapping[str, str]) -> Path:
-    """Return the folder of a study, which may not be there yet.
+    """Return the folder of a study, which may not exist yet.
 
     Raises:
-        UserError: it holds something else, or lies among the images, or cannot be written.
+        UserError: The folder holds something else, is inside the images, or is not writable.
     """
     usual = f"study-{found.name}-{asked.scale}" if found.trains else f"study-{found.name}"
     folder = DEFAULT / usual if asked.output is None else named_path(asked.output)
     for place in places.values():
-        refuse_among(folder, {"DATA": place}, asked.data_root)
+        refuse_inside_images(folder, {"DATA": place}, asked.data_root)
     try_folder(folder)
     known = (PAGE, RESULTS, PICTURE, *TAKEN, *places)
     if folder.is_dir():
@@ -59,7 +59,7 @@ def study_folder(found: Study, asked: StudySettings, places: Mapping[str, str]) 
         others = [name for name in names if name not in known and not name.startswith(UNFINISHED)]
         if others:
             raise UserError(
-                f"--output: {str(folder)!r} holds {others[0]!r}, which is no study's: choose another folder."
+                f"--output: {str(folder)!r} holds {others[0]!r}, which is not part of a study: choose another folder."
             )
         if asked.scale != "full":
             _require_same_images(folder, places)
@@ -67,7 +67,7 @@ def study_folder(found: Study, asked: StudySettings, places: Mapping[str, str]) 
 
 
 def _require_same_images(folder: Path, places: Mapping[str, str]) -> None:
-    """Refuse other images than a folder's: the page shows the numbers of one set."""
+    """Refuse images that differ from those in the folder: the page shows the numbers of one data set."""
     others = [one.parent.name for one in folder.glob("*/grid.json") if one.parent.name not in (*TAKEN, *places)]
     if others:
         raise UserError(

@@ -24,12 +24,12 @@ from paucal.verbs.detecting.structure import detector_options
 
 @dataclass(frozen=True)
 class Count:
-    """What a model has and takes.
+    """Parameters and multiply-adds of a model.
 
     Attributes:
-        params: parameters in millions, those that are not trained too.
-        gmacs: multiply-adds of an image in billions, without the products of attention, as fvcore counted them.
-        gmacs_all: the same with them.
+        params: Parameters in millions, with those that are not trained.
+        gmacs: Multiply-adds of an image in billions, without the products of attention, as counted by fvcore.
+        gmacs_all: Multiply-adds with the products of attention.
     """
 
     params: float
@@ -38,7 +38,7 @@ class Count:
 
 
 def counted_value(study: Study, row: Row, column: Column) -> float | None:
-    """Return what a column counts of a row's model at full size; None where it cannot be counted."""
+    """Return a count of a row's model at full size; None if it cannot be counted."""
     if not row.model:
         return None
     classes = row.classes if row.classes is not None else column.classes
@@ -100,13 +100,13 @@ def count_network(
 
 
 def _of_size(name: str, side: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's arguments with the side of its images, where it is built for one; nothing else is fitted."""
+    """Return a model's arguments with its image size if it needs one; nothing else is adapted."""
     fitted = fit_to_image_size(name, (side, side), given).arguments
     return {**{key: value for key, value in fitted.items() if key == "img_size"}, **given}
 
 
 def _operations(model: Any, side: int) -> int | None:
-    """Return the operations of a forward pass, two for a multiply-add; None where a model computes with values."""
+    """Return the operations of a forward pass, two per multiply-add; None if a model's computation needs values."""
     counter = FlopCounterMode(display=False)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")

@@ -16,7 +16,7 @@ COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:
 
 @dataclass(frozen=True)
 class Point:
-    """A row in the picture.
+    """A row of the figure.
 
     Attributes:
         name: Name of the row.
@@ -31,7 +31,7 @@ class Point:
 
 
 def points_of(study: Study, lines: Sequence[Line]) -> list[Point]:
-    """Return what is drawn of each row: our number where there is one, else the published."""
+    """Return the point of each row, with the measured number if there is one, else the published one."""
     by_place = {(line.row.name, line.column.name): line for line in lines}
     points = []
     for row in study.rows:
@@ -50,7 +50,7 @@ def _value(line: Line) -> float | None:
 def efficiency_figure(points: Sequence[Point]) -> Figure:
     """Draw accuracy against images per second, circles as large as the models, and against parameters.
 
-    A circle is filled where what stands on its horizontal axis was measured here; a star marks an accuracy that was.
+    A circle is filled if its horizontal value was measured here; a star marks an accuracy that was.
     """
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -83,7 +83,7 @@ def _circle(axes: Axes, point: Point, across: str, colour: str, area: float) -> 
 
 
 def drawn_words(study: Study, points: Sequence[Point], places: Mapping[str, str]) -> list[str]:
-    """Return what the picture's numbers are, in sentences.
+    """Return sentences on the sources of the figure's numbers.
 
     Args:
         study: Study that is drawn.

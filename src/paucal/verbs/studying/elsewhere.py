@@ -1,4 +1,4 @@
-"""Numbers that another study has measured at full scale, read from the table that it has written."""
+"""Numbers that another study measured at full scale, read from its table."""
 
 import csv
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def measured_elsewhere(study: Study, folder: Path) -> dict[str, Numbers]:
 
 
 def full_folder(name: str, folder: Path) -> Path:
-    """Return where a study at full scale usually lies, beside the folder of another one."""
+    """Return the default folder of a study at full scale, beside the folder of another one."""
     return folder.parent / f"study-{name}-full"
 
 

@@ -20,13 +20,13 @@ from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import Cell, State, cells_of, state_of
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
-from paucal.verbs.comparing.labour import labour
 from paucal.verbs.comparing.outcome.evidence import find
 from paucal.verbs.comparing.outcome.writing import write_findings
+from paucal.verbs.comparing.run_workers import run_workers
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.comparing.workers.clusters import require_team
+from paucal.verbs.run.console import Console, SilentConsole
 from paucal.verbs.run.forecast import duration, finish
-from paucal.verbs.run.voice import Quiet, Voice
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.checks import PAGE, require_run, require_sense, study_folder
 from paucal.verbs.studying.drawing import PICTURE, drawn_words, efficiency_figure, points_of
@@ -107,18 +107,18 @@ def study(name: str, **settings: Any) -> Studied:
         >>> [(line.row.name, line.published, line.measured) for line in found.lines]  # doctest: +SKIP
     """
     asked = from_python(StudySettings, settings, "paucal.study", "study")
-    result = run_study(name, asked, f"paucal.study({name!r}, ...)", Quiet())
+    result = run_study(name, asked, f"paucal.study({name!r}, ...)", SilentConsole())
     if not result.settled and asked.jobs:
         raise UserError("the study was stopped; the same call goes on with it.")
     return result
 
 
-def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> Studied:
+def run_study(name: str, asked: StudySettings, command: str, console: Console) -> Studied:
     """Run a study, or go on with it; see `study`."""
     check_ranges(asked)
     found = find_study(name)
     if found.kind == "count":
-        return _counted(found, asked, command, voice)
+        return _counted(found, asked, command, console)
     require_run(found)
     small = find_scale(found, asked.scale)
     require_sense(found, asked)
@@ -127,13 +127,13 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
     folder = study_folder(found, asked, places.by_name)
     require_team(asked.on, asked.slurm, 0 if folder.exists() else asked.jobs)
     seeds = asked.seeds or (found.seeds if small is None else small.seeds)
-    voice.say(scale_words(found, small, runs, len(seeds)))
-    voice.say(found.telling if small is not None else cost_of(found, runs, len(seeds), data_sets()))
+    console.say(scale_words(found, small, runs, len(seeds)))
+    console.say(found.telling if small is not None else cost_of(found, runs, len(seeds), data_sets()))
     threads = torch.get_num_threads()
     try:
         if found.starts and small is not None:
             places = with_lesson(places, small, asked, folder)
-        call = Call(found, runs, small, asked, places, folder, command, voice)
+        call = Call(found, runs, small, asked, places, folder, command, console)
         grids = SETTLE[found.kind](call)
         starts = stored_starts(folder) if small is not None else []
         return _computed(call, Work(starts, grids))
@@ -144,7 +144,7 @@ def run_study(name: str, asked: StudySettings, command: str, voice: Voice) -> St
 def _computed(call: Call, work: Work) -> Studied:
     """Let workers compute what is open, and say and write what has come of it."""
     found, runs, small, folder, command = call.study, call.runs, call.small, call.folder, call.command
-    settled = _laboured([*work.starts, *work.grids], call.asked, command, call.voice)
+    settled = _run_grids([*work.starts, *work.grids], call.asked, command, call.console)
     before = [read_grid(grid.folder) for grid in work.starts]
     stored = [read_grid(grid.folder) for grid in work.grids]
     whole = called(plan_whole(found, call.asked.scale, data_sets(), call.asked.columns or ()), call.asked)
@@ -173,7 +173,7 @@ def _computed(call: Call, work: Work) -> Studied:
         command=command,
     )
     write_study(folder / PAGE, page)
-    _tell(found, rows, [*warnings, *words], folder, call.voice)
+    _print_findings(found, rows, [*warnings, *words], folder, call.console)
     return Studied(folder, lines, settled, failed)
 
 
@@ -184,21 +184,21 @@ def _reports(states: Mapping[Cell, State]) -> list[tuple[str, Path]]:
     return [(words, page) for words, page in pages if page.is_file()]
 
 
-def _laboured(grids: Sequence[Grid], asked: StudySettings, command: str, voice: Voice) -> bool:
-    """Let workers compute one grid after the other, and return whether all is settled.
+def _run_grids(grids: Sequence[Grid], asked: StudySettings, command: str, console: Console) -> bool:
+    """Let workers compute one grid after the other, and return whether all cells are settled.
 
-    A later grid may begin with the runs of an earlier one, so none is begun before the last one is settled.
+    A later grid may start from the runs of an earlier one, so each grid waits for the one before it.
     """
     work = GridSettings(jobs=asked.jobs, on=asked.on, slurm=asked.slurm, retry=asked.retry)
     cells = {cell: grid for grid in grids for cell in cells_of(grid) if not state_of(cell).settled}
     seconds = sum(grid.forecast.get(cell.arm.name, 0.0) for cell, grid in cells.items()) / max(1, asked.jobs)
     if len(grids) > 1 and seconds:
-        voice.say(
+        console.say(
             f"time: {counted(len(cells), 'run')} in all to compute, about {duration(seconds)}, until {finish(seconds)}"
         )
     settled = True
     for grid in grids:
-        settled = labour(grid, work, command, voice) and settled
+        settled = run_workers(grid, work, command, console) and settled
         if asked.jobs and not settled:
             break
     return settled
@@ -211,13 +211,15 @@ def _others(whole: Sequence[Planned], stored: Sequence[Grid], folder: Path) -> l
     return [read_grid(folder / name) for name in names if is_grid(folder / name)]
 
 
-def _counted(found: Study, asked: StudySettings, command: str, voice: Voice) -> Studied:
+def _counted(found: Study, asked: StudySettings, command: str, console: Console) -> Studied:
     """Count parameters and multiply-adds, which takes seconds and is the same at every scale, or time models."""
     folder = study_folder(found, asked, {})
     folder.mkdir(parents=True, exist_ok=True)
-    timed = time_models(found, asked, voice) if is_timed(found) else None
+    timed = time_models(found, asked, console) if is_timed(found) else None
     if timed is None:
-        voice.say(f"{found.name}: models are counted as published, which takes a few seconds each; nothing is trained")
+        console.say(
+            f"{found.name}: models are counted as published, which takes a few seconds each; nothing is trained"
+        )
     lines, _ = find_lines(found, (), (), timed=timed, elsewhere=measured_elsewhere(found, folder))
     rows, words = shown_rows(found, lines), caveats(found, None)
     write_results(folder, lines)
@@ -227,7 +229,7 @@ def _counted(found: Study, asked: StudySettings, command: str, voice: Voice) -> 
     scale = "Counted, not trained." if timed is None else timed.words
     page = StudyPage(title, source, scale, (), rows, words, (), (), command, pictures)
     write_study(folder / PAGE, page)
-    _tell(found, rows, words, folder, voice)
+    _print_findings(found, rows, words, folder, console)
     return Studied(folder, lines, True, {})
 
 
@@ -241,13 +243,15 @@ def _drawn(found: Study, lines: Sequence[Line], folder: Path) -> list[tuple[str,
     return [(caption, figure)]
 
 
-def _tell(found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], folder: Path, voice: Voice) -> None:
-    voice.show(terminal_table(found, rows))
+def _print_findings(
+    found: Study, rows: Sequence[dict[str, str]], words: Sequence[str], folder: Path, console: Console
+) -> None:
+    console.show(terminal_table(found, rows))
     for line in words:
-        voice.say(line)
-    voice.say(f"everything lies in {folder}: {PAGE} (open it in a browser), {RESULTS}, and the runs")
+        console.say(line)
+    console.say(f"results are in {folder}: {PAGE} (open it in a browser), {RESULTS}, and the runs")
 
 
 def _heading(small: Scale | None, grids: Sequence[Grid]) -> str:
-    """Return what stands over numbers of ours: those of stand-ins are no measurement of the published models."""
+    """Return the heading of measured numbers: those of stand-ins do not measure the published models."""
     return "measured" if small is None else f"stand-ins on {grids[0].folder.name}"

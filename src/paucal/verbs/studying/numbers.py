@@ -1,4 +1,4 @@
-"""A number of a study, from the runs that have given it: mean, spread and gain, in the unit of its column."""
+"""A measured number of a study: mean, spread and gain over its runs, in the unit of its column."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,17 @@ PLAIN = ("correspondence", "correspondence_distance")  # metrics that are not in
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of ours.
+    """A measured number.
 
     Attributes:
-        value: mean over seeds, in the unit of the column.
-        deviation: standard deviation over seeds; None for one seed.
-        seeds: how many runs it is of; 0 for a count.
-        gain: over what the row is compared with, in the unit of the column; None where there is nothing.
-        difference: the same with its intervals, where test images tell.
-        random: what the same backbone with random weights reaches, for frozen features.
-        low: lower end of the interval over test images of a single run, where it has stored one; of times the lower
-            quartile.
-        high: upper end of it.
+        value: Mean over seeds, in the unit of the column.
+        deviation: Standard deviation over seeds; None for one seed.
+        seeds: Number of runs; 0 for a count.
+        gain: Gain over the row's baseline, in the unit of the column; None without a baseline.
+        difference: Gain with its intervals, if predictions on test images are stored.
+        random: Score of the same backbone with random weights, for frozen features.
+        low: Lower end of the interval over test images of a single run; for times the lower quartile.
+        high: Upper end of that interval.
     """
 
     value: float
@@ -40,7 +39,7 @@ class Measured:
 
 
 def of_runs(column: Column, arm: ArmOutcome, other: ArmOutcome | None) -> Measured:
-    """Return the number of a row that learned from labels; `other` is what it is compared with."""
+    """Return the number of a row that learned from labels; `other` is its baseline."""
     if column.metric == "top1":
         values = [100 * one.scores["top1"] for one in arm.outcomes.values()]
         gain = None if arm.gain is None else 100 * arm.gain.value
@@ -67,7 +66,7 @@ def _seconds_per_step(one: Outcome) -> float:
 def of_scores(
     column: Column, own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 ) -> tuple[Measured | None, str]:
-    """Return the number of a row whose scores are stored beside its runs, and why there is none."""
+    """Return the number of a row whose scores are stored beside its runs, or why there is none."""
     found = {one["seed"]: score for one in own if (score := score_of(column, one)) is not None}
     if not found:
         return None, "no outlines" if column.metric.startswith("mask_") else "not measured"
@@ -82,7 +81,7 @@ def of_scores(
 
 
 def score_of(column: Column, one: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return a run's score, and what stands beside it, in the unit of a column; None where it has none."""
+    """Return a run's score and the values beside it, in the unit of a column; None without a score."""
     if column.metric == "knn_curve":
         curve = [row["val_knn"] for row in one["rows"] if np.isfinite(row.get("val_knn", np.nan))]
         return {"trained": 100 * curve[max(1, round(column.at * len(curve))) - 1]} if curve else None
@@ -93,6 +92,6 @@ def score_of(column: Column, one: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def measured_of(values: Sequence[float], gain: float | None, difference: Difference | None = None) -> Measured:
-    """Return the mean of a row's seeds and their spread."""
+    """Return the mean over seeds with its standard deviation."""
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Measured(float(np.mean(values)), deviation, len(values), gain, difference)

@@ -1,4 +1,4 @@
-"""Published beside measured, row by row."""
+"""The numbers of a study: published beside measured, row by row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +25,13 @@ class Line:
     """One number of a table.
 
     Attributes:
-        row: of the study.
-        column: of the study.
-        published: as it is.
-        deviation: published with it.
-        gain: published, over what the row is compared with; None where there is nothing.
-        measured: ours; None where there is none.
-        why: there is none, in words.
+        row: Row of the study.
+        column: Column of the study.
+        published: Published value.
+        deviation: Published standard deviation.
+        gain: Published gain over the row's baseline; None without a baseline.
+        measured: Measured number; None without one.
+        why: Reason for a missing measurement.
     """
 
     row: Row
@@ -45,15 +45,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is stored of a study's runs.
+    """The stored results of a study's runs.
 
     Attributes:
-        asked: the runs that are wanted now.
-        whole: all runs of the scale, those that were left out too.
-        trained: by images and name, runs that learned from labels.
-        scored: likewise the scores of others, each with its seed.
-        failed: images and name of runs of which every seed has failed.
-        timed: models on this device; None where no column is a time.
+        asked: Requested runs.
+        whole: All runs of the scale.
+        trained: Results of runs that learned from labels, by data set and name.
+        scored: Scores of other runs with their seeds, by data set and name.
+        failed: Data set and name of runs whose seeds have all failed.
+        timed: Timed models on this device; None if no column is a time.
         elsewhere: Numbers of other studies, by study, then by the names of row and column.
     """
 
@@ -74,7 +74,7 @@ def find_lines(
     timed: Timed | None = None,
     elsewhere: Mapping[str, Mapping[tuple[str, str], Measured]] | None = None,
 ) -> tuple[list[Line], list[Findings]]:
-    """Return every number of the table, and what the comparisons of its runs have shown.
+    """Return every number of the table, and the results of its comparisons.
 
     Args:
         study: any.
@@ -133,12 +133,12 @@ def _timed(study: Study, row: Row, column: Column, timed: Timed | None) -> tuple
 
 
 def _run_of(row: Row, column: Column, evidence: Evidence) -> Planned | None:
-    """Return the run that gives a row's number in a column; None where the scale has none."""
+    """Return the run that gives a row's number in a column; None if the scale has none."""
     return next((run for run in evidence.whole if run.row == row and column in run.columns), None)
 
 
 def _derived(study: Study, row: Row, column: Column, evidence: Evidence) -> tuple[Measured | None, str]:
-    """Return what is made of a row's scores on all sets of images, once all of them are there."""
+    """Return a number derived from a row's scores on all data sets, once all of them are measured."""
     sets = [_by_seed(row, one, evidence) for one in study.trained_columns]
     if None in sets:
         return None, ELSEWHERE
@@ -156,7 +156,7 @@ def _derived(study: Study, row: Row, column: Column, evidence: Evidence) -> tupl
 
 
 def _by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] | None:
-    """Return a row's scores in a column by seed; None where no run of the scale gives any."""
+    """Return a row's scores in a column by seed; None if no run of the scale gives any."""
     run = _run_of(row, column, evidence)
     if run is None:
         return None
@@ -165,7 +165,7 @@ def _by_seed(row: Row, column: Column, evidence: Evidence) -> dict[int, float] |
 
 
 def _missing(row: Row, column: Column, evidence: Evidence, place: tuple[str, str]) -> str:
-    """Return why a run that the scale has gave no number."""
+    """Return why a run of the scale has no number."""
     if place in evidence.failed:
         return "failed"
     mine = [run for run in evidence.asked if run.row == row]
@@ -186,7 +186,7 @@ def _scored(grid: Grid) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def _published_gain(study: Study, row: Row, place: int) -> float | None:
-    """Return how much more is published than of what a row, or else its column, is compared with."""
+    """Return the published gain over the baseline of a row or else of its column."""
     column = study.columns[place]
     if column not in study.trained_columns and column.metric != "average":
         return None

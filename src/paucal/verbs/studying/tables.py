@@ -1,4 +1,4 @@
-"""Lines of a study as people read them: on the terminal, as CSV and on the page."""
+"""The tables of a study: on the terminal, as CSV and on the page."""
 
 import csv
 import io
@@ -30,14 +30,14 @@ RESULTS = "results.csv"
 
 
 def shown_rows(study: Study, lines: Sequence[Line], heading: str = "measured") -> list[dict[str, str]]:
-    """Return a row for each number: published, measured, and what both say of the difference to another row.
+    """Return a row for each number: published, measured, and the gains of both.
 
-    What was neither published nor can be run at the scale is left out.
+    Numbers that were not published and cannot be run at the scale are left out.
 
     Args:
-        study: that the numbers are of.
-        lines: the numbers.
-        heading: over those that are ours.
+        study: Study of the numbers.
+        lines: Numbers.
+        heading: Heading of the measured numbers.
     """
     rows = []
     for line in [line for line in lines if line.published is not None or line.why != ELSEWHERE]:
@@ -53,7 +53,7 @@ def shown_rows(study: Study, lines: Sequence[Line], heading: str = "measured") -
 
 
 def terminal_table(study: Study, rows: Sequence[dict[str, str]]) -> Table:
-    """Return the rows as a table, the name of a row once."""
+    """Return the rows as a table, without repeated row names."""
     title = f"{study.title} ({study.paper}, {study.where})"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for place, heading in enumerate(rows[0]):
@@ -67,7 +67,7 @@ def terminal_table(study: Study, rows: Sequence[dict[str, str]]) -> Table:
 
 
 def write_results(folder: Path, lines: Sequence[Line]) -> None:
-    """Write `results.csv`: the same as numbers, a row for each."""
+    """Write `results.csv`, with a line for each number."""
     text = io.StringIO()
     rows = [_numbers(line) for line in lines]
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -77,7 +77,7 @@ def write_results(folder: Path, lines: Sequence[Line]) -> None:
 
 
 def number(value: float | None, column: Column) -> str:
-    """Return a measured value with as many digits as make sense."""
+    """Return a measured value, rounded by its metric."""
     return "-" if value is None else f"{value:.{DIGITS.get(column.metric, 1)}f}"
 
 

@@ -17,11 +17,11 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.models.devices import usable_device
 from paucal.rules.backbone import model_arguments
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.studies.study import TIMED, Column, Row, Study
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration, finish
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.settings import StudySettings
 from paucal.wording import counted, did_you_mean
 
@@ -84,7 +84,7 @@ def is_timed(study: Study) -> bool:
     return any(column.metric in TIMED for column in study.columns)
 
 
-def time_models(study: Study, asked: StudySettings, voice: Voice) -> Timed:
+def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
     """Time the models of a study's rows, those of `--rows` where some are named.
 
     Raises:
@@ -94,22 +94,22 @@ def time_models(study: Study, asked: StudySettings, voice: Voice) -> Timed:
     device = usable_device(asked.device or best_device()[0])
     effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
     words = _words(study, rows, device, effort)
-    voice.say(words)
+    console.say(words)
     bench = _Bench(study, device, effort)
     try:
         seconds = bench.forecast(rows)
     except torch.OutOfMemoryError as problem:
         raise UserError(f"{device} has no memory for the models of {study.name}: give another --device.") from problem
-    voice.say(f"time: about {duration(seconds)}, until {finish(seconds)}")
+    console.say(f"time: about {duration(seconds)}, until {finish(seconds)}")
     paces: dict[str, Pace | None] = {}
     for row in rows:
         try:
             paces[row.name] = pace = bench.pace(row)
         except (UserError, torch.OutOfMemoryError) as problem:
             paces[row.name] = None
-            voice.say(f"{row.name} is not timed: {str(problem).splitlines()[0]}")
+            console.say(f"{row.name} is not timed: {str(problem).splitlines()[0]}")
             continue
-        voice.say(f"{row.name}: {pace.rate.median:.2f} images per second")
+        console.say(f"{row.name}: {pace.rate.median:.2f} images per second")
     return Timed(paces, words)
 
 

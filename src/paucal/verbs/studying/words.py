@@ -1,4 +1,4 @@
-"""What is said of a study: whether it can be run, what that costs, and what its scale can tell."""
+"""Sentences about a study: whether it can be run, its cost, and the limits of its scale."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ from paucal.wording import counted
 MADE = {
     "train": "train",
     "pretrain": "pre-train",
-    "frozen": "judge",
+    "frozen": "evaluate",
     "detect": "train a detector",
     "segment": "train a segmenter",
 }
@@ -39,7 +39,7 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
     if study.kind == "count":
         return "runnable (counted, nothing is trained)"
     if study.kind == "facts":
-        return "nothing to run: it says what is used"
+        return "reference table; nothing to run"
     if study.kind in ("pictures", "command"):
         return "by hand"
     missing = missing_sets(study, data_sets)
@@ -50,12 +50,12 @@ def status(study: Study, data_sets: Mapping[str, DataSet]) -> str:
 
 
 def missing_sets(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
-    """Return the sets that its runs at full scale read and whose files do not come by themselves."""
+    """Return the data sets of its runs at full scale that have to be downloaded by hand."""
     return [name for name in study.data_sets if data_sets[name].how]
 
 
 def going_on(command: str) -> str:
-    """Return the command that computes what another one has only shown.
+    """Return the command without `--jobs 0`, which computes the runs.
 
     Example:
         >>> going_on("paucal study drloc-table-9 --jobs 0 --seeds 0 1")
@@ -65,7 +65,7 @@ def going_on(command: str) -> str:
 
 
 def cost_of(study: Study, runs: Sequence[Planned], seeds: int, data_sets: Mapping[str, DataSet]) -> str:
-    """Return what runs cost at full scale."""
+    """Return a sentence on the cost of runs at full scale."""
     hours = seeds * sum(run_hours(study, run, data_sets[run.data].train) for run in runs)
     return f"these runs take about {_hours(hours)} GPU hours by arithmetic"
 
@@ -83,7 +83,7 @@ def _hours(hours: float) -> str:
 
 
 def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
-    """Return a sentence for each thing that is needed at full scale and does not come by itself."""
+    """Return a sentence for each data set, start or label map that has to be provided at full scale."""
     lines = [f"{data_sets[name].title} ({name}): {data_sets[name].how}" for name in missing_sets(study, data_sets)]
     lines += [
         f"{name} begins with {one.words}: " + (f"by itself, or --init {name}=RUN" if one.init else f"--init {name}=RUN")
@@ -95,7 +95,7 @@ def how_to_get(study: Study, data_sets: Mapping[str, DataSet]) -> list[str]:
 
 
 def scale_words(study: Study, small: Scale | None, runs: Sequence[Planned], seeds: int) -> str:
-    """Return what is about to be run.
+    """Return a sentence on the runs to make.
 
     Args:
         study: any that trains.
@@ -129,7 +129,7 @@ def _span(numbers: Iterable[int]) -> str:
 
 
 def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
-    """Return what the numbers have to be read with.
+    """Return caveats about the numbers.
 
     Args:
         study: any.
@@ -161,12 +161,12 @@ def caveats(study: Study, small: Scale | None, seeds: int = 1) -> list[str]:
 
 
 def run_words(run: Planned) -> str:
-    """Return the name of a run, and what it begins with."""
+    """Return the name of a run, and what it starts from."""
     return f"{run.name}, begun with {run.row.start}" if run.row.start else run.name
 
 
 def settings_words(settings: Mapping[str, Any]) -> str:
-    """Return the settings of a run as they are typed after the verb that makes it."""
+    """Return the settings of a run as flags."""
     return shlex.join(
         word for name, value in settings.items() if value is not False for word in flag_words(name, value)
     )
@@ -204,7 +204,7 @@ def shown_settings(runs: Sequence[Planned], starts: Sequence[Grid], grids: Seque
 
 
 def _shared(own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that several runs have in common."""
+    """Return the common settings of several runs."""
     if len(own) < 2:
         return {}
     return {name: value for name, value in own[0].items() if all(name in one and one[name] == value for one in own)}

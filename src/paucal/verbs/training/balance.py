@@ -1,4 +1,4 @@
-"""What a run does about classes of different sizes."""
+"""Class weights and balanced sampling for classes of different sizes."""
 
 import numpy as np
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives import Objective, Supervised
 from paucal.types import UserError
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 
 def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
-    """Return (K,) weights with which every class weighs the same in all, and an image 1 on average.
+    """Return (K,) class weights with equal total weight per class, and mean 1 over the images.
 
     The weight of a class is N / (K' n) with n images of N in all, as scikit-learn's "balanced" (King and Zeng 2001,
     "Logistic regression in rare events data"); K' counts the classes that have images, and one without any gets 1.
@@ -27,10 +27,10 @@ def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
 
 
 def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
-    """Return (K,) factors on the loss of a class's images with which they weigh as much as all others.
+    """Return (K,) factors that give the images of a class the same total weight as all others.
 
     Args:
-        multi_hot: (N, K) of 1, 0 and -1 (unknown).
+        multi_hot: (N, K) labels of 1, 0 and -1 (unknown).
 
     Example:
         >>> positive_weights(np.array([[1, 0], [0, 0], [0, 1], [0, 1]])).tolist()
@@ -40,13 +40,13 @@ def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
     return torch.from_numpy(np.where(positive > 0, negative / np.maximum(positive, 1), 1.0)).float()
 
 
-def suit_labels(settings: TrainSettings, prepared: Prepared, objective: Objective) -> None:
-    """Have an objective learn one sigmoid per class, where images may have several labels.
+def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
+    """Let an objective learn one sigmoid per class if images may have several labels.
 
     Raises:
-        UserError: the method learns from one label for each image only, or epochs are to be balanced by it.
+        UserError: The method or balanced sampling needs a single label per image.
     """
-    if prepared.images.multi_hot is None:
+    if data.images.multi_hot is None:
         return
     if not isinstance(objective, Supervised):
         raise UserError(
@@ -55,36 +55,36 @@ def suit_labels(settings: TrainSettings, prepared: Prepared, objective: Objectiv
         )
     if settings.sampling == "balanced":
         raise UserError(
-            "--sampling balanced shows as many images of every class, and these images are of several at once: leave "
+            "--sampling balanced shows equally many images of every class, but these images have several: leave "
             "it out, or give --class-weights auto."
         )
     objective.judge_classes_apart()
 
 
-def balance(settings: TrainSettings, prepared: Prepared, objective: Objective) -> None:
-    """Weigh the classes in an objective's loss, where the settings say so.
+def balance(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
+    """Weight the classes in an objective's loss, if the settings say so.
 
     Raises:
-        UserError: the method has no loss of labels that could be weighed, both ways are asked for at once, or as many
-            images of every class are asked for from shards.
+        UserError: The method has no class weights, weights and balanced sampling are combined, or balanced sampling is
+            used with shards.
     """
-    if settings.sampling == "balanced" and prepared.images.stream is not None:
+    if settings.sampling == "balanced" and data.images.stream is not None:
         raise UserError(
-            "--sampling balanced jumps between all shards for every batch, which is too slow to train with: use "
+            "--sampling balanced would read from all shards for every batch, which is too slow for training: use "
             "--class-weights auto."
         )
     if settings.class_weights == "none":
         return
     if settings.sampling == "balanced":
         raise UserError(
-            "--class-weights auto and --sampling balanced do the same twice over, which favours rare classes: leave "
+            "--class-weights auto and --sampling balanced together would favour rare classes twice: leave "
             "one of them out."
         )
     if not isinstance(objective, Supervised):
         raise UserError(
-            f"--class-weights: --method {settings.method} learns from label maps, which have no weights of classes: "
+            f"--class-weights is not supported for --method {settings.method}, which learns from label maps: "
             "use --sampling balanced."
         )
-    train, rows = prepared.part("train"), prepared.images.multi_hot
+    train, rows = data.part("train"), data.images.multi_hot
     several = None if rows is None else positive_weights(rows[train])
-    objective.weigh_classes(balanced_weights(prepared.images.class_counts(train)) if several is None else several)
+    objective.weigh_classes(balanced_weights(data.images.class_counts(train)) if several is None else several)

@@ -9,13 +9,13 @@ from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.training import largest_batch
 from paucal.types import Batch, UserError
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 from paucal.verbs.training.loaders import train_loader
 from paucal.verbs.training.optimizer import training_plan
 
 
 def fit_batch(
-    settings: TrainSettings, prepared: Prepared, objective: Objective, card: ModelCard
+    settings: TrainSettings, data: SplitImages, objective: Objective, card: ModelCard
 ) -> tuple[TrainSettings, str]:
     """Halve the batch, and double the accumulation, until a training step fits in the device's memory.
 
@@ -23,27 +23,27 @@ def fit_batch(
         The settings, with the same effective batch, and the reason.
 
     Raises:
-        UserError: not even one image fits, or the devices keep pieces of the model.
+        UserError: Not even one image fits, or the model is sharded over the devices.
     """
     usual = settings.images_per_pass
     if settings.device != "cuda":
-        return settings, "what suits the data; only a GPU's memory is tried"
+        return settings, "suits the data; only the memory of a GPU is tested"
     if settings.strategy == "fsdp":
         raise UserError(
-            "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp is there to "
+            "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp should "
             "avoid: give --batch-size as a number."
         )
-    plan = training_plan(settings, len(prepared.part("train")), len(prepared.images.classes))
+    plan = training_plan(settings, len(data.part("train")), len(data.images.classes))
 
     def make(size: int) -> Batch:
         alone = replace(settings, batch_size=size, workers=0)
-        loader = train_loader(prepared, card.preprocessing, alone, plan, objective.data_request, 0)
+        loader = train_loader(data, card.preprocessing, alone, plan, objective.data_request, 0)
         return next(iter(loader))  # type: ignore[return-value]
 
     sizes = [usual // 2**n for n in range(usual.bit_length()) if usual % 2**n == 0]
     size = largest_batch(objective, make, sizes, torch.device("cuda"), settings.precision or "32-true")
     accumulate = settings.accumulate * (usual // size)
     if size == usual:
-        return settings, "what suits the data fits in the memory"
+        return settings, "suits the data, and fits in the memory"
     reason = f"the largest that fits in the memory; with {accumulate} passes a step the effective batch stays the same"
     return replace(settings, batch_size=size, accumulate=accumulate), reason

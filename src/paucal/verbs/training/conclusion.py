@@ -1,4 +1,4 @@
-"""The end of a run: the kept model judged once on the test images, pictures, and the page."""
+"""The end of a training run: the kept model is evaluated once on the test images, drawn and reported."""
 
 import shlex
 from dataclasses import asdict, dataclass, replace
@@ -27,26 +27,25 @@ from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.training import Outcome
 from paucal.verbs.explaining.mistakes import draw_mistakes
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.finished import FinishedRun
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
+from paucal.verbs.training.auto_tune.summary import describe_kept_model, kept_model_score, step_rows, total_seconds
 from paucal.verbs.training.finishing import Finish, clear_epochs, finish_model
-from paucal.verbs.training.ladder.told import kept_score, kept_words, rung_rows, whole_time
 from paucal.wording import counted, percent
 
 
 @dataclass(frozen=True)
 class Result(FinishedRun):
-    """What a finished run of training leaves.
+    """The result of a finished training run.
 
     Attributes:
-        folder: the run folder.
-        report: scores on the test images, with intervals, by class, and the confusion of classes where each image has
-            one label.
-        seconds: of training.
+        folder: Run folder.
+        report: Test scores with intervals, also per class, with the confusion matrix for single labels.
+        seconds: Seconds of training.
     """
 
     report: Report
@@ -54,7 +53,7 @@ class Result(FinishedRun):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores on the test images as plain numbers: "top1", "loss" and others; "map" of several labels."""
+        """The test scores as plain numbers: "top1", "loss" and others; "map" for several labels."""
         return self.report.values
 
     @property
@@ -64,13 +63,13 @@ class Result(FinishedRun):
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What is known of a run's model at its end.
+class FinalEvaluation:
+    """The final evaluation of a run's model.
 
     Attributes:
-        report: on the test images.
-        finish: what was done to the model after its last step.
-        calibrated: what the temperature has done to its confidence; None where none was fitted.
+        report: Report on the test images.
+        finish: Changes of the model after its last step.
+        calibrated: Calibration before and after temperature scaling; None without it.
     """
 
     report: Report
@@ -78,143 +77,143 @@ class Judgement:
     calibrated: Calibration | None
 
 
-def conclude(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Result:
-    """Judge the kept model on the test images, which nothing has looked at before, and write everything down.
+def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
+    """Evaluate the kept model on the test images, which were not used before, and write the results.
 
-    All processes share the test images and know the result; the first one writes it down.
+    All processes share the test images and get the result; the first one writes it.
     """
-    finish = finish_model(run, assembled, outcome, voice)
-    plain = _predict_test(run, assembled, voice)
+    finish = finish_model(run, setup, outcome, console)
+    plain = _predict_test(run, setup, console)
     predictions = plain.at_temperature(finish.temperature)
     if rank() != 0:
-        report = _scored(assembled, predictions, finish)
+        report = _score(setup, predictions, finish)
         return Result(run.path, report, outcome.seconds)
-    chance = {f"train_{name}": value for name, value in assembled.objective.chance_levels().items()}
-    best = outcome.best.get("epoch") if _selected(assembled) else None
+    chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
+    best = outcome.best.get("epoch") if _selected(setup) else None
     if outcome.rows:
-        rows = with_speed(outcome.rows, len(assembled.prepared.part("train")))
+        rows = with_speed(outcome.rows, len(setup.data.part("train")))
         save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance, best=best))
-    report = _judge(run, assembled, predictions)
+    report = _record(run, setup, predictions)
     calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
-    judged = Judgement(report, finish, calibrated)
-    run.write_json("summary.json", summary(run, assembled, outcome, judged))
-    clear_epochs(run, assembled)
-    if not assembled.card.several:
-        draw_mistakes(run.plots, predictions, assembled.prepared.images, load_trained(run), voice.say)
+    evaluation = FinalEvaluation(report, finish, calibrated)
+    run.write_json("summary.json", summary(run, setup, outcome, evaluation))
+    clear_epochs(run, setup)
+    if not setup.card.several:
+        draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
     page = write_report(run.path)
-    voice.show(report_table(report))
-    for line in closing_lines(run, assembled, outcome, judged, page):
-        voice.say(line)
+    console.show(report_table(report))
+    for line in closing_lines(run, setup, outcome, evaluation, page):
+        console.say(line)
     return Result(run.path, report, outcome.seconds)
 
 
-def _predict_test(run: RunFolder, assembled: AssembledTraining, voice: Voice) -> Predictions:
-    settings, prepared = assembled.settings, assembled.prepared
+def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
+    settings, data = setup.settings, setup.data
     device = settings.device or "cpu"
-    wait_for_all()  # the first process has written the model
-    # The files are loaded back, so that what is judged is what will be deployed.
+    wait_for_all()  # for the model file of the first process
+    # Load the stored files, so that exactly the deployed model is evaluated.
     model = load_trained(run, device)
-    indices = prepared.part("test")
-    loader = eval_loader(prepared, indices, model.card.preprocessing, settings)
-    with voice.progress("testing") as advance:
+    indices = data.part("test")
+    loader = eval_loader(data, indices, model.card.preprocessing, settings)
+    with console.progress("testing") as advance:
         return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
 
 
-def _scored(assembled: AssembledTraining, predictions: Predictions, finish: Finish) -> Report:
+def _score(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
     """Return the report without writing anything."""
-    classes = assembled.card.classes
-    if assembled.card.several:
-        return multi_label_report(predictions, classes, finish.thresholds or assembled.card.thresholds or ())
-    return classification_report(predictions, classes, _train_labels(assembled))
+    classes = setup.card.classes
+    if setup.card.several:
+        return multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
+    return classification_report(predictions, classes, _train_labels(setup))
 
 
-def _judge(run: RunFolder, assembled: AssembledTraining, predictions: Predictions) -> Report:
-    images, classes = assembled.prepared.images, assembled.card.classes
-    if assembled.card.several:
+def _record(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
+    images, classes = setup.data.images, setup.card.classes
+    if setup.card.several:
         card = read_card(run)
         return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
-    labels = _train_labels(assembled)
+    labels = _train_labels(setup)
     return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
 
 
-def _selected(assembled: AssembledTraining) -> bool:
-    """Return whether validation images have chosen the epoch that is kept."""
-    return len(assembled.prepared.part("val")) > 0
+def _selected(setup: TrainingSetup) -> bool:
+    """Return whether the kept epoch was selected on validation images."""
+    return len(setup.data.part("val")) > 0
 
 
-def _train_labels(assembled: AssembledTraining) -> torch.Tensor:
-    prepared = assembled.prepared
-    return torch.from_numpy(prepared.images.labels[prepared.part("train")])
+def _train_labels(setup: TrainingSetup) -> torch.Tensor:
+    data = setup.data
+    return torch.from_numpy(data.images.labels[data.part("train")])
 
 
-def summary(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judged: Judgement) -> dict:
-    """Return the facts of the run as plain values, for `summary.json` and the page."""
-    prepared, card, finish = assembled.prepared, assembled.card, judged.finish
+def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict:
+    """Return the content of `summary.json`, which the page shows."""
+    data, card, finish = setup.data, setup.card, evaluation.finish
     per_class = {
-        part: dict(zip(card.classes, prepared.images.class_counts(prepared.part(part)).tolist(), strict=True))
-        for part in prepared.counts()
+        part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
+        for part in data.counts()
     }
-    objective, one_epoch = assembled.objective, bool(outcome.best) and not finish.epochs
-    measure = prepared.yardstick
+    objective, one_epoch = setup.objective, bool(outcome.best) and not finish.epochs
+    measure = data.primary_metric
     return {
-        "title": f"{card.backbone.name} on {prepared.images.name}",
+        "title": f"{card.backbone.name} on {data.images.name}",
         "model": card.backbone.name,
-        "method": assembled.settings.method,
-        "data": f"{prepared.images.name}: {counted(len(prepared.images), 'image')}, "
+        "method": setup.settings.method,
+        "data": f"{data.images.name}: {counted(len(data.images), 'image')}, "
         f"{counted(len(card.classes), 'class', 'classes')}",
-        "split": prepared.split.description,
+        "split": data.split.description,
         "parts": per_class,
         "parameters": sum(p.numel() for p in objective.deployable().parameters()),
-        "grid": assembled.grid_text,
-        "epochs": outcome.passes(assembled.settings.epochs),
-        "rungs": rung_rows(assembled.rungs, outcome, finish, measure),
-        "kept": None if one_epoch else kept_words(assembled.rungs, outcome, finish, _selected(assembled)),
-        f"kept_val_{measure.score}": kept_score(assembled.rungs, outcome, finish, measure),
+        "grid": setup.grid_text,
+        "epochs": outcome.passes(setup.settings.epochs),
+        "rungs": step_rows(setup.tune_record, outcome, finish, measure),
+        "kept": None if one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _selected(setup)),
+        f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
         "averaged_epochs": list(finish.epochs),
-        "calibration": None if judged.calibrated is None else asdict(judged.calibrated),
-        "selected": _selected(assembled),
+        "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
+        "selected": _selected(setup),
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
-        "seconds": round(whole_time(assembled.rungs, outcome), 1),
-        "peak_memory": peak_memory(assembled.settings.device or "cpu"),
-        f"test_{measure.score}": judged.report.scores[measure.score].value,
-        "start": None if assembled.start is None else assembled.start.short(),
-        "remarks": [*assembled.remarks, *outcome.remarks],
-        "next_steps": next_steps(run, assembled),
+        "seconds": round(total_seconds(setup.tune_record, outcome), 1),
+        "peak_memory": peak_memory(setup.settings.device or "cpu"),
+        f"test_{measure.score}": evaluation.report.scores[measure.score].value,
+        "start": None if setup.start is None else setup.start.short(),
+        "remarks": [*setup.remarks, *outcome.remarks],
+        "next_steps": next_steps(run, setup),
     }
 
 
 def closing_lines(
-    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, judged: Judgement, page: Path
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, page: Path
 ) -> list[str]:
-    """Return the last lines that a person reads: the score, what was trained, where it lies, what to try."""
-    report, score = judged.report, score_lines(judged.report)[0]
+    """Return the last lines to print: the test score, what was trained, where it is, and what to do next."""
+    report, score = evaluation.report, score_lines(evaluation.report)[0]
     several = isinstance(report, MultiLabelReport)
     usual = percent(report.chance) if several else percent(report.majority.top1)
-    line = "an order by chance" if several else f"always answering {report.majority.name!r}"
-    kept = kept_words(assembled.rungs, outcome, judged.finish, _selected(assembled))
-    due = due_line(report, assembled.prepared.images.name)
+    baseline = "a random order" if several else f"always answering {report.majority.name!r}"
+    kept = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _selected(setup))
+    due = due_line(report, setup.data.images.name)
     return [
         "",
-        f"test {assembled.prepared.yardstick.title}: {score.value} (95 % interval {score.interval}, "
-        f"{counted(report.images, 'image')}); {line}: {usual}",
+        f"test {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
+        f"{counted(report.images, 'image')}); {baseline}: {usual}",
         *([due] if due else []),
-        *([calibration_line(judged.calibrated)] if judged.calibrated else []),
-        f"trained: {assembled.describe()}, {assembled.settings.method}, "
-        f"epochs: {outcome.passes(assembled.settings.epochs)}, "
-        f"{whole_time(assembled.rungs, outcome):.0f} s; kept: {kept}",
-        f"everything lies in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
+        *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
+        f"trained: {setup.describe()}, {setup.settings.method}, "
+        f"epochs: {outcome.passes(setup.settings.epochs)}, "
+        f"{total_seconds(setup.tune_record, outcome):.0f} s; kept: {kept}",
+        f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
         f"{'metrics.csv, ' if outcome.rows else ''}plots/",
         "try next:",
-        *(f"  {step}" for step in next_steps(run, assembled)),
+        *(f"  {step}" for step in next_steps(run, setup)),
     ]
 
 
 def calibration_line(found: Calibration) -> str:
-    """Return what the temperature has done, as a sentence."""
+    """Return a line on the effect of temperature scaling."""
     (before, after), images = found.error, counted(found.images, "validation image")
     if found.temperature == 1.0:
-        why = "are too few to correct it" if found.images < FEWEST else "gave no reason to correct it"
+        why = "are too few to correct it" if found.images < FEWEST else "show no need to correct it"
         return f"confidence: off by {percent(before)} on average; {images} {why}"
     return (
         f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
@@ -222,35 +221,35 @@ def calibration_line(found: Calibration) -> str:
     )
 
 
-def next_steps(run: RunFolder, assembled: AssembledTraining) -> list[str]:
-    """Return commands that make sense now."""
-    settings = assembled.settings
+def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
+    """Return commands to run next."""
+    settings = setup.settings
     steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
     contrast = method_of(settings).contrast
     if contrast is not None:
-        steps.append(f"{command_again(assembled, method=contrast[0])}     # {contrast[1]}")
+        steps.append(f"{command_again(setup, method=contrast[0])}     # {contrast[1]}")
     if settings.data == "digits":
         steps.append("paucal train photos/     # your own images, one folder per class")
     else:
-        longer = command_again(assembled, epochs=2 * (settings.epochs or 1))
+        longer = command_again(setup, epochs=2 * (settings.epochs or 1))
         if settings.time is not None:
-            longer = command_again(assembled, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
+            longer = command_again(setup, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
         steps.append(f"{longer}     # train for longer")
     return steps
 
 
-def command_again(assembled: AssembledTraining, **changes: Any) -> str:
-    """Return the command of this run, but for some settings and for where it writes."""
-    settings = {**vars(assembled.settings), **changes}
-    given = {name for name, origin in assembled.origin.items() if origin in ("flag", "config", "given")}
-    # What belongs to a method or to a length is chosen anew where that changes.
+def command_again(setup: TrainingSetup, **changes: Any) -> str:
+    """Return the command of this run with other settings and without its output folder."""
+    settings = {**vars(setup.settings), **changes}
+    given = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
+    # Settings of the method and of the length are chosen again if these change.
     dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
     if "method" in changes:
-        dropped |= unused_by(replace(assembled.settings, method=changes["method"]))
+        dropped |= unused_by(replace(setup.settings, method=changes["method"]))
     defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
     words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
     if "init" in given and settings["init"] is None:
-        words += ["--init", "none"]  # else the command would look for trained weights
+        words += ["--init", "none"]  # otherwise the command would look for pretrained weights
     for name, value in settings.items():
         kept = name in changes or (name in given and name not in dropped)
         if not kept or value is False or (value == defaults[name] and name not in changes):

@@ -1,4 +1,4 @@
-"""Between the last step and the test images: epochs that are averaged, and probabilities that mean what they say."""
+"""Changes of the model between the last step and the test: averaged epochs, temperature and thresholds."""
 
 import math
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from paucal.runs import RunFolder
 from paucal.training import Outcome, Watch
 from paucal.training.keeper import kept_epochs
 from paucal.training.soup import KeptEpochs, greedy_soup
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.loaders import eval_loader
 from paucal.verbs.run.processes import wait_for_all
-from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.assembly import AssembledTraining
+from paucal.verbs.training.assembly import TrainingSetup
 from paucal.verbs.training.loaders import validation
 from paucal.wording import counted, percent
 
@@ -28,15 +28,15 @@ LOSS = "val_loss"
 
 @dataclass(frozen=True)
 class Finish:
-    """What was done to a trained model before it was judged.
+    """Changes of a trained model before its evaluation.
 
     Attributes:
-        epochs: whose weights were averaged; none where the model is that of one epoch, or the probe.
-        score: of the average on the validation images; None without one.
-        temperature: by which its logits are divided.
-        images: validation images that the temperature was fitted to; 0 for none.
-        thresholds: probabilities from which on a class is an answer, chosen on the validation images; None where each
-            image has one label, or where there are no such images.
+        epochs: Epochs whose weights were averaged; empty for the model of one epoch or the probe.
+        score: Validation score of the average; None without one.
+        temperature: Temperature that divides the logits.
+        images: Validation images that the temperature was fitted to; 0 for none.
+        thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
+            labels or without validation images.
     """
 
     epochs: tuple[int, ...] = ()
@@ -46,94 +46,92 @@ class Finish:
     thresholds: tuple[float, ...] | None = None
 
 
-def watch_of(assembled: AssembledTraining) -> Watch:
-    """Return how the epochs of a run are judged on its validation images, of which there must be some."""
-    rungs, settings = assembled.rungs, assembled.settings
-    floor = None if rungs is None or rungs.probe is None else rungs.probe.score
-    scores = validation(assembled.prepared, assembled.card.preprocessing, settings)
-    return Watch(scores, assembled.prepared.yardstick.column, LOSS, floor, settings.soup or 0)
+def watch_of(setup: TrainingSetup) -> Watch:
+    """Return how the epochs of a run are scored on its validation images, which must exist."""
+    tune_record, settings = setup.tune_record, setup.settings
+    floor = None if tune_record is None or tune_record.probe is None else tune_record.probe.score
+    scores = validation(setup.data, setup.card.preprocessing, settings)
+    return Watch(scores, setup.data.primary_metric.column, LOSS, floor, settings.soup or 0)
 
 
-def finish_model(run: RunFolder, assembled: AssembledTraining, outcome: Outcome, voice: Voice) -> Finish:
-    """Average epochs where the validation images prefer that, and store the run's model anew.
+def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
+    """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
 
-    The temperature is fitted to them, or where images may have several labels the threshold of each class is chosen.
-
-    All processes share the images and know the result; the first one writes. A run that is killed here does the same
-    again when it goes on.
+    All processes share the validation images and get the result; the first one writes. A run that is killed here
+    repeats this when it is resumed.
     """
-    if not len(assembled.prepared.part("val")):
+    if not len(setup.data.part("val")):
         return Finish()
-    wait_for_all()  # the first process has written the model and the epochs
-    watch = watch_of(assembled)
+    wait_for_all()  # for the files of the first process
+    watch = watch_of(setup)
     done, kept = Finish(), kept_epochs(run, watch)
     if kept is not None and outcome.rows:
-        done = _averaged(run, assembled, outcome, kept, watch, voice)
-    if assembled.card.several:
-        return _with_thresholds(run, assembled, done, voice)
-    if assembled.settings.calibrate == "none":
+        done = _averaged(run, setup, outcome, kept, watch, console)
+    if setup.card.several:
+        return _with_thresholds(run, setup, done, console)
+    if setup.settings.calibrate == "none":
         return done
-    model = load_trained(run, assembled.settings.device or "cpu")
-    found = _answers(model, assembled, voice)
-    temperature = fit_temperature(found.logits, found.labels)
-    wait_for_all()  # all have read the model
+    model = load_trained(run, setup.settings.device or "cpu")
+    predictions = _predict_validation(model, setup, console)
+    temperature = fit_temperature(predictions.logits, predictions.labels)
+    wait_for_all()  # until all have read the model
     if rank() == 0:
         save_trained(run, model.module, model.card.at_temperature(temperature))
-    return Finish(done.epochs, done.score, temperature, len(found))
+    return Finish(done.epochs, done.score, temperature, len(predictions))
 
 
-def _with_thresholds(run: RunFolder, assembled: AssembledTraining, done: Finish, voice: Voice) -> Finish:
-    """Choose from which probability on a class is an answer, and store it with the model."""
-    model = load_trained(run, assembled.settings.device or "cpu")
-    found = _answers(model, assembled, voice)
-    thresholds = choose_thresholds(found.probabilities, found.labels)
-    wait_for_all()  # all have read the model
+def _with_thresholds(run: RunFolder, setup: TrainingSetup, done: Finish, console: Console) -> Finish:
+    """Choose the probability above which each class is predicted, and store it with the model."""
+    model = load_trained(run, setup.settings.device or "cpu")
+    predictions = _predict_validation(model, setup, console)
+    thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
+    wait_for_all()  # until all have read the model
     if rank() == 0:
         save_trained(run, model.module, model.card.with_thresholds(thresholds))
     return replace(done, thresholds=thresholds)
 
 
-def clear_epochs(run: RunFolder, assembled: AssembledTraining) -> None:
-    """Remove the weights of single epochs, once the run's model is the last that it will have."""
-    if len(assembled.prepared.part("val")) and (kept := kept_epochs(run, watch_of(assembled))) is not None:
+def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
+    """Remove the weights of single epochs, once the run's model is final."""
+    if len(setup.data.part("val")) and (kept := kept_epochs(run, watch_of(setup))) is not None:
         kept.clear()
 
 
 def _averaged(
-    run: RunFolder, assembled: AssembledTraining, outcome: Outcome, kept: KeptEpochs, watch: Watch, voice: Voice
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
 ) -> Finish:
     files = kept.kept(outcome.rows)
     if len(files) < 2:
         return Finish()
-    # A network of its own: the one that was trained may lie in pieces.
-    measure = assembled.prepared.yardstick
-    module = replace(assembled.card.backbone, pretrained=False).build().model.eval()
-    device = torch.device(assembled.settings.device or "cpu")
+    # A new network: the trained one may be sharded.
+    measure = setup.data.primary_metric
+    module = replace(setup.card.backbone, pretrained=False).build().model.eval()
+    device = torch.device(setup.settings.device or "cpu")
 
-    def judge(state: Mapping[str, Tensor]) -> tuple[float, float]:
+    def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))
         scores = watch.validate(module.to(device), device)
         return scores[measure.column], -scores[LOSS]
 
-    mean, chosen, score = greedy_soup(files, judge)
+    mean, chosen, score = greedy_soup(files, evaluate)
     best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
     wait_for_all()
     if len(chosen) < 2 or score <= best:
         return Finish()
     module.load_state_dict(mean)
     if rank() == 0:
-        save_trained(run, module, assembled.card)
+        save_trained(run, module, setup.card)
     wait_for_all()
     epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
-    voice.say(
+    console.say(
         f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
-        f"{measure.told(score[0], 'validation images')}, the best alone {percent(best[0])}"
+        f"{measure.format_score(score[0], 'validation images')}, the best alone {percent(best[0])}"
     )
     return Finish(epochs, score[0])
 
 
-def _answers(model: TrainedModel, assembled: AssembledTraining, voice: Voice) -> Predictions:
-    indices = assembled.prepared.part("val")
-    loader = eval_loader(assembled.prepared, indices, model.card.preprocessing, assembled.settings)
-    with voice.progress("calibrating") as advance:
+def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:
+    indices = setup.data.part("val")
+    loader = eval_loader(setup.data, indices, model.card.preprocessing, setup.settings)
+    with console.progress("calibrating") as advance:
         return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))

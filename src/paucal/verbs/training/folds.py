@@ -1,4 +1,4 @@
-"""Cross-validation: as many runs as there are folds, each tested on another one, and what they reach on average."""
+"""Cross-validation: one run per fold, each tested on another fold, and their mean scores."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
 from paucal.runs import RunFolder
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.life import Stopped, begin, resume
-from paucal.verbs.run.outputs import DEFAULT, refuse_among
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.outputs import DEFAULT, refuse_inside_images
 from paucal.verbs.training.job import TrainingJob
 
 RECORD = "folds.json"
@@ -26,11 +26,11 @@ _OWN = ("folds", "fold", "output", "overwrite", "time_limit")  # not part of wha
 
 @dataclass(frozen=True)
 class CrossValidated:
-    """What the runs of a cross-validation have reached on their test folds.
+    """The scores of a cross-validation.
 
     Attributes:
-        folder: that holds the runs `fold-1`, `fold-2`, ...
-        folds: the scores of each run on its test fold.
+        folder: Folder of the runs `fold-1`, `fold-2`, ...
+        folds: Scores of each run on its test fold.
     """
 
     folder: Path
@@ -42,65 +42,66 @@ class CrossValidated:
     @property
     def metrics(self) -> dict[str, float]:
         """The mean of every score over the folds."""
-        return {name: statistics.fmean(one[name] for one in self.folds) for name in self.folds[0]}
+        return {name: statistics.fmean(scores[name] for scores in self.folds) for name in self.folds[0]}
 
     @property
     def spread(self) -> dict[str, float]:
         """The standard deviation of every score over the folds, with n - 1 in the denominator."""
-        return {name: statistics.stdev(one[name] for one in self.folds) for name in self.folds[0]}
+        return {name: statistics.stdev(scores[name] for scores in self.folds) for name in self.folds[0]}
 
 
-def cross_validate(settings: TrainSettings, given: Mapping[str, str], voice: Voice) -> CrossValidated | Stopped:
-    """Train once for every fold and judge each model on the fold that it has not seen.
+def cross_validate(settings: TrainSettings, given: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
+    """Train once per fold and evaluate each model on the fold that it has not seen.
 
-    Folds that are finished already are not trained again, and one that was stopped goes on, so that the same call goes
-    on after an interrupt.
+    Finished folds are not trained again and a stopped one is resumed, so the same call continues after an interrupt.
 
     Args:
-        settings: of every run, with `folds`; `--time` and `--time-limit` count for each run.
-        given: the origin of each setting that was given.
-        voice: prints and shows progress.
+        settings: Settings of every run, with `folds`; `--time` and `--time-limit` apply to each run.
+        given: Origin of each setting that was given.
+        console: Console for messages and progress.
 
     Returns:
-        The scores, or where one of the runs was stopped.
+        The scores, or the point at which a run was stopped.
 
     Raises:
-        UserError: the data or a setting does not do, or the folder holds other runs.
+        UserError: The data or a setting is invalid, or the folder holds other runs.
     """
     folds = settings.folds
     if folds is None or settings.fold is not None:
         raise UserError("--folds trains all folds and --fold one of them: give one of the two.")
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise UserError("--folds trains with one process: for several, train each fold by itself, as with --fold 1/5.")
+        raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
     folder, found = _folder(settings), []
     for number in range(1, folds + 1):
-        voice.say(f"fold {number} of {folds}")
-        scores = _train_fold(folder / f"fold-{number}", number, settings, given, voice)
+        console.say(f"fold {number} of {folds}")
+        scores = _train_fold(folder / f"fold-{number}", number, settings, given, console)
         if isinstance(scores, Stopped):
-            voice.say(f"cross-validation was stopped in fold {number}: the same call with --output {folder} goes on")
+            console.say(
+                f"cross-validation was stopped in fold {number}: resume with the same call and --output {folder}"
+            )
             return scores
         found.append(scores)
     result = CrossValidated(folder, found)
     content = {"settings": _comparable(settings), "folds": found, "mean": result.metrics, "spread": result.spread}
     RunFolder(folder).write_json(RECORD, content)
-    voice.show(_table(result))
-    voice.say(f"everything lies in {folder}: {RECORD} and a run for each fold")
+    console.show(_table(result))
+    console.say(f"results are in {folder}: {RECORD} and a run for each fold")
     return result
 
 
 def _train_fold(
-    path: Path, number: int, settings: TrainSettings, given: Mapping[str, str], voice: Voice
+    path: Path, number: int, settings: TrainSettings, given: Mapping[str, str], console: Console
 ) -> dict[str, float] | Stopped:
     run = RunFolder(path)
     if not settings.overwrite and run.finished:
-        voice.say(f"{path} is finished already")
+        console.say(f"{path} is finished already")
         return _scores(run)
     if not settings.overwrite and run.config.is_file():
-        result = resume(TrainingJob(), path, voice)
+        result = resume(TrainingJob(), path, console)
     else:
         own = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
         origin = {name: word for name, word in given.items() if name != "folds"}
-        result = begin(TrainingJob(), own, {**origin, "fold": given.get("folds", "given"), "output": "given"}, voice)
+        result = begin(TrainingJob(), own, {**origin, "fold": given.get("folds", "given"), "output": "given"}, console)
     return result if isinstance(result, Stopped) else _scores(run)
 
 
@@ -109,7 +110,7 @@ def _scores(run: RunFolder) -> dict[str, float]:
 
 
 def _folder(settings: TrainSettings) -> Path:
-    """Return the folder of all folds, with the settings written down that they share."""
+    """Return the folder of all folds, after storing their common settings in it."""
     if settings.output is None:
         number = 1
         while (DEFAULT / f"folds-{number}").exists():
@@ -117,13 +118,13 @@ def _folder(settings: TrainSettings) -> Path:
         folder = DEFAULT / f"folds-{number}"
     else:
         folder = named_path(settings.output)
-    refuse_among(folder, {"DATA": settings.data}, settings.data_root)
+    refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)
     record = folder / RECORD
     if folder.exists() and not settings.overwrite and any(folder.iterdir()):
         stored = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None
         if stored != _comparable(settings):
             raise UserError(
-                f"--output: {str(folder)!r} holds something else than these folds with these settings: choose another "
+                f"--output: {str(folder)!r} holds something else than folds with these settings: choose another "
                 "folder, or replace it with --overwrite."
             )
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,7 @@ def _folder(settings: TrainSettings) -> Path:
 
 
 def _comparable(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings that all folds share, as JSON gives them back."""
+    """Return the common settings of all folds, as values of JSON."""
     values = {name: value for name, value in vars(settings).items() if name not in _OWN or name == "folds"}
     return json.loads(json.dumps(values, default=str))
 
@@ -143,6 +144,6 @@ def _table(result: CrossValidated) -> Table:
     for heading in (*(f"fold {number + 1}" for number in range(len(result.folds))), "mean", "spread"):
         table.add_column(heading, justify="right")
     for name, mean in result.metrics.items():
-        cells = [f"{one[name]:.4g}" for one in result.folds]
+        cells = [f"{scores[name]:.4g}" for scores in result.folds]
         table.add_row(name, *cells, f"{mean:.4g}", f"± {result.spread[name]:.2g}")
     return table

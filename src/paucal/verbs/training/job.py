@@ -12,57 +12,37 @@ from paucal.training import Optimization, Outcome, Watch
 from paucal.training.memory import memory_advice
 from paucal.types import UserError
 from paucal.verbs.checking.quick import write_findings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
-from paucal.verbs.run.job import Bars
+from paucal.verbs.run.job import Bars, Watcher
 from paucal.verbs.run.start_weights import pin_start, plain_init
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.run.voice import Voice
-from paucal.verbs.training.assembly import AssembledTraining, assemble
+from paucal.verbs.training.assembly import TrainingSetup, assemble
+from paucal.verbs.training.auto_tune.auto_tune import auto_tune
 from paucal.verbs.training.conclusion import Result, conclude
 from paucal.verbs.training.finishing import watch_of
-from paucal.verbs.training.ladder.climb import climb
 from paucal.verbs.training.loaders import deployed_sheet, train_loader, training_sheet
 from paucal.verbs.training.optimizer import optimization
 
 CONFIG = "config"  # the origin of a setting from a file
 
 
-class TrainingWatcher:
-    """Scores each epoch on the validation images; nothing it sees ends the run."""
-
-    def __init__(self, assembled: AssembledTraining, voice: Voice) -> None:
-        self._assembled, self._voice = assembled, voice
+class TrainingWatcher(Watcher[TrainingSetup]):
+    """Scores each epoch on the validation images."""
 
     def watch(self) -> Watch | None:
-        """Return the scores on the validation images; without them nothing is selected: the newest state is kept."""
-        made = self._assembled
-        if not len(made.prepared.part("val")):
-            return None
-        return watch_of(made)
-
-    on_start = None  # the weights a run begins with are not looked at
-
-    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
-        """Say how an epoch went."""
-        self._voice.on_epoch(epoch, epochs, row)
-
-    wants_a_change = False
-
-    def prepare_next(self) -> None:
-        """Have only one stage."""
-
-    def last_words(self) -> list[str]:
-        """Return nothing: whoever stopped the run knows why."""
-        return []
+        """Return the scores on the validation images; without them the newest state is kept."""
+        return watch_of(self.setup) if len(self.setup.data.part("val")) else None
 
 
 def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
-    """Return settings of which one alone says how long a run is.
+    """Return settings in which either the time or the epochs decide the length of the run.
 
-    What was typed goes before a config, that before a recipe; within a config the epochs, as its time was planned.
+    Flags take precedence over a config, and a config over a recipe; within a config the epochs win, since they were
+    planned from its time.
 
     Raises:
-        UserError: both were given, or the time is none.
+        UserError: Both were given, or the time is invalid.
     """
     if settings.time is not None:
         seconds_of(settings.time, "--time")
@@ -74,7 +54,7 @@ def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSetti
         lengths = ("epochs", "schedule_epochs", "warmup_epochs")
         return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
     raise UserError(
-        f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
+        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
     )
 
 
@@ -86,72 +66,72 @@ class TrainingJob:
     reads: tuple[str, ...] = ("data", "data_root", "init", "classes", *sorted(paths_of_methods()))
 
     def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-        """Fill in a recipe and refuse what makes no sense."""
+        """Fill in the recipe and refuse settings that contradict each other."""
         settings = plain_init(settings)
         if settings.folds is not None:
-            raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give one fold (1/5).")
-        terms_of(settings)  # names first: a recipe must not hide that one is unknown
+            raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
+        terms_of(settings)  # checks the names before the recipe changes them
         settings, origin = with_recipe(settings, given)
         check_used(settings, origin)
         check_ranges(settings)
         return one_length(settings, origin), origin
 
     def pin(self, settings: TrainSettings) -> TrainSettings:
-        """Return settings with full paths."""
+        """Return settings with absolute paths."""
         return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
 
     def assemble(
         self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-    ) -> AssembledTraining:
-        """Open the data, choose what was left open, build the objective."""
+    ) -> TrainingSetup:
+        """Open the data, choose the open settings and build the objective."""
         return assemble(settings, given, bars, run)
 
-    def announce(self, assembled: AssembledTraining, voice: Voice) -> None:
-        """Say what will be trained, on what, and why the settings are what they are."""
-        prepared, classes = assembled.prepared, assembled.card.classes
-        counts = prepared.counts()
-        voice.say(
-            f"data: {prepared.images.name}, {len(prepared.images)} images, {len(classes)} classes; "
+    def announce(self, setup: TrainingSetup, console: Console) -> None:
+        """Print the data, the model, and the settings with their reasons."""
+        data, classes = setup.data, setup.card.classes
+        counts = data.counts()
+        console.say(
+            f"data: {data.images.name}, {len(data.images)} images, {len(classes)} classes; "
             f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
         )
-        voice.say(f"split: {prepared.split.description}")
-        voice.say(f"model: {assembled.describe()}; method: {assembled.settings.method}")
-        voice.show_settings(assembled.settings, assembled.origin, assembled.remarks)
+        console.say(f"split: {data.split.description}")
+        console.say(f"model: {setup.describe()}; method: {setup.settings.method}")
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
 
-    def is_open(self, assembled: AssembledTraining) -> bool:
-        """Return whether a run has yet to find out what its length depends on."""
-        return assembled.rungs is not None and not assembled.rungs.plan
+    def needs_planning(self, setup: TrainingSetup) -> bool:
+        """Return whether auto-tuning still has to decide the length of the run."""
+        return setup.tune_record is not None and not setup.tune_record.plan
 
-    def find_out(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> bool:
-        """Climb as far as the last rung's beginning."""
-        with memory_advice(assembled.plan):
-            return climb(run, assembled, voice)
+    def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
+        """Auto-tune the run; return False if a signal stopped it."""
+        with memory_advice(setup.plan):
+            return auto_tune(run, setup, console)
 
-    def write_beginning(self, run: RunFolder, assembled: AssembledTraining) -> None:
-        """Write down what is known so far, and draw images as the network will see them in training and after it."""
-        if assembled.rungs is not None:
-            assembled.rungs.write(run)
-        write_findings(run, assembled.findings, assembled.prepared.images)
-        sheet = training_sheet(assembled.prepared, assembled.card, assembled.settings, assembled.plan)
+    def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
+        """Write the first files, and draw images as the network will see them in training and evaluation."""
+        if setup.tune_record is not None:
+            setup.tune_record.write(run)
+        write_findings(run, setup.findings, setup.data.images)
+        sheet = training_sheet(setup.data, setup.card, setup.settings, setup.plan)
         write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
-        plain = deployed_sheet(assembled.prepared, assembled.card, assembled.settings)
+        plain = deployed_sheet(setup.data, setup.card, setup.settings)
         write_atomically(run.plots / "eval_batch.png", lambda file: plain.save(file, "PNG"))
 
-    def loader(self, assembled: AssembledTraining, start: int) -> TrainLoader:
-        """Return the loader of this process, from a forward pass on."""
-        request, preprocess = assembled.objective.data_request, assembled.card.preprocessing
-        return train_loader(assembled.prepared, preprocess, assembled.settings, assembled.plan, request, start)
+    def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
+        """Return the training loader of this process, starting at a forward pass."""
+        request, preprocess = setup.objective.data_request, setup.card.preprocessing
+        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
 
-    def optimization(self, assembled: AssembledTraining) -> Optimization:
+    def optimization(self, setup: TrainingSetup) -> Optimization:
         """Return AdamW and its schedule."""
-        return optimization(assembled.settings, assembled.plan)
+        return optimization(setup.settings, setup.plan)
 
-    def watcher(self, run: RunFolder, assembled: AssembledTraining, voice: Voice) -> TrainingWatcher:
-        """Return who scores the epochs."""
-        return TrainingWatcher(assembled, voice)
+    def watcher(self, run: RunFolder, setup: TrainingSetup, console: Console) -> TrainingWatcher:
+        """Return the watcher that scores each epoch."""
+        return TrainingWatcher(setup, console)
 
     def conclude(
-        self, run: RunFolder, assembled: AssembledTraining, outcome: Outcome, watcher: TrainingWatcher, voice: Voice
+        self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, watcher: TrainingWatcher, console: Console
     ) -> Result:
-        """Judge the best model on the test images and write everything down."""
-        return conclude(run, assembled, outcome, voice)
+        """Evaluate the best model on the test images and write the results."""
+        return conclude(run, setup, outcome, console)

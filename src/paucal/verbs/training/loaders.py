@@ -1,4 +1,4 @@
-"""How a supervised run reads its images: changed for training, as the deployed model sees them for validation."""
+"""Loaders of a supervised run: augmented images for training, images as in deployment for validation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,31 +27,31 @@ from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE
 from paucal.training import Plan
 from paucal.types import Crops, DataRequest, height_and_width
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 from paucal.verbs.run.loaders import eval_loader, normalisation, step_loader, stored_preprocessing
 
-PAD_SHARE = 8  # a padded crop shifts by up to an eighth of the side
+PAD_SHARE = 8  # a padded crop shifts by up to 1/8 of the side
 
 
-def feeding(
-    settings: TrainSettings, prepared: Prepared, start: ImageInput | None, run: RunFolder | None
+def run_preprocessing(
+    settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
 ) -> Preprocessing:
-    """Return how images are prepared for a run's model: as it has stored, or as its settings and its start have it.
+    """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights.
 
     Args:
-        settings: of the run, complete.
-        prepared: its images.
-        start: how images were prepared for the weights it starts from.
-        run: the run that goes on.
+        settings: Resolved settings of the run.
+        data: Images of the run.
+        start: Preprocessing of the pretrained weights.
+        run: Run to resume; None for a new one.
 
     Raises:
-        UserError: the run's model card is damaged.
+        UserError: The run's model card is damaged.
     """
     stored = stored_preprocessing(run)
     if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
-        return stored  # else it is that of a model which the run has made at another size, on its way
-    statistics = normalisation(settings, prepared, start)
-    reading = prepared.images.reading
+        return stored  # otherwise it belongs to the probe at another image size
+    statistics = normalisation(settings, data, start)
+    reading = data.images.reading
     fed = preprocessing(settings, statistics, start, reading.value_range)
     return replace(fed, channel_ranges=reading.channel_ranges)
 
@@ -62,10 +62,9 @@ def preprocessing(
     start: ImageInput | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> Preprocessing:
-    """Return how images are prepared for the trained model: all of those that training shows whole, else a crop.
+    """Return the preprocessing of the trained model: the whole image if training shows it whole, else a crop.
 
-    The crop and its filter are those of the weights that the run starts from; of a recipe's program or of the model's
-    where there are none.
+    The crop and its interpolation are those of the pretrained weights, or else of the recipe or the model.
     """
     size = height_and_width(settings.img_size or USUAL_SIDE)
     recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
@@ -76,7 +75,7 @@ def preprocessing(
 
 
 def augmentation(settings: TrainSettings) -> Augmentation:
-    """Return how training images are changed."""
+    """Return the augmentation of training images."""
     policy = settings.rand_augment
     return Augmentation(
         crop=settings.crop or "random-resized",
@@ -89,24 +88,24 @@ def augmentation(settings: TrainSettings) -> Augmentation:
 
 
 def train_loader(
-    prepared: Prepared,
+    data: SplitImages,
     preprocess: Preprocessing,
     settings: TrainSettings,
     plan: Plan,
     request: DataRequest,
     start: int,
 ) -> TrainLoader:
-    """Return the loader of what an objective asks for, from a forward pass on."""
+    """Return the training loader for an objective's request, starting at a forward pass."""
     dataset = ViewDataset(
-        prepared.images,
+        data.images,
         [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
         settings.seed,
         labels=request.labels,
         geometry=request.geometry,
-        label_maps=prepared.label_maps if request.label_maps else None,
+        label_maps=data.label_maps if request.label_maps else None,
     )
     balanced = settings.sampling == "balanced"
-    return step_loader(dataset, prepared, settings, plan, start, settings.repeats, balanced)
+    return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
 
 
 def view_transform(
@@ -115,29 +114,29 @@ def view_transform(
     """Return the training transform of a group of views."""
     size = crops.sides or preprocess.image_size
     change = augmentation(settings)
-    if crops.scale is not None:  # a method's own crops, such as the local ones of self-distillation
+    if crops.scale is not None:  # the method's own crops, such as local crops of self-distillation
         change = replace(change, crop="random-resized", scale=crops.scale)
     statistics = Normalisation(preprocess.mean, preprocess.std)
     return TrainTransform(size, change, statistics, exact_geometry, preprocess.resize)
 
 
 def validation(
-    prepared: Prepared, preprocess: Preprocessing, settings: TrainSettings
+    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
 ) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
     """Return a function that scores a model on the validation images.
 
-    Nothing about the images is random, so they are prepared once and kept where they take little memory.
+    The preprocessing is deterministic, so the batches are cached if they take little memory.
     """
-    indices = prepared.part("val")
+    indices = data.part("val")
     height, width = preprocess.image_size
     batches = KeptBatches(
-        lambda workers: eval_loader(prepared, indices, preprocess, replace(settings, workers=workers)),
+        lambda workers: eval_loader(data, indices, preprocess, replace(settings, workers=workers)),
         n_bytes=len(indices) * height * width * preprocess.channels * 4,
         workers=settings.workers or 0,
         device=settings.device or "cpu",
     )
 
-    score = quick_scores if prepared.images.multi_hot is None else quick_multi_label_scores
+    score = quick_scores if data.images.multi_hot is None else quick_multi_label_scores
 
     def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
         return {f"val_{name}": value for name, value in score(predict_all(module, batches, device)).items()}
@@ -145,20 +144,20 @@ def validation(
     return validate
 
 
-def deployed_sheet(prepared: Prepared, card: ModelCard, settings: TrainSettings) -> Image.Image:
-    """Return a picture of images exactly as the deployed model will see them: of validation, else of training."""
-    indices = prepared.part("val") if len(prepared.part("val")) else prepared.part("train")
+def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
+    """Return a picture of validation or else training images exactly as the deployed model will see them."""
+    indices = data.part("val") if len(data.part("val")) else data.part("train")
     alone = replace(settings, workers=0)
-    batch = next(iter(eval_loader(prepared, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    batch = next(iter(eval_loader(data, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
     statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
     return sheet(batch, statistics, card.classes)
 
 
-def training_sheet(prepared: Prepared, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
-    """Return a picture of training images as the network will see them, mixed where the run mixes."""
+def training_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
+    """Return a picture of training images as the network will see them, with mixing if the run uses it."""
     preprocess = card.preprocessing
     alone = replace(settings, workers=0)
-    batch = next(iter(train_loader(prepared, preprocess, alone, plan, DataRequest(), 0)))
+    batch = next(iter(train_loader(data, preprocess, alone, plan, DataRequest(), 0)))
     if plan.mixing is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)

@@ -5,14 +5,14 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan
 from paucal.verbs.run.trainer_inputs import check_length, check_sync, trainer_plan
 
-START_LR = 1e-3  # of the peak; the published program warms up from 1e-6 to 1e-3
+START_LR = 1e-3  # share of the peak; the published code warms up from 1e-6 to 1e-3
 
 
 def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
-    """Return the length of the run, its randomness, its hardware, and how its images are mixed.
+    """Return the plan of the run: length, seed, hardware, and mixing of images.
 
     Raises:
-        UserError: the device is not one this machine has, or a setting does not go with the number of devices.
+        UserError: The device is not available, or a setting does not fit the number of devices.
     """
     check_sync(settings)
     mixing = None
@@ -40,9 +40,9 @@ def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
 
 
 def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
-    """Return remarks on plans that will run but may disappoint."""
+    """Return remarks on plans that may give poor results."""
     alone = settings.sync_bn and settings.processes == 1
     return [
-        *(["--sync-bn changes nothing in a run on one device"] if alone else []),
+        *(["--sync-bn has no effect on one device"] if alone else []),
         *check_length(settings, n_train),
     ]

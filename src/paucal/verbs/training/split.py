@@ -1,4 +1,4 @@
-"""Which images a supervised run trains on, selects with and reports on."""
+"""The training, validation and test images of a supervised run."""
 
 from pathlib import Path
 from typing import Any
@@ -8,21 +8,21 @@ from paucal.data.splits.file import read_split
 from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
 from paucal.methods.training_settings import TrainSettings
 from paucal.types import UserError
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 
-def split_images(settings: TrainSettings, images: ImageSet) -> Prepared:
-    """Split the images, and reduce the training part where the settings say so.
+def split_images(settings: TrainSettings, images: ImageSet) -> SplitImages:
+    """Split the images, and reduce the training part if the settings say so.
 
     Raises:
-        UserError: a class has too few images for the parts, or a share is not one.
+        UserError: A class has too few images for the parts, or a share is invalid.
     """
     shares: dict[str, Any] = {
         name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
     }
     if settings.split is not None:
         if settings.group_by is not None or settings.fold is not None or shares:
-            raise UserError("--split says how the images are divided: leave --group-by, --fold and the fractions out.")
+            raise UserError("--split defines the parts: leave --group-by, --fold and the fractions out.")
         split = read_split(Path(settings.split).expanduser(), images)
     else:
         split = make_split(images, seed=settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
@@ -34,4 +34,4 @@ def split_images(settings: TrainSettings, images: ImageSet) -> Prepared:
         split = take_few(split, images.targets, settings.few_labels, settings.seed)
     if settings.fraction is not None or settings.few_labels is not None:
         split = limit_val(split, images.targets, settings.seed)
-    return Prepared(images, split)
+    return SplitImages(images, split)

@@ -6,10 +6,10 @@ import paucal
 from cli.calls import failure, make_photos
 from paucal.runs import RunFolder
 from paucal.types import UserError
+from paucal.verbs.run.console import RecordingConsole
 from paucal.verbs.run.loggers import filling, kinds
 from paucal.verbs.run.loggers.filling import Loggers
 from paucal.verbs.run.loggers.kinds import Kind, check_loggers, checked_id
-from paucal.verbs.run.voice import Heard
 from paucal.verbs.training.launch import resume_run, train_run
 from verbs.pretraining.short_runs import StopAfter
 
@@ -100,9 +100,9 @@ def test_run__that_goes_on_fills_the_same_log_once(photos, tmp_path, opened):
     whole = paucal.train(photos, output=tmp_path / "whole", logger=["wandb"], **SHORT)
     steps = [row["step"] for row in whole.history]
     settings, given = settings_of(photos, tmp_path / "cut", logger=["wandb"])
-    train_run(settings, given, Heard(), [StopAfter(int(steps[1]) + 1)])
+    train_run(settings, given, RecordingConsole(), [StopAfter(int(steps[1]) + 1)])
     assert opened[1].ending == "stopped"
-    result = resume_run(tmp_path / "cut", Heard())
+    result = resume_run(tmp_path / "cut", RecordingConsole())
     first, second = opened[1:]
     assert second.known
     assert (second.version, second.settings) == (first.version, [])
@@ -115,24 +115,24 @@ def test_run__that_goes_on_fills_the_same_log_once(photos, tmp_path, opened):
 
 def test_epochs__that_a_kill_has_undone_are_not_logged_twice(tmp_path, opened):
     run, rows = RunFolder(tmp_path), [{"epoch": n, "step": 5 * n, "val_top1": n / 10} for n in (1.0, 2.0, 3.0)]
-    with Loggers(run, ["wandb"], Heard()) as loggers:
+    with Loggers(run, ["wandb"], RecordingConsole()) as loggers:
         loggers.log_row(rows[0])
         loggers.log_row(rows[1])
-    with Loggers(run, ["wandb"], Heard()) as loggers:  # the newest state was that of the first epoch
+    with Loggers(run, ["wandb"], RecordingConsole()) as loggers:  # the newest state was that of the first epoch
         loggers.log_row(rows[1])
         loggers.log_row(rows[2])
     assert [[step for step, _ in logger.rows] for logger in opened] == [[5, 10], [15]]
-    with Loggers(run, ["wandb"], Heard()) as loggers:
-        loggers.go_back()  # changed on purpose: what comes differs from what was
+    with Loggers(run, ["wandb"], RecordingConsole()) as loggers:
+        loggers.forget_step()  # changed on purpose: what comes differs from what was
         loggers.log_row(rows[0])
     assert [step for step, _ in opened[-1].rows] == [5]
 
 
 def test_a_logger_that_joins__gets_the_settings_and_what_comes(tmp_path, opened):
     run, row = RunFolder(tmp_path), {"epoch": 1.0, "step": 5.0}
-    with Loggers(run, ["wandb"], Heard()) as loggers:
+    with Loggers(run, ["wandb"], RecordingConsole()) as loggers:
         loggers.log_row(row)
-    with Loggers(run, ["wandb", "mlflow"], Heard()) as loggers:
+    with Loggers(run, ["wandb", "mlflow"], RecordingConsole()) as loggers:
         loggers.describe(settings_of("x", "y")[0])
     assert [len(logger.settings) for logger in opened] == [0, 0, 1]
 
@@ -144,15 +144,13 @@ def test_a_logger_that_fails__is_left_out_and_the_run_ends_as_it_would(photos, t
         raise ConnectionError("the server\nis gone")
 
     monkeypatch.setattr(Listener, "log_metrics", fail)
-    voice = Heard()
+    console = RecordingConsole()
     settings, given = settings_of(photos, tmp_path / "run", logger=["mlflow"])
-    result = train_run(settings, given, voice)
+    result = train_run(settings, given, console)
     assert result.metrics == plain.metrics
     assert opened[0].scores == {}
-    notes = [line for line in voice.said if "takes no more values" in line]
-    assert notes == [
-        "note: mlflow takes no more values (the server is gone); the run goes on, metrics.csv has them all"
-    ]
+    notes = [line for line in console.said if "failed" in line]
+    assert notes == ["note: mlflow failed (the server is gone); the run continues, and metrics.csv has all values"]
 
 
 def test_a_program_that_cannot_start__is_one_sentence(tmp_path, monkeypatch):
@@ -162,7 +160,7 @@ def test_a_program_that_cannot_start__is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(filling, "check_loggers", lambda names: None)
     monkeypatch.setitem(kinds.KINDS, "mlflow", Kind(fail, score, close, str))
     with pytest.raises(UserError, match=r"--logger mlflow cannot be started \(ConnectionError: no server\)"):
-        Loggers(RunFolder(tmp_path), ["mlflow"], Heard()).__enter__()
+        Loggers(RunFolder(tmp_path), ["mlflow"], RecordingConsole()).__enter__()
 
 
 def test_the_first_loggers__are_ended_where_a_later_one_cannot_start(tmp_path, opened, monkeypatch):
@@ -171,7 +169,7 @@ def test_the_first_loggers__are_ended_where_a_later_one_cannot_start(tmp_path, o
 
     monkeypatch.setitem(kinds.KINDS, "wandb", Kind(fail, score, close, str))
     with pytest.raises(UserError, match="--logger wandb"):
-        Loggers(RunFolder(tmp_path), ["mlflow", "wandb"], Heard()).__enter__()
+        Loggers(RunFolder(tmp_path), ["mlflow", "wandb"], RecordingConsole()).__enter__()
     assert opened[0].ending == "failed"
 
 

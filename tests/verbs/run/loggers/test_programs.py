@@ -13,7 +13,7 @@ import pytest
 import paucal
 from cli.calls import QUICK, make_photos
 from paucal.runs import RunFolder
-from paucal.verbs.run.voice import Quiet
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.training.launch import resume_run, train_run
 from verbs.pretraining.short_runs import StopAfter
 from verbs.run.loggers.test_filling import SHORT, settings_of
@@ -34,8 +34,8 @@ def _no_network(monkeypatch):
 def stopped_and_resumed(photos, output, logger):
     """Return the result of a run that was stopped in its second epoch, and went on."""
     settings, given = settings_of(photos, output, logger=[logger])
-    train_run(settings, given, Quiet(), [StopAfter(4)])
-    return resume_run(output, Quiet())
+    train_run(settings, given, SilentConsole(), [StopAfter(4)])
+    return resume_run(output, SilentConsole())
 
 
 def rows_of(run, name):
@@ -70,7 +70,7 @@ def test_tensorboard__has_every_epoch_once_and_the_settings_with_the_scores(phot
 def test_tensorboard__refuses_a_folder_that_it_would_take_for_a_variable(photos, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     monkeypatch.setenv("ELSEWHERE", "other")
-    with pytest.raises(paucal.UserError, match="for a variable"):
+    with pytest.raises(paucal.UserError, match="expand a variable"):
         paucal.train(photos, output=tmp_path / "$ELSEWHERE", logger=["tensorboard"], **SHORT)
     assert not (tmp_path / "other").exists()
 

@@ -3,11 +3,11 @@
 import sys
 
 from paucal.types import UserError
-from paucal.verbs.comparing.cells.train import work_quietly
+from paucal.verbs.comparing.cells.train import work_silently
 
 if __name__ == "__main__":
     try:
-        sys.exit(0 if work_quietly(sys.argv[1], led=True) else 130)
+        sys.exit(0 if work_silently(sys.argv[1], led=True) else 130)
     except KeyboardInterrupt:
         sys.exit(130)
     except UserError as problem:

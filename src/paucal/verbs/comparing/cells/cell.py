@@ -1,4 +1,4 @@
-"""A cell: one run of the grid. What it is made of gives its folder, and its state is what lies there."""
+"""A cell: one run of the grid. Its folder is named by a hash of its settings, and its files give its state."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from paucal.verbs.comparing.cells.grid import EVAL, FREE, Grid
 
 CELLS = "cells"
 FAILED = "failed.json"
-JUDGED = "judged.json"  # what a judge beside the run has found
-# Entries of a cell's settings that are not the verb's own: what its judge is told, the cell that it begins with, and
-# what is judged where nothing is trained.
+JUDGED = "judged.json"  # scores of an evaluation beside the run's own
+# Entries of a cell's settings that are not settings of the verb: those of its evaluation, the cell that it starts from,
+# and the model to evaluate if nothing is trained.
 JUDGING, START, SUBJECT = "judging", "start", "subject"
 ENTRIES = (JUDGING, START, SUBJECT)
 StateName = Literal["pending", "running", "stopped", "done", "failed"]
@@ -26,16 +26,16 @@ StateName = Literal["pending", "running", "stopped", "done", "failed"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One run.
+    """One run of a grid.
 
     Attributes:
-        folder: of the cell, in which the run lies.
-        arm: the way to train.
-        seed: of everything random.
-        rate: learning rate, where one is tried or chosen; else None.
-        settings: of the verb, all that are given, and those in `ENTRIES`.
-        tried: whether the run is made to choose a learning rate.
-        verb: that makes the run.
+        folder: Folder of the cell, which contains the run.
+        arm: Way to train.
+        seed: Seed for all random numbers.
+        rate: Learning rate that is tried or was chosen; None if it is not searched.
+        settings: Given settings of the verb, and those in `ENTRIES`.
+        tried: Whether the run serves to choose a learning rate.
+        verb: Verb that makes the run.
     """
 
     folder: Path
@@ -48,34 +48,34 @@ class Cell:
 
     @property
     def run(self) -> RunFolder:
-        """The run."""
+        """The run folder."""
         return RunFolder(self.folder / "run")
 
     @property
     def given(self) -> dict[str, Any]:
-        """The settings of the verb alone."""
+        """The settings of the verb, without those in `ENTRIES`."""
         return of_verb(self.settings)
 
     @property
     def judged(self) -> bool:
-        """Whether a judge belongs to it."""
+        """Whether the cell has an evaluation beside the run's own."""
         return self.verb == EVAL or JUDGING in self.settings
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Name of the cell for messages."""
         rate = "" if self.rate is None else f", learning rate {self.rate:g}"
         return f"{self.arm.name}, seed {self.seed}{rate}"
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a cell is.
+    """Progress of a cell.
 
     Attributes:
-        name: "pending" before anyone took it, "running" while its worker gives signs of life, "stopped" where that
-            worker is gone and another will go on, "done", or "failed".
-        error: why it failed; "" else.
+        name: Name "pending", "running" (its worker renews the lock), "stopped" (its worker is gone, another one will
+            continue), "done" or "failed".
+        error: Reason of the failure, or "".
     """
 
     name: StateName
@@ -83,17 +83,17 @@ class State:
 
     @property
     def settled(self) -> bool:
-        """Whether nobody has to do anything about it."""
+        """Whether the cell needs no more work."""
         return self.name in ("done", "failed")
 
 
 def of_verb(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are the verb's own, without those in `ENTRIES`."""
+    """Return the settings of the verb, without those in `ENTRIES`."""
     return {name: value for name, value in settings.items() if name not in ENTRIES}
 
 
 def state_of(cell: Cell) -> State:
-    """Look at a cell's folder."""
+    """Return the state of a cell, read from its folder."""
     trained = cell.verb == EVAL or cell.run.finished
     if trained and (not cell.judged or (cell.folder / JUDGED).is_file()):
         return State("done")
@@ -105,16 +105,16 @@ def state_of(cell: Cell) -> State:
 
 
 def cells_of(grid: Grid) -> list[Cell]:
-    """Return the cells that are known by now, seed after seed, so that a grid that is half done can be compared.
+    """Return the cells that are known so far, ordered by seed, so that a half-finished grid can be compared.
 
-    Where learning rates are chosen, an arm has only the runs that try them until those are done.
+    If learning rates are searched, an arm has only the runs that try them until the rate is chosen.
     """
     if not grid.rates:
         return [make_cell(grid, arm, seed) for seed in grid.seeds for arm in grid.arms]
     trials = {arm: [make_cell(grid, arm, grid.seeds[0], rate, True) for rate in grid.rates] for arm in grid.arms}
     chosen = {arm: chosen_rate(cells) for arm, cells in trials.items()}
     made = [make_cell(grid, arm, seed, rate) for seed in grid.seeds for arm, rate in chosen.items() if rate is not None]
-    # A trial with the chosen rate is the arm's run with that seed.
+    # The trial with the chosen rate is also the arm's run with the first seed.
     return [
         *(cell for cells in trials.values() for cell in cells),
         *(cell for cell in made if cell.seed != grid.seeds[0]),
@@ -122,9 +122,9 @@ def cells_of(grid: Grid) -> list[Cell]:
 
 
 def chosen_rate(trials: list[Cell]) -> float | None:
-    """Return the rate whose run is best on its validation images; None while some are to come, or where all failed.
+    """Return the rate whose run has the best validation score, the first of equals.
 
-    Of rates that are equally good the first is taken.
+    None until all trials are done, or if all of them failed.
     """
     states = [state_of(cell) for cell in trials]
     done = [cell for cell, state in zip(trials, states, strict=True) if state.name == "done"]
@@ -134,7 +134,7 @@ def chosen_rate(trials: list[Cell]) -> float | None:
 
 
 def compared_cells(grid: Grid) -> list[Cell]:
-    """Return the cells whose scores are compared, which are all but the trials of rates that were not chosen."""
+    """Return the cells whose scores are compared: all but the trials of rates that were not chosen."""
     if not grid.rates:
         return cells_of(grid)
     cells = cells_of(grid)
@@ -144,20 +144,20 @@ def compared_cells(grid: Grid) -> list[Cell]:
 
 
 def validation_score(run: RunFolder) -> float:
-    """Return the share of the validation images that a finished run's model gives the right class.
+    """Return the validation accuracy of a finished run's model.
 
     Raises:
-        UserError: the summary does not say.
+        UserError: The summary does not contain it.
     """
     summary = run.read_json("summary.json")
     for name in ("kept_val_top1", "best_val_top1"):
         if isinstance(summary.get(name), int | float):
             return float(summary[name])
-    raise UserError(f"{str(run.path)!r} has no score on validation images, by which a rate could be chosen.")
+    raise UserError(f"{str(run.path)!r} has no validation score to choose a learning rate by.")
 
 
 def make_cell(grid: Grid, arm: Arm, seed: int, rate: float | None = None, tried: bool = False) -> Cell:
-    """Return the cell of an arm, a seed and a learning rate; the same contents are the same folder."""
+    """Return the cell of an arm, a seed and a learning rate; equal settings give the same folder."""
     own = settings_of(grid.shared, arm) if grid.verb == "train" else {**grid.shared, **arm.settings}
     settings = {**own, **({} if rate is None else {"lr": rate}), "seed": seed}
     content = {"images": grid.fingerprint, **{name: value for name, value in settings.items() if name not in FREE}}

@@ -1,4 +1,4 @@
-"""Taking a cell: alone, noticed when its worker dies, and given up after it has killed several."""
+"""Locking of cells: one worker at a time, released when the worker dies, and failed after several crashes."""
 
 import traceback
 from collections.abc import Iterator
@@ -12,15 +12,14 @@ from paucal.verbs.comparing.cells.cell import FAILED, Cell, state_of
 from paucal.wording import sentence
 
 TRIES = "tries.json"
-MOST_TRIES = 3  # workers that may end in a cell without a word and without a saved state more
+MAX_TRIES = 3  # workers that may crash in a cell without saving a new state
 
 
 @contextmanager
 def claimed(cell: Cell) -> Iterator[bool]:
-    """Hold the right to compute a cell within the block, and say whether it was to be had.
+    """Lock a cell within the block; yield whether this worker may compute it.
 
-    The lock tells other workers that this one is at work, by a sign of life every few seconds; it tells them as well
-    when it is not any more, so that another one takes over.
+    The lock is renewed every few seconds, so that another worker takes over if this one dies.
     """
     cell.folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(cell.folder, "the cell")
@@ -30,39 +29,39 @@ def claimed(cell: Cell) -> Iterator[bool]:
         yield False
         return
     try:
-        yield not state_of(cell).settled and _may_try(cell)  # it may have been settled while the lock was made
+        yield not state_of(cell).settled and _may_try(cell)  # it may have been settled before the lock was acquired
     finally:
         lock.release()
 
 
 def fail(cell: Cell, problem: BaseException) -> None:
-    """Write down why a cell cannot be computed; for the holder of its lock."""
+    """Store why a cell failed; for the holder of its lock."""
     known = isinstance(problem, UserError)
     words = str(problem) if known else sentence(f"{type(problem).__name__}: {problem}")
     trace = "" if known else "".join(traceback.format_exception(problem))
     RunFolder(cell.folder).write_json(FAILED, {"error": words, "traceback": trace[-20_000:]})
 
 
-def settle_tries(cell: Cell) -> None:
-    """Forget how often a cell was tried: its worker has come to an end of its own."""
+def clear_tries(cell: Cell) -> None:
+    """Reset the count of crashes: the worker ended by itself."""
     (cell.folder / TRIES).unlink(missing_ok=True)
 
 
-def forgive(cell: Cell) -> None:
-    """Let a failed cell, in which nobody is at work, be tried again."""
+def clear_failure(cell: Cell) -> None:
+    """Let a failed cell be tried again."""
     (cell.folder / FAILED).unlink(missing_ok=True)
-    settle_tries(cell)
+    clear_tries(cell)
 
 
 def _may_try(cell: Cell) -> bool:
-    """Count the workers that began a cell at the same saved state; at one too many the cell has failed."""
+    """Count the workers that started at the same saved state, and fail the cell if there are too many."""
     folder, state = RunFolder(cell.folder), _saved_state(cell)
     before = _stored(folder)
     tries = int(before.get("tries", 0)) if before.get("state") == state else 0
-    if tries >= MOST_TRIES:
+    if tries >= MAX_TRIES:
         problem = UserError(
-            f"{tries} workers have ended in it without a word and without getting on (killed, perhaps for want of "
-            "memory): try a smaller --batch-size or fewer --jobs, then --retry."
+            f"{tries} of its workers crashed without making progress (perhaps killed for lack of memory): use a "
+            "smaller --batch-size or fewer --jobs, then --retry."
         )
         fail(cell, problem)
         return False
@@ -74,12 +73,12 @@ def _stored(folder: RunFolder) -> dict[str, Any]:
     try:
         stored = folder.read_json(TRIES)
         return stored if isinstance(stored.get("tries"), int) else {}
-    except UserError:  # there is none, or it is damaged: then it is counted from the beginning
+    except UserError:  # missing or damaged: count from zero
         return {}
 
 
 def _saved_state(cell: Cell) -> str:
-    """Return what changes whenever a run saves how far it is."""
+    """Return the time stamp of a run's saved state, as text."""
     try:
         return str(cell.run.last.stat().st_mtime_ns)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The grid of a comparison, as it is stored in its folder: what every worker reads and anyone may let grow."""
+"""The grid of a comparison as stored in its folder, which all workers read and later calls may extend."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,27 +14,27 @@ from paucal.wording import shortened
 
 RECORD = "grid.json"
 FORMAT = 1
-EVAL = "eval"  # the verb of cells that train nothing: what has been trained is judged
+EVAL = "eval"  # verb of cells that only evaluate a trained model
 VERBS = ("train", "pretrain", "detect", "segment", EVAL)
-PLACES = ("data", "data_root")  # where the images are: what they are is told by their fingerprint
-FREE = (*PLACES, *CHANGEABLE)  # shared settings that do not change what a run comes to
+PLACES = ("data", "data_root")  # locations of the images, which are identified by their fingerprint
+FREE = (*PLACES, *CHANGEABLE)  # shared settings that do not change results
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Every way to train, with every seed.
+    """All arms with all seeds.
 
     Attributes:
-        folder: of the comparison.
-        fingerprint: of the images and their labels.
-        shared: settings that all runs have.
-        arms: the ways to train.
-        seeds: of every arm.
-        rates: of which each arm has one chosen on validation images, with the first seed; none where none is chosen.
-        threads: of each worker's arithmetic, so that results are the same whoever computes them.
-        forecast: seconds that a run of an arm should take, by the arm's name.
-        commands: that have asked for the grid, in their order.
-        verb: that makes the runs, of those in `VERBS`.
+        folder: Folder of the comparison.
+        fingerprint: Fingerprint of the images and their labels.
+        shared: Settings that all runs share.
+        arms: Ways to train.
+        seeds: Seeds of every arm.
+        rates: Learning rates to choose from on validation images, with the first seed; empty for no search.
+        threads: Threads of each worker, so that results do not depend on the machine.
+        forecast: Expected seconds of a run, by the arm's name.
+        commands: Commands that created or extended the grid, in order.
+        verb: Verb that makes the runs, one of `VERBS`.
     """
 
     folder: Path
@@ -48,8 +48,8 @@ class Grid:
     commands: tuple[str, ...] = ()
     verb: str = "train"
 
-    def lasting(self) -> dict[str, Any]:
-        """Return the shared settings that decide what a run comes to."""
+    def result_settings(self) -> dict[str, Any]:
+        """Return the shared settings that affect results."""
         return {name: value for name, value in self.shared.items() if name not in FREE}
 
     def write(self) -> None:
@@ -68,7 +68,7 @@ def read_grid(folder: Path) -> Grid:
     """Read a grid.
 
     Raises:
-        UserError: there is none, or its file is damaged.
+        UserError: There is no grid, or its file is damaged.
     """
     if not is_grid(folder):
         raise UserError(f"{str(folder)!r} holds no comparison (no {RECORD}): check the path.")
@@ -98,25 +98,25 @@ def read_grid(folder: Path) -> Grid:
 
 
 def require_images(grid: Grid, fingerprint: str) -> None:
-    """Raise a UserError where images are not those that a stored grid was made with."""
+    """Raise a UserError if the images are not those of a stored grid."""
     if grid.fingerprint != fingerprint:
         raise UserError(
-            f"--output: the images or labels are not those that {str(grid.folder)!r} was made with (some were added, "
+            f"--output: the images or labels differ from those of {str(grid.folder)!r} (some were added, "
             "removed, changed or relabelled): scores on different images cannot be compared. Restore them, or choose "
             "another folder."
         )
 
 
-def grown(old: Grid, new: Grid) -> Grid:
-    """Return a stored grid with the arms and seeds that are asked for now beside its own.
+def merge_grids(old: Grid, new: Grid) -> Grid:
+    """Return a stored grid extended by the arms and seeds of a new one.
 
     Raises:
-        UserError: the two are of other images or settings.
+        UserError: The two differ in images or settings.
     """
     require_images(old, new.fingerprint)
     if old.verb != new.verb:
         raise UserError(f"--output: {str(old.folder)!r} holds runs of 'paucal {old.verb}': choose another folder.")
-    _require_same(old, old.lasting(), new.lasting())
+    _require_same(old, old.result_settings(), new.result_settings())
     if old.rates != new.rates:
         raise UserError(_other(old, "lrs", old.rates or None, new.rates or None))
     known = {arm.name: arm for arm in old.arms}
@@ -148,8 +148,8 @@ def _other(grid: Grid, name: str, old: Any, new: Any) -> str:
         shortened(str(list(v) if isinstance(v, tuple) else v), 60) if v is not None else "not given" for v in (old, new)
     ]
     return (
-        f"--output: {str(grid.folder)!r} holds another comparison ({flag(name)} was {shown[0]}, and is {shown[1]}): a "
-        "grid grows by methods, models, arms, shares and seeds alone; choose another folder."
+        f"--output: {str(grid.folder)!r} holds another comparison ({flag(name)} was {shown[0]}, now {shown[1]}): a "
+        "grid can only grow by methods, models, arms, shares and seeds; choose another folder."
     )
 
 
@@ -158,7 +158,7 @@ def _arm(value: Mapping[str, Any]) -> Arm:
     if not isinstance(settings.get("method", ""), str) or not all(
         isinstance(w, str) for w in settings.get("add") or ()
     ):
-        raise TypeError("the method of an arm is no word")
+        raise TypeError("the method of an arm must be text")
     return Arm(str(value["way"]), _word(value["model"]), _word(value["share"]), settings, str(value.get("against", "")))
 
 

@@ -1,4 +1,4 @@
-"""Which job makes the runs of a grid."""
+"""The job that makes the runs of a grid, by verb."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ def job_of(verb: str) -> Job[Any, Any]:
     """Return the job of a verb.
 
     Args:
-        verb: of those in `paucal.verbs.comparing.cells.grid.VERBS`.
+        verb: One of `paucal.verbs.comparing.cells.grid.VERBS`.
     """
-    # Loaded where they are used, because they bring what counts boxes and masks.
+    # Imported when used: both load the evaluation of boxes or masks.
     if verb == "detect":
         from paucal.verbs.detecting.job import DetectionJob
 

@@ -1,4 +1,4 @@
-"""Computing a cell: a run, begun, or gone on with where another worker has left it."""
+"""Compute a cell: start its run, or resume it where another worker stopped."""
 
 import shutil
 import time
@@ -9,55 +9,55 @@ import torch
 from lightning.pytorch import Callback
 
 from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
-from paucal.verbs.comparing.cells.beginning import begun_with, start_of
 from paucal.verbs.comparing.cells.cell import Cell, state_of
+from paucal.verbs.comparing.cells.evaluation import evaluate_cell
 from paucal.verbs.comparing.cells.grid import EVAL
 from paucal.verbs.comparing.cells.jobs import job_of
-from paucal.verbs.comparing.cells.judging import judge_cell
-from paucal.verbs.comparing.cells.work import PAUSE, take_one, work
+from paucal.verbs.comparing.cells.start import start_of, start_settings
+from paucal.verbs.comparing.cells.work import PAUSE, compute_next, work
+from paucal.verbs.run.console import Console, LiveBar, SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
 from paucal.verbs.run.resuming import typed_settings
-from paucal.verbs.run.voice import LiveBar, Quiet, Voice
 
 
-class OfCell(Quiet):
-    """Prints nothing of a run but the bar of its training, on a terminal; the run's log has everything."""
+class CellConsole(SilentConsole):
+    """Prints only the progress bar of training, on a terminal; the run's log has everything."""
 
-    def __init__(self, outer: Voice) -> None:
+    def __init__(self, outer: Console) -> None:
         super().__init__()
         self._outer = outer
 
     def callbacks(self) -> Sequence[Callback]:
-        """Show the bar where the comparison is shown."""
+        """Return the progress bar on the console of the comparison."""
         return [LiveBar(self._outer)]
 
 
-def train_cell(cell: Cell, threads: int, voice: Voice | None = None) -> bool:
-    """Train a cell's run to its end, and judge it, where its verb trains and its settings ask for that; see `Compute`.
+def train_cell(cell: Cell, threads: int, console: Console | None = None) -> bool:
+    """Train and evaluate a cell as its verb and settings say; a `Compute`.
 
     Raises:
-        UserError: the data or a setting does not do, or someone else trains this very run.
+        UserError: The data or a setting is invalid, or another process trains this run.
     """
     torch.set_num_threads(threads)
-    quiet = Quiet() if voice is None else OfCell(voice)
+    quiet = SilentConsole() if console is None else CellConsole(console)
     if not cell.run.finished and not _start_settled(cell, threads):
         return False
     if cell.verb != EVAL and not cell.run.finished and not _trained(cell, quiet):
         return False
     if cell.judged:
-        judge_cell(cell, quiet)
+        evaluate_cell(cell, quiet)
     return True
 
 
 def _start_settled(cell: Cell, threads: int) -> bool:
-    """Wait for what a cell begins with, or compute it where nobody does; return False where a signal came between.
+    """Wait for the cell that this one starts from, or compute it; return False if a signal stopped that.
 
-    Starts are settled before their rows are begun. But a grid may grow while a worker is at its rows, by a seed whose
-    start another call is only about to train.
+    Starts are settled before the cells that need them. But while a worker is busy, the grid may grow by a seed whose
+    start another call has not trained yet.
     """
     start = start_of(cell)
     while start is not None and not state_of(start).settled:
-        outcome = take_one([start], train_cell, threads)
+        outcome = compute_next([start], train_cell, threads)
         if outcome is False:
             return False
         if outcome is None:
@@ -65,27 +65,27 @@ def _start_settled(cell: Cell, threads: int) -> bool:
     return True
 
 
-def _trained(cell: Cell, quiet: Voice) -> bool:
-    """Bring a run to its end; return False where a signal came between."""
+def _trained(cell: Cell, quiet: Console) -> bool:
+    """Train a run to its end; return False if a signal stopped it."""
     run, job = cell.run, job_of(cell.verb)
     _wait_for_silence(run.path)
     if run.last.exists():
         return not isinstance(resume(job, run.path, quiet), Stopped)
-    if run.path.exists():  # its worker died before a state was saved: nothing is lost by beginning anew
+    if run.path.exists():  # the worker died before it saved a state: start again
         require_unlocked(run.path)
         shutil.rmtree(run.path)
-    given = {**cell.given, **begun_with(start_of(cell))}
+    given = {**cell.given, **start_settings(start_of(cell))}
     settings = typed_settings({**given, "output": str(run.path)}, job.kind)
     return not isinstance(begin(job, settings, dict.fromkeys({**given, "output": ""}, "given"), quiet), Stopped)
 
 
 def _wait_for_silence(run: Path) -> None:
-    """Wait until the lock that a worker of another machine has left counts as abandoned, as the cell's did before."""
+    """Wait until the lock of a dead worker on another machine counts as abandoned."""
     end = time.monotonic() + SILENCE + 2 * BEAT
     while is_locked(run) and time.monotonic() < end:
         time.sleep(1.0)
 
 
-def work_quietly(folder: str, led: bool = False) -> bool:
-    """Work at a grid without a word; what workers that are started elsewhere do. See `work`."""
+def work_silently(folder: str, led: bool = False) -> bool:
+    """Work at a grid without printing, as workers that are started elsewhere do; see `work`."""
     return work(Path(folder), train_cell, led=led)

@@ -1,7 +1,6 @@
-"""What a worker does: take the next cell that nobody has, compute it, and so on until the grid is settled.
+"""The loop of a worker: lock a free cell, compute it, and repeat until the grid is settled.
 
-Workers know nothing of each other. All they share is the folder of the grid, which is read anew before each cell, so
-that it may grow while they work.
+Workers share only the folder of the grid. They read it again before each cell, so that it may grow while they work.
 """
 
 import os
@@ -11,17 +10,17 @@ from pathlib import Path
 from typing import Protocol
 
 from paucal.verbs.comparing.cells.cell import Cell, cells_of, state_of
-from paucal.verbs.comparing.cells.claim import claimed, fail, settle_tries
+from paucal.verbs.comparing.cells.claim import claimed, clear_tries, fail
 from paucal.verbs.comparing.cells.grid import Grid, read_grid
 
-PAUSE = 2.0  # seconds between two looks at a grid in which others are at work
+PAUSE = 2.0  # seconds between two checks of a grid while other workers are busy
 
 
 class Compute(Protocol):
-    """What computes a cell, such as `train_cell`."""
+    """A function that computes a cell, such as `train_cell`."""
 
     def __call__(self, cell: Cell, threads: int) -> bool:
-        """Compute it; return False where a signal came between, whose state is saved."""
+        """Compute the cell; return False if a signal stopped it and its state is saved."""
         ...
 
 
@@ -32,21 +31,21 @@ def work(
     pause: float = PAUSE,
     led: bool = False,
 ) -> bool:
-    """Work at a grid until every cell is done or has failed, by this worker or another one.
+    """Work at a grid until every cell is done or has failed, in this worker or another one.
 
     Args:
-        folder: of the grid.
-        compute: a cell.
-        look: at the grid, after each cell and while others are at work.
-        pause: seconds between two looks.
-        led: whether this process was started by the one that leads, without which it ends after its cell. A call by
-            a person goes on when the terminal that it was typed into is closed.
+        folder: Folder of the grid.
+        compute: Function that computes a cell.
+        look: Called with the grid after each cell and while other workers are busy.
+        pause: Seconds between two checks.
+        led: Whether a leading process started this one, which then stops after its cell if the leader is gone. A call
+            by a user continues after its terminal is closed.
 
     Returns:
-        Whether the grid is settled; False where a signal has stopped this worker, or the one that leads is gone.
+        Whether the grid is settled; False if a signal stopped this worker or the leader is gone.
 
     Raises:
-        UserError: the grid cannot be read.
+        UserError: The grid cannot be read.
     """
     parent = os.getppid()
     while not led or os.getppid() == parent:
@@ -56,7 +55,7 @@ def work(
             look(grid)
         if not open_cells:
             return True
-        outcome = take_one(open_cells, compute, grid.threads)
+        outcome = compute_next(open_cells, compute, grid.threads)
         if outcome is False:
             return False
         if outcome is None:
@@ -64,8 +63,8 @@ def work(
     return False
 
 
-def take_one(cells: Sequence[Cell], compute: Compute, threads: int) -> bool | None:
-    """Compute the first cell that is free; return None where others have all of them, False where it was stopped."""
+def compute_next(cells: Sequence[Cell], compute: Compute, threads: int) -> bool | None:
+    """Compute the first free cell; return None if other workers have all of them, False if it was stopped."""
     for cell in cells:
         with claimed(cell) as mine:
             if mine:
@@ -77,10 +76,10 @@ def _computed(cell: Cell, compute: Compute, threads: int) -> bool:
     try:
         finished = compute(cell, threads)
     except KeyboardInterrupt:
-        settle_tries(cell)
+        clear_tries(cell)
         raise
-    except Exception as problem:  # whatever it is, the other cells go on
+    except Exception as problem:  # the other cells continue after any error
         fail(cell, problem)
         return True
-    settle_tries(cell)
+    clear_tries(cell)
     return finished

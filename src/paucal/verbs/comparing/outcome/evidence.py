@@ -1,4 +1,4 @@
-"""What the runs of a grid have come to, read from their folders."""
+"""The results of the runs of a grid, read from their folders."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ from paucal.verbs.comparing.arms import Arm, baseline_of, short_names
 from paucal.verbs.comparing.cells.cell import Cell, State, cells_of, compared_cells, state_of, validation_score
 from paucal.verbs.comparing.cells.grid import Grid
 
-MOST_BYTES = 1 << 30  # of a table of predictions: a million images of a hundred classes
+MAX_BYTES = 1 << 30  # of a table of predictions: a million images with a hundred classes
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Outcome:
     """A finished run.
 
     Attributes:
-        cell: that it is of.
-        scores: on the test images, by name.
-        validation: share of the validation images that the model gives the right class; None without such images.
-        hits: whether each test image was given its class, by the image's key.
-        rows: of its epochs.
-        seconds: it took.
-        epochs: it trained.
-        parameters: of its model.
-        macs: multiply-adds for one image, without those of attention; None where they cannot be counted.
+        cell: Cell of the run.
+        scores: Test scores by name.
+        validation: Validation accuracy; None without validation images.
+        hits: Whether each test image was classified correctly, by the image's key.
+        rows: Metrics of each epoch.
+        seconds: Seconds of the run.
+        epochs: Number of epochs.
+        parameters: Number of parameters of the model.
+        macs: Multiply-adds for one image without those of attention; None if they cannot be counted.
     """
 
     cell: Cell
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of training for each pass over the images; None where nothing was tuned."""
+        """Seconds of training per epoch; None if only a probe was fitted."""
         return self.rows[-1]["seconds"] / len(self.rows) if self.rows else None
 
 
@@ -60,14 +60,14 @@ class ArmOutcome:
     """The finished runs of an arm.
 
     Attributes:
-        arm: the way to train.
-        name: what tells it from the others of the grid.
-        outcomes: by seed.
-        expected: seeds there are in the grid.
-        scores: over seeds, by name; empty without a finished run.
-        baseline: the name of the arm that it is compared with; "" for the first one.
-        gain: in accuracy over that arm, with the seeds that both have; None where there are none.
-        rate: the learning rate that was chosen; None where none was.
+        arm: Way to train.
+        name: Short unique name of the arm.
+        outcomes: Finished runs by seed.
+        expected: Number of seeds of the grid.
+        scores: Scores over seeds by name; empty without a finished run.
+        baseline: Name of the arm that it is compared with; "" for the first one.
+        gain: Gain in accuracy over the baseline on the common seeds; None without any.
+        rate: Chosen learning rate; None if it was not searched.
     """
 
     arm: Arm
@@ -85,20 +85,20 @@ class ArmOutcome:
         return self.scores.get("top1")
 
     def mean(self, name: str) -> float | None:
-        """Return the mean over runs of one of their numbers; None where some run lacks it."""
-        values = [getattr(one, name) for one in self.outcomes.values()]
+        """Return the mean of an attribute over runs; None if a run lacks it."""
+        values = [getattr(outcome, name) for outcome in self.outcomes.values()]
         return float(np.mean(values)) if values and None not in values else None
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that a grid has come to until now.
+    """The results of a grid so far.
 
     Attributes:
-        grid: as it is stored.
-        arms: in its order.
-        states: of all cells.
-        unreadable: why the results of a finished run cannot be used, by its name.
+        grid: Stored grid.
+        arms: Results of the arms, in the order of the grid.
+        states: States of all cells.
+        unreadable: Why the results of a finished run cannot be read, by its name.
     """
 
     grid: Grid
@@ -108,7 +108,7 @@ class Findings:
 
     @property
     def failed(self) -> Mapping[str, str]:
-        """Why runs have failed, by their names."""
+        """Reasons of failed runs, by name."""
         return {cell.name: state.error for cell, state in self.states.items() if state.name == "failed"}
 
     @property
@@ -118,26 +118,26 @@ class Findings:
 
     @property
     def differences(self) -> Sequence[ArmOutcome]:
-        """The arms that could be compared with another one."""
-        return [one for one in self.arms if one.gain is not None]
+        """The arms that were compared with a baseline."""
+        return [outcome for outcome in self.arms if outcome.gain is not None]
 
 
 def find(grid: Grid) -> Findings:
-    """Read what there is; a run whose files cannot be read is left out, with the reason."""
+    """Read the results of a grid; runs whose files cannot be read are left out, with the reason."""
     cells = cells_of(grid)
     states = {cell: state_of(cell) for cell in cells}
-    found: dict[Arm, dict[int, Outcome]] = {arm: {} for arm in grid.arms}
+    outcomes: dict[Arm, dict[int, Outcome]] = {arm: {} for arm in grid.arms}
     unreadable = {}
-    chosen = compared_cells(grid)
-    for cell in chosen:
+    compared = compared_cells(grid)
+    for cell in compared:
         if states[cell].name == "done":
             try:
-                found[cell.arm][cell.seed] = outcome_of(cell)
+                outcomes[cell.arm][cell.seed] = outcome_of(cell)
             except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
                 unreadable[cell.name] = str(problem)
-    rates = {cell.arm: cell.rate for cell in chosen}
+    rates = {cell.arm: cell.rate for cell in compared}
     names = dict(zip(grid.arms, short_names(grid.arms), strict=True))
-    arms = [_arm(arm, found, names, len(grid.seeds), rates.get(arm)) for arm in grid.arms]
+    arms = [_arm_outcome(arm, outcomes, names, len(grid.seeds), rates.get(arm)) for arm in grid.arms]
     return Findings(grid, arms, states, unreadable)
 
 
@@ -145,7 +145,7 @@ def outcome_of(cell: Cell) -> Outcome:
     """Read the results of a finished run.
 
     Raises:
-        UserError: a file is missing or damaged.
+        UserError: A file is missing or damaged.
     """
     run = cell.run
     summary = run.read_json("summary.json")
@@ -169,39 +169,39 @@ def outcome_of(cell: Cell) -> Outcome:
 
 
 def read_hits(run: RunFolder) -> dict[str, bool]:
-    """Return whether each test image was given its class, by its key.
+    """Return whether each test image was classified correctly, by its key.
 
     Raises:
-        UserError: the table is missing or damaged.
+        UserError: The table is missing or damaged.
     """
     path = run.evaluation("test") / "predictions.csv"
     try:
-        lines = csv.DictReader(io.StringIO(read_text(path, MOST_BYTES, errors="surrogateescape"), newline=""))
+        lines = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, errors="surrogateescape"), newline=""))
         hits = {row["key"]: row["label"] == row["predicted"] for row in lines}
     except (OSError, KeyError, csv.Error) as problem:
         raise UserError(
             f"{str(path)!r} is missing or damaged ({problem}): remove the run and compare again."
         ) from problem
     if not hits:
-        raise UserError(f"{str(path)!r} holds no image: remove the run and compare again.")
+        raise UserError(f"{str(path)!r} contains no image: remove the run and compare again.")
     return hits
 
 
 def hit_table(outcomes: Sequence[Outcome], keys: Sequence[str]) -> NDArray[np.float64]:
-    """Return (S, N) 1 for a hit, 0 for a miss, and NaN for an image that a run has not tested."""
+    """Return (S, N) values: 1 for a hit, 0 for a miss, NaN for an image that a run has not tested."""
     place = {key: number for number, key in enumerate(keys)}
     table = np.full((len(outcomes), len(keys)), np.nan)
-    for row, one in enumerate(outcomes):
-        for key, hit in one.hits.items():
+    for row, outcome in enumerate(outcomes):
+        for key, hit in outcome.hits.items():
             table[row, place[key]] = hit
     return table
 
 
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
-    """Return how much more accurate one arm is than another, with the seeds that both have; None where there are none.
+    """Return the gain in accuracy of one arm over another on their common seeds; None without any.
 
     Raises:
-        UserError: runs of the same seed were tested on different images.
+        UserError: Runs with the same seed were tested on different images.
     """
     seeds = [seed for seed in first if seed in second]
     if not seeds:
@@ -213,22 +213,26 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
                 "and their scores cannot be compared: remove the older one and compare again."
             )
     keys = sorted({key for seed in seeds for key in first[seed].hits})
-    own, other = (hit_table([one[seed] for seed in seeds], keys) for one in (first, second))
+    own, other = (hit_table([outcomes[seed] for seed in seeds], keys) for outcomes in (first, second))
     return difference(own, other)
 
 
-def _arm(
-    arm: Arm, found: Mapping[Arm, Mapping[int, Outcome]], names: Mapping[Arm, str], seeds: int, rate: float | None
+def _arm_outcome(
+    arm: Arm,
+    by_arm: Mapping[Arm, Mapping[int, Outcome]],
+    names: Mapping[Arm, str],
+    seeds: int,
+    rate: float | None,
 ) -> ArmOutcome:
-    outcomes, baseline = found[arm], baseline_of(arm, list(names))
+    outcomes, baseline = by_arm[arm], baseline_of(arm, list(names))
     first = next(iter(outcomes.values()), None)
     scores = {
-        name: repeated([one.scores[name] for one in outcomes.values() if name in one.scores])
+        name: repeated([outcome.scores[name] for outcome in outcomes.values() if name in outcome.scores])
         for name in (first.scores if first is not None else ())
     }
     if baseline is None:
         return ArmOutcome(arm, names[arm], outcomes, seeds, scores, rate=rate)
-    gain = gain_over(outcomes, found[baseline])
+    gain = gain_over(outcomes, by_arm[baseline])
     return ArmOutcome(arm, names[arm], outcomes, seeds, scores, names[baseline], gain, rate)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a comparison: differences with their intervals, scores of all runs, and how the runs went."""
+"""Figures of a comparison: differences with their intervals, scores of all runs, and curves."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from paucal.evaluation.plots import GREY, shorten
 from paucal.metrics.intervals import Score
 from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings, Outcome
 
-WIDTH = 5.8  # inches: small enough that a phone, which shrinks it, leaves the words legible
-NAME = 44  # letters of an arm
+WIDTH = 5.8  # inches; legible on a phone
+MAX_NAME = 44  # characters of an arm's name
 
 
 def differences_figure(found: Findings) -> Figure | None:
@@ -27,7 +27,7 @@ def differences_figure(found: Findings) -> Figure | None:
     for place, (_, gain) in enumerate(gains):
         _draw_difference(axes, place, gain, labelled=place == 0)
     axes.axvline(0, color="black", lw=1)
-    names = [f"{shorten(one.name, NAME)}\nagainst {shorten(one.baseline, NAME)}" for one, _ in gains]
+    names = [f"{shorten(one.name, MAX_NAME)}\nagainst {shorten(one.baseline, MAX_NAME)}" for one, _ in gains]
     axes.set_yticks(range(len(gains)), names, fontsize=9)
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
@@ -49,7 +49,7 @@ def scores_figure(found: Findings) -> Figure | None:
         if one.top1 is not None:
             _bar(axes, place, _share(one.top1.score), colour, 2.2, None)
             axes.plot([100 * one.top1.score.value], [place], "|", color=colour, ms=16, mew=2.4)
-    axes.set_yticks(range(len(arms)), [shorten(one.name, NAME) for one in arms], fontsize=9)
+    axes.set_yticks(range(len(arms)), [shorten(one.name, MAX_NAME) for one in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
     axes.grid(axis="x", alpha=0.3)
     return figure
@@ -73,7 +73,7 @@ def curves_figure(found: Findings) -> Figure | None:
             tables.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
         mean = _mean_curve(tables)
-        axes.plot(*mean, color=colour, lw=2.4, label=shorten(one.name, NAME), marker=_marker(np.unique(mean[0])))
+        axes.plot(*mean, color=colour, lw=2.4, label=shorten(one.name, MAX_NAME), marker=_marker(np.unique(mean[0])))
     axes.set_xlabel("epoch" if over == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
     if over == "epoch":
@@ -84,12 +84,12 @@ def curves_figure(found: Findings) -> Figure | None:
 
 
 def _marker(x: Sequence[float] | np.ndarray) -> str:
-    """Return a mark for what a line would not show: a single place."""
+    """Return the marker for a curve of a single point, which a line would not show."""
     return "o" if len(x) == 1 else ""
 
 
 def _share(score: Score) -> Score:
-    """Return a score without the part of its interval that no share can have, as the t-interval of two seeds may."""
+    """Return a score with its interval clipped to [0, 1], which a t-interval may exceed."""
     if score.low is None or score.high is None:
         return score
     return Score(score.value, max(0.0, score.low), min(1.0, score.high))
@@ -100,7 +100,7 @@ def _curves(one: ArmOutcome) -> list[Outcome]:
 
 
 def _mean_curve(tables: Sequence[tuple[list[float], list[float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean of curves, where all of them have values."""
+    """Return the mean of curves over their common range."""
     low, high = max(x[0] for x, _ in tables), min(x[-1] for x, _ in tables)
     grid = np.linspace(low, high, max(2, max(len(x) for x, _ in tables)))
     return grid, np.mean([np.interp(grid, x, y) for x, y in tables], axis=0)

@@ -19,14 +19,14 @@ PARTS = ("other seeds", "other images")  # of the interval for both
 
 
 def arm_rows(found: Findings) -> list[dict[str, str]]:
-    """Return a row per arm as people read it."""
+    """Return a formatted row per arm."""
     return [_row(one, found) for one in found.arms]
 
 
 def terminal_table(found: Findings) -> Table:
-    """Return the arms as a table; what the interval carries is bold, and nothing else.
+    """Return the arms as a table, with significant differences in bold.
 
-    The intervals for seeds and for images alone are on the page: they are wider reading than most terminals.
+    The separate intervals for seeds and for images are only on the page, since most terminals are too narrow.
     """
     rows = [{name: value for name, value in row.items() if name not in PARTS} for row in arm_rows(found)]
     title = f"test accuracy over {counted(len(found.grid.seeds), 'seed')}"
@@ -39,7 +39,7 @@ def terminal_table(found: Findings) -> Table:
 
 
 def write_tables(folder: Path, found: Findings) -> None:
-    """Write `runs.csv` (a row per run), `arms.csv` (a row per way) and `differences.csv`."""
+    """Write `runs.csv` (a row per run), `arms.csv` (a row per arm) and `differences.csv`."""
     done = {one.cell.folder: one for arm in found.arms for one in arm.outcomes.values()}
     runs = [_run_row(cell, state.name, state.error, done.get(cell.folder)) for cell, state in found.states.items()]
     _write(folder / "runs.csv", runs)

@@ -1,4 +1,4 @@
-"""What a comparison has shown, in sentences that say no more than the intervals carry."""
+"""Sentences about the results of a comparison, claiming no more than the intervals support."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from paucal.verbs.comparing.outcome.evidence import ArmOutcome, Findings
 from paucal.verbs.run.forecast import duration
 from paucal.wording import counted
 
-SAME_TIME = 1.05  # up to which two times count as equal
-MANY = 3  # differences from which it is said that one of them may look clear by luck
+SAME_TIME = 1.05  # ratio up to which two times count as equal
+MANY = 3  # differences from which the sentence on multiple comparisons is shown
 
 
 def points(value: float) -> str:
@@ -24,17 +24,17 @@ def points(value: float) -> str:
 
 
 def span(score: Score) -> str:
-    """Return an interval of a difference; a dash where there is none."""
+    """Return an interval of a difference as text; a dash without one."""
     return "-" if score.low is None or score.high is None else f"{points(score.low)} to {points(score.high)}"
 
 
 def verdicts(found: Findings) -> list[str]:
-    """Return a sentence for every difference."""
+    """Return a sentence about every difference."""
     return [verdict(one, one.gain) for one in found.arms if one.gain is not None]
 
 
 def verdict(one: ArmOutcome, gain: Difference) -> str:
-    """Return whether an arm is better than the one it is compared with."""
+    """Return a sentence on whether an arm is better than its baseline."""
     seeds, other = len(gain.by_seed.values), one.baseline
     basis = f"{counted(seeds, 'seed')}, {counted(gain.images, 'test image')}"
     if gain.clear:
@@ -45,16 +45,16 @@ def verdict(one: ArmOutcome, gain: Difference) -> str:
         )
     begin = f"{one.name} against {other}: {points(gain.value)} points (95 % interval {span(gain.both)}; {basis})"
     if seeds == 1:
-        return f"{begin}. One seed says nothing about the luck of training: give two more at least."
+        return f"{begin}. One seed cannot show the variation of training: use at least three."
     if gain.value == 0 and gain.both.low is None:
-        return f"{begin}: the same answers, image by image."
-    return f"{begin}: no difference is shown. {needed(gain)}"
+        return f"{begin}: the predictions are the same for every image."
+    return f"{begin}: no significant difference. {needed(gain)}"
 
 
 def needed(gain: Difference) -> str:
-    """Return what it would take to see a difference of the size that was measured."""
+    """Return a sentence on what it would take to detect a difference of the measured size."""
     if gain.value == 0 or gain.seeds_needed is None:
-        return "One as small as these runs have shown could be told by no number of seeds that could be paid for."
+        return "A difference this small could not be detected with any affordable number of seeds."
     parts = []
     if gain.seeds_needed > len(gain.by_seed.values):
         parts.append(f"about {gain.seeds_needed} seeds")
@@ -62,11 +62,11 @@ def needed(gain: Difference) -> str:
         parts.append(f"{gain.images_needed:,} test images")
     if not parts:
         parts.append("a few more seeds")
-    return f"If it is of this size, it would take {' and '.join(parts)} to see it in four of five comparisons."
+    return f"To detect a difference of this size in four of five comparisons would take {' and '.join(parts)}."
 
 
 def fairness(found: Findings) -> list[str]:
-    """Return what is equal between an arm and the one it is compared with, and what is not."""
+    """Return sentences on what is equal between each arm and its baseline, and what is not."""
     by_name = {one.name: one for one in found.arms}
     lines = [_length(found.grid, found.arms)]
     for one in found.arms:
@@ -81,12 +81,12 @@ def fairness(found: Findings) -> list[str]:
         )
     else:
         lines.append(
-            "No learning rate was looked for (--lrs does): each way has the one that was given, or its own default, "
-            "and the one whose default suits these images better has an advantage."
+            "No learning rate was searched (--lrs does): each way uses the given one, or its own default, "
+            "which gives an advantage to the way whose default suits these images better."
         )
     if len(found.differences) >= MANY:
         lines.append(
-            f"{len(found.differences)} differences are looked at: of twenty that do not exist, one looks clear by luck."
+            f"{len(found.differences)} differences are tested: one of twenty that do not exist looks clear by luck."
         )
     return lines
 
@@ -94,8 +94,8 @@ def fairness(found: Findings) -> list[str]:
 def _length(grid: Grid, arms: Sequence[ArmOutcome]) -> str:
     epochs = {one.epochs for arm in arms for one in arm.outcomes.values()}
     if "time" in grid.shared:
-        told = f" ({min(epochs)} to {max(epochs)} epochs)" if epochs else ""
-        return f"All runs had the same time, {grid.shared['time']}, for as many epochs as fit{told}."
+        counts = f" ({min(epochs)} to {max(epochs)} epochs)" if epochs else ""
+        return f"All runs had the same time, {grid.shared['time']}, for as many epochs as fit{counts}."
     if len(epochs) == 1:
         same = counted(epochs.pop(), "epoch")
         return f"All runs trained for the same {same}; their times differ, --time makes them equal."
@@ -122,7 +122,7 @@ def _ratio(what: str, value: float | None, base: float | None, equal: float = 1.
 
 
 def failures(found: Findings) -> list[str]:
-    """Return a sentence for every run that has failed or cannot be read."""
+    """Return a line for every run that has failed or cannot be read."""
     return [
         *(f"{name} failed: {error}" for name, error in found.failed.items()),
         *(f"{name} is left out: {error}" for name, error in found.unreadable.items()),
@@ -130,6 +130,6 @@ def failures(found: Findings) -> list[str]:
 
 
 def cost(one: ArmOutcome) -> str:
-    """Return what a run of an arm takes."""
+    """Return the mean duration of an arm's runs as text."""
     seconds = one.mean("seconds")
     return "-" if seconds is None else duration(seconds)

@@ -7,8 +7,8 @@ from paucal.evaluation.figures import save_figure
 from paucal.report.comparing import ComparisonPage, write_comparison
 from paucal.runs import write_text
 from paucal.settings.options import flag_words
-from paucal.verbs.comparing.cells.beginning import start_of
 from paucal.verbs.comparing.cells.cell import Cell
+from paucal.verbs.comparing.cells.start import start_of
 from paucal.verbs.comparing.outcome.evidence import Findings
 from paucal.verbs.comparing.outcome.figures import curves_figure, differences_figure, scores_figure
 from paucal.verbs.comparing.outcome.tables import arm_rows, write_tables
@@ -20,9 +20,9 @@ PAGE, COMMANDS = "comparison.html", "commands.txt"
 NOTES = (
     "mean and sd: of the test accuracy over seeds, with n - 1 in the denominator.",
     "difference: in percentage points, paired by seed and by test image. Three intervals of 95 %: what other seeds "
-    "would give on these images (paired t), what these runs would give on other images (bootstrap), and both at once "
-    "(their reaches in quadrature), which is what a claim needs.",
-    "Bold is a difference whose interval for both at once excludes 0, and nothing else; never one of a single seed.",
+    "would give on these images (paired t), what these runs would give on other images (bootstrap), and both combined "
+    "(their half-widths in quadrature), which is what a claim needs.",
+    "Bold: a difference whose combined interval excludes 0; never one of a single seed.",
 )
 CHOSEN = "The epoch of each run was chosen by its validation images; the test images were read once, at its end."
 LAST = "No run had validation images: each kept its last epoch; the test images were read once, at its end."
@@ -31,14 +31,14 @@ SOME = (
     "were read once, at its end."
 )
 CAPTIONS = {
-    "differences": "Is there a difference? Only where the thickest bar stays clear of 0.",
+    "differences": "Differences; significant where the thickest bar excludes 0.",
     "scores": "Test accuracy of every run.",
-    "curves": "How the runs went: thin lines are runs, thick ones their mean.",
+    "curves": "Validation accuracy: thin lines are runs, thick lines their mean.",
 }
 
 
 def write_findings(found: Findings) -> Path:
-    """Write everything about a comparison into its folder, and return the path of the page."""
+    """Write tables, figures, commands and the page of a comparison, and return the path of the page."""
     folder = found.grid.folder
     write_tables(folder, found)
     write_text(folder / COMMANDS, "".join(f"{line}\n" for line in commands(found)))
@@ -54,7 +54,7 @@ def write_findings(found: Findings) -> Path:
         rows=arm_rows(found),
         bold=frozenset(n for n, one in enumerate(found.arms) if one.gain is not None and one.gain.clear),
         fairness=fairness(found),
-        notes=(*NOTES, chosen_words(found)),
+        notes=(*NOTES, describe_selection(found)),
         pictures=pictures,
         commands=found.grid.commands,
         runs=_run_rows(found),
@@ -63,20 +63,20 @@ def write_findings(found: Findings) -> Path:
     return folder / PAGE
 
 
-def chosen_words(found: Findings) -> str:
-    """Return by what the epoch of the runs was chosen."""
+def describe_selection(found: Findings) -> str:
+    """Return a sentence on how the epoch of the runs was selected."""
     validated = [one.validation is not None for arm in found.arms for one in arm.outcomes.values()]
     return CHOSEN if all(validated) else SOME if any(validated) else LAST
 
 
 def commands(found: Findings) -> list[str]:
-    """Return the commands that made the grid, and below them those that would make its runs one by one."""
+    """Return the commands that made the grid, and those that would make each of its runs."""
     runs = [command_of(cell) for cell in found.states]
     return ["# the comparison", *found.grid.commands, "", "# its runs, one by one", *runs]
 
 
 def command_of(cell: Cell) -> str:
-    """Return the command that makes the run of a cell, once the run that it begins with is done."""
+    """Return the command that makes the run of a cell, once the run that it starts from is done."""
     start = start_of(cell)
     begin = {} if start is None else {"init": str(start.run.path)}
     values = {**cell.given, **begin, "output": str(cell.run.path)}

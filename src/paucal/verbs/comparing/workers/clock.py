@@ -1,4 +1,4 @@
-"""How long a grid takes: measured for every arm before it starts, and corrected by what the first runs have taken."""
+"""How long a grid takes: measured for every arm before the start, and corrected by the first runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,33 +9,30 @@ from paucal.verbs.comparing.cells.cell import Cell, State, state_of
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.run.forecast import duration, finish
 from paucal.verbs.run.trainer_inputs import seconds_of
-from paucal.verbs.training.assembly import AssembledTraining
-from paucal.verbs.training.ladder.timing import seconds_per_image
+from paucal.verbs.training.assembly import TrainingSetup
+from paucal.verbs.training.auto_tune.timing import seconds_per_image
 from paucal.wording import counted
 
-BESIDE = 4.0  # seconds of a run that are not training: opening, pictures, the page
+OVERHEAD = 4.0  # seconds of a run beside training: opening images, pictures, the page
 
 
-def seconds_of_run(made: AssembledTraining) -> float:
-    """Return how long a run should take on this machine, by timing a few of its steps.
-
-    A run that is planned for a time takes that.
-    """
-    settings, counts = made.settings, made.prepared.counts()
-    if made.rungs is not None and settings.epochs is None:
-        return made.rungs.budget or seconds_of(settings.time or "15m")
+def seconds_of_run(made: TrainingSetup) -> float:
+    """Return the expected seconds of a run on this machine, by timing a few steps or from its time budget."""
+    settings, counts = made.settings, made.data.counts()
+    if made.tune_record is not None and settings.epochs is None:
+        return made.tune_record.budget or seconds_of(settings.time or "15m")
     epochs, each = settings.epochs or 0, seconds_per_image(made)
-    return BESIDE + each * (epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3)
+    return OVERHEAD + each * (epochs * (counts["train"] + counts["val"] / 3) + counts["test"] / 3)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a grid is.
+    """Progress of a grid.
 
     Attributes:
-        states: of the cells.
-        left: seconds until it is settled, with the workers there are; None where nothing is known.
-        others: workers of other calls that are at it too.
+        states: States of the cells.
+        left: Seconds until the grid is settled with the present workers; None if unknown.
+        others: Workers of other calls.
     """
 
     states: Mapping[Cell, State]
@@ -47,20 +44,20 @@ class Progress:
         return sum(state.name == name for state in self.states.values())
 
     def words(self) -> str:
-        """Return the time that is left, as a part of a sentence; "" where nothing is known or all is done."""
+        """Return the remaining time as part of a sentence; "" if it is unknown or zero."""
         if self.left is None or self.left < 1:
             return ""
         return f"about {duration(self.left)} left, until {finish(self.left)}"
 
 
 def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool = False) -> Progress:
-    """Look at all cells and say how long the rest will take.
+    """Return the states of all cells, and how long the open ones will take.
 
     Args:
-        grid: with the forecast of every arm.
-        cells: that are known.
-        workers: of this call.
-        busy: whether runs at work may be those of its own workers; else all are of other calls.
+        grid: Grid with the forecast of every arm.
+        cells: Known cells.
+        workers: Workers of this call.
+        busy: Whether running cells may belong to this call's own workers; otherwise all belong to other calls.
     """
     states = {cell: state_of(cell) for cell in cells}
     running = sum(state.name == "running" for state in states.values())
@@ -75,8 +72,8 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
     left = 0.0
     for cell, state in states.items():
         if not state.settled:
-            begun = _share_done(cell.run) if state.name in ("running", "stopped") else 0.0
-            left += (1 - begun) * grid.forecast[cell.arm.name] * slower
+            done_share = _share_done(cell.run) if state.name in ("running", "stopped") else 0.0
+            left += (1 - done_share) * grid.forecast[cell.arm.name] * slower
     for arm in _to_come(grid, cells):
         left += (len(grid.seeds) - 1) * grid.forecast[arm] * slower
     todo = sum(not state.settled for state in states.values())
@@ -84,17 +81,17 @@ def progress_of(grid: Grid, cells: Sequence[Cell], workers: int, *, busy: bool =
 
 
 def _to_come(grid: Grid, cells: Sequence[Cell]) -> list[str]:
-    """Return the arms whose runs wait for the choice of a rate."""
+    """Return the arms whose runs wait for the choice of a learning rate."""
     known = {cell.arm.name for cell in cells if not cell.tried}
     return [arm.name for arm in grid.arms if grid.rates and len(grid.seeds) > 1 and arm.name not in known]
 
 
-def announcement(progress: Progress, workers: int) -> str:
-    """Return what is going to be computed, and until when."""
+def describe_work(progress: Progress, workers: int) -> str:
+    """Return a line on the runs to compute, and when they will end."""
     todo = sum(not state.settled for state in progress.states.values())
-    told = f", {progress.words()}" if progress.words() else ""
+    time_left = f", {progress.words()}" if progress.words() else ""
     beside = f" beside {progress.others} of other calls" if progress.others else ""
-    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{beside}{told}"
+    return f"time: {counted(todo, 'run')} to compute with {counted(workers, 'worker')}{beside}{time_left}"
 
 
 def _seconds(run: RunFolder) -> float | None:
@@ -102,13 +99,13 @@ def _seconds(run: RunFolder) -> float | None:
         seconds = run.read_json("summary.json").get("seconds")
     except UserError:
         return None
-    return float(seconds) + BESIDE if isinstance(seconds, int | float) else None
+    return float(seconds) + OVERHEAD if isinstance(seconds, int | float) else None
 
 
 def _share_done(run: RunFolder) -> float:
-    """Return the share of its epochs that an unfinished run has behind it."""
+    """Return the share of an unfinished run's epochs that is done."""
     try:
         epochs = run.settings.get("epochs")
         return min(1.0, len(run.read_rows()) / epochs) if isinstance(epochs, int) and epochs else 0.0
-    except (UserError, OSError):  # it is just being written
+    except (UserError, OSError):  # the file is being written
         return 0.0

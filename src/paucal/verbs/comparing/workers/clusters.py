@@ -1,4 +1,4 @@
-"""Workers on other machines: jobs of SLURM, and tasks of Ray."""
+"""Workers on other machines: SLURM jobs and Ray tasks."""
 
 import importlib
 import importlib.util
@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from paucal.types import UserError
-from paucal.verbs.comparing.cells.train import work_quietly
+from paucal.verbs.comparing.cells.train import work_silently
 from paucal.verbs.comparing.workers.teams import LOGS
 from paucal.wording import counted
 
-PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by what --on names, which is the extra too
+PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
 
 
 class Slurm:
-    """Workers that are jobs of SLURM, through submitit.
+    """Workers that are SLURM jobs, through submitit.
 
     Args:
-        folder: of the grid, on a disk that the machines share.
-        count: of jobs.
-        options: of a job, in submitit's words.
-        cluster: "slurm", or submitit's "local", which starts processes here in the same way.
+        folder: Folder of the grid, on a shared disk.
+        count: Number of jobs.
+        options: Options of a job, by their names in submitit.
+        cluster: "slurm", or submitit's "local" for processes on this machine.
 
     Raises:
         UserError: submitit is not installed, there is no SLURM, or it refuses the jobs.
     """
 
-    lost = 0  # SLURM says itself what became of a job
+    lost = 0  # SLURM reports crashed jobs itself
 
     def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
         submitit = _imported("slurm")
@@ -41,56 +41,56 @@ class Slurm:
             executor.update_parameters(**{"name": "paucal-compare", "timeout_min": 24 * 60, **slurm_options(options)})
             where = str(folder.resolve())
             with executor.batch():
-                self._jobs = [executor.submit(work_quietly, where) for _ in range(count)]
+                self._jobs = [executor.submit(work_silently, where) for _ in range(count)]
         except (NameError, TypeError, ValueError, AssertionError, RuntimeError) as problem:
             reason = " ".join(str(problem).split()) or type(problem).__name__
             raise UserError(f"--slurm: the jobs were refused ({reason}): correct the options.") from problem
 
     def alive(self) -> int:
-        """Return how many are at work or wait for a machine."""
+        """Return how many jobs run or wait for a machine."""
         return sum(not job.done() for job in self._jobs)
 
     def stop(self) -> None:
-        """Leave them: they need nobody here."""
+        """Do nothing: the jobs do not depend on this process."""
 
     def describe(self) -> str:
-        """Say what was submitted."""
+        """Return which jobs were submitted."""
         numbers = ", ".join(str(job.job_id) for job in self._jobs)
         return f"{counted(len(self._jobs), 'job')} of SLURM ({numbers}), with logs in {self._logs}"
 
 
 class Ray:
-    """Workers that are tasks of a Ray cluster: the one of RAY_ADDRESS, or one of this machine.
+    """Workers that are tasks of a Ray cluster: that of RAY_ADDRESS, or one on this machine.
 
     Args:
-        folder: of the grid, on a disk that the machines share.
-        count: of tasks.
-        threads: of each, which Ray is asked for as processors.
-        device: that runs are given; None has them take the best, for which each gets a GPU where the cluster has some.
+        folder: Folder of the grid, on a shared disk.
+        count: Number of tasks.
+        threads: Threads of each task, requested as CPUs.
+        device: Device of the runs; None for the best one, with a GPU for each task if the cluster has any.
 
     Raises:
         UserError: Ray is not installed, or cannot be imported.
     """
 
-    lost = 0  # Ray starts a task again whose worker died
+    lost = 0  # Ray restarts tasks whose worker died
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
-        # Called by `uv run`, Ray would give its workers an environment made anew from the project, without the extras.
+        # Under `uv run`, Ray would create a new environment for its workers, without the extras.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         self._ray = _imported("ray")
-        self._began = not self._ray.is_initialized()
-        if self._began:
+        self._owns_cluster = not self._ray.is_initialized()
+        if self._owns_cluster:
             address = os.environ.get("RAY_ADDRESS")
             quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
             self._ray.init(address=address, logging_level="error", **({} if address else quiet))
         task = self._ray.remote(**_resources(self._ray.cluster_resources(), threads, device))(_task)
-        self._tasks = [task.remote(str(folder.resolve()), dict(_told())) for _ in range(count)]
+        self._tasks = [task.remote(str(folder.resolve()), dict(_cache_environment())) for _ in range(count)]
 
     def alive(self) -> int:
         """Return how many are at work or wait for a machine."""
         _, left = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
-        if not left and self._began:
-            self._began = False
+        if not left and self._owns_cluster:
+            self._owns_cluster = False
             try:
                 self._ray.get(self._tasks)
             except self._ray.exceptions.RayError as problem:
@@ -105,8 +105,8 @@ class Ray:
         """End the tasks, whose cells are gone on with by the next call from their newest saved states."""
         for task in self._tasks:
             self._ray.cancel(task, force=True)
-        if self._began:
-            self._began = False
+        if self._owns_cluster:
+            self._owns_cluster = False
             self._ray.shutdown()
 
     def describe(self) -> str:
@@ -115,18 +115,18 @@ class Ray:
 
 
 def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
-    """Refuse workers that this machine cannot start, before anything is measured for them.
+    """Refuse workers that this machine cannot start.
 
     Args:
-        on: "here", "slurm" or "ray".
-        slurm: options of its jobs; None where none are given.
-        count: of workers; 0 where none are started now.
+        on: Place "here", "slurm" or "ray".
+        slurm: Options of SLURM jobs; None without any.
+        count: Number of workers; 0 if none are started now.
 
     Raises:
-        UserError: there is no SLURM, a package is not installed, or an option does not do.
+        UserError: There is no SLURM, a package is not installed, or an option is invalid.
     """
     if slurm is not None and on != "slurm":
-        raise UserError("--slurm says what jobs ask of SLURM: give it with --on slurm.")
+        raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm.")
     slurm_options(slurm or ())
     if count and on in PACKAGES:
         _require_package(on)
@@ -135,7 +135,7 @@ def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) ->
 
 
 def _resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
-    """Return what each task asks Ray for; the machine that calls need not have what those of the cluster have.
+    """Return the resources of each task; the cluster may have others than this machine.
 
     Example:
         >>> _resources({"CPU": 64.0, "GPU": 8.0}, 4, None), _resources({"CPU": 2.0}, 4, "cpu")
@@ -149,7 +149,7 @@ def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
     """Return options given as NAME=VALUE, numbers as numbers.
 
     Raises:
-        UserError: a word is none.
+        UserError: A word has another form.
 
     Example:
         >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
@@ -167,16 +167,16 @@ def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
 def _task(folder: str, environment: Mapping[str, str]) -> bool:
     """Work at a grid in a process that Ray has started."""
     os.environ.update(environment)
-    return work_quietly(folder)
+    return work_silently(folder)
 
 
-def _told() -> Mapping[str, str]:
-    """Return what this process was told of caches, which those of a cluster that runs already were not."""
+def _cache_environment() -> Mapping[str, str]:
+    """Return the environment variables of caches, which a running cluster does not have."""
     return {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
 
 
 def _require_package(on: str) -> None:
-    """Look for a package without importing it: Ray reads its settings when it is."""
+    """Check for a package without importing it: Ray reads its settings on import."""
     spec = importlib.util.find_spec(PACKAGES[on])
     if spec is None or spec.origin is None:  # a folder of that name has no origin
         raise UserError(

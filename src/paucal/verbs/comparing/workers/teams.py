@@ -1,6 +1,6 @@
-"""Who starts workers, as processes of this machine; SLURM and Ray are in `clusters`. They start them, and nothing else.
+"""Workers as processes on this machine; `clusters` has those on SLURM and Ray.
 
-What a worker does is the same everywhere: it works at the grid of a folder, which all machines must see.
+Every worker does the same: it computes the grid of a folder, which all machines must see.
 """
 
 import os
@@ -18,34 +18,34 @@ LOGS = "workers"
 
 
 class Team(Protocol):
-    """Workers that were started."""
+    """A group of started workers."""
 
     def alive(self) -> int:
-        """Return how many of them are still at work, or wait to begin."""
+        """Return how many workers run or wait to start."""
         ...
 
     def stop(self) -> None:
-        """Have them save what they are at, and end."""
+        """Let the workers save their state and end."""
         ...
 
     def describe(self) -> str:
-        """Say what was started, and where their words are."""
+        """Return what was started, and where the logs are."""
         ...
 
     @property
     def lost(self) -> int:
-        """How many have ended without a word, so that others in their place make sense."""
+        """Number of crashed workers, which should be replaced."""
         ...
 
 
 class Processes:
-    """Workers that are processes of this machine, each with a device of its own where there are several.
+    """Workers that are processes on this machine, each with its own GPU if there are several.
 
     Args:
-        folder: of the grid.
-        count: of workers.
-        threads: of each.
-        device: "cuda" where they share GPUs out.
+        folder: Folder of the grid.
+        count: Number of workers.
+        threads: Threads of each worker.
+        device: "cuda" to distribute the GPUs.
     """
 
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
@@ -61,25 +61,25 @@ class Processes:
             environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
         command = [sys.executable, "-m", "paucal.verbs.comparing.cells", str(self._folder.resolve())]
         with log.open("ab") as out:
-            # A session of its own: an interrupt at the terminal is for the call that leads, which then stops them.
+            # In a new session: an interrupt at the terminal reaches only the leading process, which stops the workers.
             return subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes."""
+        """The process ids."""
         return [worker.pid for worker in self._workers]
 
     def alive(self) -> int:
-        """Return how many are at work."""
+        """Return how many workers run."""
         return sum(worker.poll() is None for worker in self._workers)
 
     @property
     def lost(self) -> int:
-        """How many were killed."""
+        """Number of killed workers."""
         return sum((worker.poll() or 0) < 0 for worker in self._workers)
 
     def stop(self) -> None:
-        """Have them save what they are at, and wait for it."""
+        """Let the workers save their state, and wait for them."""
         for worker in self._workers:
             if worker.poll() is None:
                 worker.terminate()
@@ -87,13 +87,13 @@ class Processes:
             worker.wait()
 
     def describe(self) -> str:
-        """Say what was started."""
+        """Return what was started."""
         count = counted(len(self._workers), "worker process", "worker processes")
-        return f"{count}; what they complain of is in {self._folder / LOGS}"
+        return f"{count}; their logs are in {self._folder / LOGS}"
 
 
 def _devices() -> list[str]:
-    """Return the names of the GPUs that this process may use, of those that it was allotted where there is a list."""
+    """Return the names of the GPUs that this process may use, from CUDA_VISIBLE_DEVICES if it is set."""
     allotted = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return allotted[:count] if allotted else [str(number) for number in range(count)]

@@ -1,7 +1,6 @@
-"""The loggers of a run while it goes on: settings at its beginning, a row per epoch, test scores at its end.
+"""The loggers of a run: settings at its start, a row per epoch, test scores at its end.
 
-The run's own `metrics.csv` is written whatever becomes of them: a logger that fails in the middle is left out from
-there on, and the run goes on.
+The run's own `metrics.csv` is written in any case: a logger that fails is dropped, and the run continues.
 """
 
 import math
@@ -16,8 +15,8 @@ from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
 from paucal.training.keeper import OnEpoch
 from paucal.types import UserError
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.loggers.kinds import KINDS, check_loggers, checked_id
-from paucal.verbs.run.voice import Voice
 from paucal.wording import shortened
 
 RECORD = "loggers.json"
@@ -25,26 +24,25 @@ MOST_SHOWN = 200  # characters of what went wrong
 
 
 class Loggers:
-    """The loggers of a run; a context, which ends them.
+    """The loggers of a run, as a context manager that closes them.
 
-    A run that goes on fills the same ones. Epochs that a kill has undone, and that are made once more with the same
-    result, are not logged twice.
+    A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
 
     Args:
-        run: the run folder, which keeps the ids under which the programs know the run.
-        names: of `KINDS`; empty on all processes but the first.
-        voice: says where the logs are, and what went wrong.
+        run: Run folder, which stores the ids of the run in the other programs.
+        names: Names from `KINDS`; empty on all processes but the first.
+        console: Console for the places of the logs and for errors.
 
     Raises:
-        UserError: on entering, where a package is missing or a program cannot be started.
+        UserError: On entering: a package is missing or a logger cannot be started.
     """
 
-    def __init__(self, run: RunFolder, names: Sequence[str] | None, voice: Voice) -> None:
-        self._run, self._names, self._voice = run, list(dict.fromkeys(names or ())), voice
+    def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:
+        self._run, self._names, self._console = run, list(dict.fromkeys(names or ())), console
         self._open: dict[str, Logger] = {}
         self._ids: dict[str, str] = {}
         self._new: list[str] = []
-        self._logged = 0  # the step of the newest row in the loggers
+        self._logged = 0  # step of the newest row in the loggers
         self._settings: dict[str, Any] = {}
         self._ending = "stopped"
 
@@ -65,25 +63,25 @@ class Loggers:
         self._close("failed" if problem is not None else self._ending)
 
     def describe(self, settings: JobSettings) -> None:
-        """Log the resolved settings, where the programs do not have them yet."""
+        """Log the resolved settings in the loggers that are new to the run."""
         self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
-        for name in self._new:  # some refuse to change a setting that they have
+        for name in self._new:  # some loggers refuse to change a setting
             self._try(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
         self._new = []
 
-    def heard(self, on_epoch: OnEpoch) -> OnEpoch:
-        """Return a function that logs an epoch's row and then calls another one."""
+    def log_before(self, on_epoch: OnEpoch) -> OnEpoch:
+        """Return a function that logs an epoch's row and then calls `on_epoch`."""
         if not self._open:
             return on_epoch
 
-        def both(epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
+        def log_and_call(epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
             self.log_row(row)
             return on_epoch(epoch, epochs, row)
 
-        return both
+        return log_and_call
 
     def log_row(self, row: Mapping[str, float]) -> None:
-        """Log the row of an epoch, unless the loggers have it from before a kill."""
+        """Log the row of an epoch, unless it was logged before a crash."""
         step = int(row["step"])
         if step <= self._logged:
             return
@@ -92,12 +90,12 @@ class Loggers:
         self._logged = step
         self._write()
 
-    def go_back(self) -> None:
-        """Log what comes anew: the run has changed, and may go on from an earlier step."""
+    def forget_step(self) -> None:
+        """Log all following rows: the run has changed, and may restart from an earlier step."""
         self._logged = 0
 
     def finish(self, scores: Mapping[str, float], step: int) -> None:
-        """Log the scores on the test images; the run has come to its end."""
+        """Log the test scores of the finished run."""
         finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
         for name in list(self._open):
             self._try(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
@@ -125,18 +123,18 @@ class Loggers:
             self._open[name] = logger
             self._ids[name] = str(logger.version)
             self._write()
-            self._voice.say(f"{name}: logging to {place}")
+            self._console.say(f"{name}: logging to {place}")
 
     def _try(self, name: str, act: Callable[[Any], None]) -> None:
-        """Do something with a logger, which is left out from there on where it fails."""
+        """Call a function with a logger, and drop the logger if that fails."""
         if name not in self._open:
             return
         try:
             act(self._open[name])
-        except Exception as problem:  # each program has its own, and none of them is worth the run
+        except Exception as problem:  # each program has its own exceptions, and none may end the run
             del self._open[name]
             text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
-            self._voice.say(f"note: {name} takes no more values ({text}); the run goes on, metrics.csv has them all")
+            self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
 
     def _close(self, ending: str) -> None:
         for name in list(self._open):
@@ -145,10 +143,10 @@ class Loggers:
 
 
 def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
-    """Open a logger; return it and where its logs are.
+    """Open a logger; return it and the place of its logs.
 
     Raises:
-        UserError: the program cannot be started.
+        UserError: The logger cannot be started.
     """
     kind = KINDS[name]
     try:
@@ -156,13 +154,13 @@ def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
         return logger, kind.place(logger)
     except UserError:
         raise
-    except Exception as problem:  # of the program, of its database, of the network
+    except Exception as problem:  # from the program, its database or the network
         text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
         raise UserError(
-            f"--logger {name} cannot be started ({type(problem).__name__}: {text}): mend that, or leave {name} out."
+            f"--logger {name} cannot be started ({type(problem).__name__}: {text}): fix it, or leave {name} out."
         ) from problem
 
 
 def _log(logger: Any, values: dict[str, float], step: int) -> None:
     logger.log_metrics(values, step)
-    logger.save()  # what is not on the disk yet would be lost with the process
+    logger.save()  # a crash would lose buffered values

@@ -1,7 +1,7 @@
-"""The programs whose loggers a run can fill, each opened through Lightning's logger for it.
+"""Experiment trackers that a run can log to, each through its Lightning logger.
 
-Each is a package of its own, imported only where it is asked for. What they write lies in the run folder, unless
-their own environment variables send it elsewhere.
+Each is an optional package, imported only when it is used. They write into the run folder, unless their own
+environment variables name another place.
 """
 
 import os
@@ -18,20 +18,20 @@ from lightning.pytorch.loggers.logger import Logger
 from paucal.runs import RunFolder
 from paucal.types import UserError
 
-PROJECT = "paucal"  # where a variable of the program names no other
+PROJECT = "paucal"  # unless an environment variable names another
 ENDINGS = ("success", "failed", "stopped")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is done differently for each program.
+    """How to use one kind of logger.
 
     Attributes:
-        open: opens the logger of a run; the id is that under which the program knows the run, None for a new one.
-        score: logs final scores with the settings that gave them; there may be none.
-        close: ends the logger; the ending is one of `ENDINGS`.
-        place: says where the program's files or its page are.
+        open: Opens the logger of a run, given the stored id of the run in that program; None for a new run.
+        score: Logs the settings and the final scores, of which there may be none.
+        close: Closes the logger with one of `ENDINGS`.
+        place: Returns the path or the URL of the logs.
     """
 
     open: Callable[[RunFolder, str | None], Logger]
@@ -41,14 +41,14 @@ class Kind:
 
 
 def check_loggers(names: Sequence[str] | None) -> None:
-    """Refuse loggers whose packages are not installed, before anything is trained.
+    """Refuse loggers whose packages are not installed.
 
     Raises:
-        UserError: a package is missing.
+        UserError: A package is missing.
     """
     for name in names or ():
         spec = find_spec(name)
-        if spec is None or spec.origin is None:  # a folder of that name, as some of them make, has no origin
+        if spec is None or spec.origin is None:  # a folder of that name, as some loggers create, has no origin
             raise UserError(
                 f"--logger {name} needs the package {name}, which is not installed: pip install "
                 f'"paucal[{name}]", or leave {name} out.'
@@ -56,7 +56,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
 
 
 def checked_id(found: object) -> str | None:
-    """Return the id under which a program knows a run; None where a file names none that could be one."""
+    """Return a stored id of a run; None if it is not a valid one."""
     return found if isinstance(found, str) and _ID.fullmatch(found) else None
 
 
@@ -65,7 +65,7 @@ def _open_tensorboard(run: RunFolder, known: str | None) -> Logger:
 
     path = str(run.path.resolve())
     if os.path.expandvars(path) != path:
-        raise UserError(f"--logger tensorboard would take a part of {path!r} for a variable: give another --output.")
+        raise UserError(f"--logger tensorboard would expand a variable in {path!r}: choose another --output.")
     return TensorBoardLogger(path, name="", version="tensorboard", default_hp_metric=False)
 
 
@@ -77,18 +77,18 @@ def _open_mlflow(run: RunFolder, known: str | None) -> Logger:
     logger = MLFlowLogger(
         os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
         run_name=run.path.name,
-        tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}",  # files are no longer a store of theirs
+        tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}",  # the file store is deprecated
         artifact_location=None if elsewhere else (folder / "mlartifacts").as_uri(),
         run_id=known,
     )
-    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # one that goes on has ended before
+    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # a resumed run is marked as ended
     return logger
 
 
 def _open_wandb(run: RunFolder, known: str | None) -> Logger:
     from lightning.pytorch.loggers import WandbLogger
 
-    # Else it would write over the bar on the terminal; the run has a log of its own.
+    # Otherwise it would overwrite the progress bar; the run has its own log.
     quiet = import_module("wandb").Settings(console="off")
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     name, number = run.path.name, known or uuid.uuid4().hex[:8]
@@ -96,7 +96,7 @@ def _open_wandb(run: RunFolder, known: str | None) -> Logger:
 
 
 def _score_beside_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
-    # In one table, which TensorBoard makes of both, and not of settings alone: a run without test images has its step.
+    # TensorBoard needs a score to show the settings: a run without test images logs its number of steps.
     logger.log_hyperparams(dict(settings), scores or {"steps": float(step)}, step)
 
 
@@ -115,7 +115,7 @@ def _close_mlflow(logger: Any, ending: str) -> None:
 
 def _close_wandb(logger: Any, ending: str) -> None:
     logger.finalize(ending)
-    logger.experiment.finish(exit_code=int(ending != "success"))  # the next run of this program has its own
+    logger.experiment.finish(exit_code=int(ending != "success"))  # the next run in this process gets its own
 
 
 KINDS: dict[str, Kind] = {

@@ -1,4 +1,4 @@
-"""The grids of a study whose rows are frozen backbones, judged on one set of images after the other."""
+"""The grids of a study whose rows are frozen backbones, evaluated on several data sets."""
 
 import time
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import torch
 from paucal.backbones import BackboneSpec
 from paucal.evaluation.protocols.subjects import random_backbone
 from paucal.rules.backbone import model_arguments
-from paucal.rules.circumstances import best_device
+from paucal.rules.facts import best_device
 from paucal.studies.parts import Architecture
 from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
@@ -28,9 +28,9 @@ from paucal.verbs.studying.grids.starts import settling, with_starts
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 
 TIMM = "timm"  # the start that needs no file
-TIMED = 8  # images that are timed
-LOOKS = 2  # backbones that look at every image: the row's, and the one with random weights
-BESIDE = 20.0  # seconds that are not features: opening, regression, intervals, pictures
+TIMED_IMAGES = 8
+BACKBONES = 2  # per image: that of the row, and one with random weights
+OVERHEAD = 20.0  # seconds beside features: opening images, regression, intervals, pictures
 
 
 def settle_frozen(call: Call) -> list[Grid]:
@@ -45,7 +45,7 @@ def settle_frozen(call: Call) -> list[Grid]:
         new = new_grid(call.folder / data, EVAL, fingerprint(images), shared, arms, call.seeds, call.command)
         models = {one.name: (one, side) for run in here for one, side in [_architecture(call.study, run, small)]}
         count = len(images) if small is None else min(len(images), 2 * MOST_JUDGED)
-        grids.append(settle_own(new, who, partial(_seconds, models, count), call.voice, before=before))
+        grids.append(settle_own(new, who, partial(_seconds, models, count), call.console, before=before))
     return grids
 
 
@@ -63,7 +63,7 @@ def _architecture(study: Study, run: Planned, small: Scale | None) -> tuple[Arch
 
 
 def _settings(study: Study, run: Planned, small: Scale | None) -> dict[str, Any]:
-    """Return the settings of `paucal eval`, and what is judged."""
+    """Return the settings of `paucal eval`, with the model to evaluate."""
     if small is not None:
         start = study.starts[run.row.start]
         return {**run.settings, "max_images": MOST_JUDGED, "no_cache": True, START: [start.verb, run.row.start]}
@@ -75,13 +75,13 @@ def _settings(study: Study, run: Planned, small: Scale | None) -> dict[str, Any]
 
 
 def _seconds(models: Mapping[str, tuple[Architecture, int]], images: int, values: Mapping[str, Any]) -> float:
-    """Return how long the features of a row take, by timing a few images on a backbone of its size."""
+    """Return the seconds for the features of a row, by timing a few images on a backbone of its size."""
     one, side = models[values["model"]]
     spec = BackboneSpec(one.name, 0, image_size=(side, side), arguments=model_arguments(list(one.args)))
     device = torch.device(values.get("device") or best_device()[0])
-    backbone, batch = random_backbone(spec, 0).to(device), torch.zeros(TIMED, 3, side, side, device=device)
+    backbone, batch = random_backbone(spec, 0).to(device), torch.zeros(TIMED_IMAGES, 3, side, side, device=device)
     with torch.inference_mode():
-        backbone(batch).pooled.sum().item()  # not timed: the first pass of a network takes longer
+        backbone(batch).pooled.sum().item()  # warm-up
         begin = time.perf_counter()
         backbone(batch).pooled.sum().item()
-    return BESIDE + LOOKS * images * (time.perf_counter() - begin) / TIMED
+    return OVERHEAD + BACKBONES * images * (time.perf_counter() - begin) / TIMED_IMAGES

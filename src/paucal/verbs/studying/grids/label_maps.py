@@ -1,4 +1,4 @@
-"""Label maps for the rows of a smaller scale: a teacher is trained on the same images, and asked about all of them."""
+"""Label maps for the rows of a smaller scale, from a teacher that is trained on the same images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,17 +9,17 @@ from paucal.studies.scale import Scale, Teacher
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import cells_of, state_of
-from paucal.verbs.comparing.labour import labour
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import prepare_grid
+from paucal.verbs.comparing.run_workers import run_workers
 from paucal.verbs.comparing.settings import GridSettings
 from paucal.verbs.labeling.launch import label_set
 from paucal.verbs.labeling.settings import LabelSettings
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.forecast import duration
-from paucal.verbs.run.voice import Voice
 
-LEAST = 0.3  # of the images that the teacher must get right
-CHOOSING = ("fraction", "classes")  # which images of a set are used; the same for all rows
-CUT = ("fraction", "val_fraction", "test_fraction")  # what the split of the teacher says already
+MIN_ACCURACY = 0.3  # of the teacher
+CHOOSING = ("fraction", "classes")  # settings that select images; the same for all rows
+CUT = ("fraction", "val_fraction", "test_fraction")  # settings that the teacher's split replaces
 
 
 def with_maps(
@@ -29,7 +29,7 @@ def with_maps(
     shared: Mapping[str, Any],
     asked: GridSettings,
     folder: Path,
-    voice: Voice,
+    console: Console,
 ) -> list[Arm]:
     """Return arms that have label maps, all of them on the teacher's parts of the images.
 
@@ -42,22 +42,22 @@ def with_maps(
         shared: settings of all runs.
         asked: who computes.
         folder: of the study, in which the teacher and its maps are kept.
-        voice: says what is done.
+        console: says what is done.
 
     Raises:
         UserError: the teacher could not be trained, or gets too few images right.
     """
     chosen = {name: arms[0].settings[name] for name in CHOOSING if name in arms[0].settings}
-    run = _teacher(chosen, small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), voice)
+    run = _teacher(chosen, small, shared, replace(asked, output=str(folder / "teacher"), seeds=[0]), console)
     maps = folder / "maps"
     label_set(
         LabelSettings(
             teacher=str(run),
             output=str(maps),
-            min_accuracy=LEAST,
+            min_accuracy=MIN_ACCURACY,
             **{name: value for name, value in shared.items() if name in ("data", "data_root", "device", "workers")},
         ),
-        voice,
+        console,
     )
     split = {"split": str(run / "split.csv")}
     made = []
@@ -68,33 +68,33 @@ def with_maps(
 
 
 def _teacher(
-    chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any], asked: GridSettings, voice: Voice
+    chosen: Mapping[str, Any], small: Scale, shared: Mapping[str, Any], asked: GridSettings, console: Console
 ) -> Path:
     teacher = small.teacher
     if teacher is None:
         raise UserError("this scale has no teacher for label maps: use --scale full with --labels.")
-    voice.say(
+    console.say(
         f"label maps: {teacher.name} is trained on these images first, for {teacher.epochs} epochs, as the teacher"
     )
     one = Arm("teacher", None, None, {**_settings(small, teacher), **chosen})
-    grid = settle_grid(asked, [one], shared, "the teacher of a study", voice)
+    grid = prepare_grid(asked, [one], shared, "the teacher of a study", console)
     if not asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
         raise UserError(
             "--jobs 0: the rows' label maps come from a teacher, which has to be trained before they can be measured "
             f"(about {duration(grid.forecast[one.name])}): leave --jobs out."
         )
-    if not labour(grid, asked, "the same command", voice):
-        raise UserError("the teacher is not trained yet: the same command goes on with it.")
+    if not run_workers(grid, asked, "the same command", console):
+        raise UserError("the teacher is not trained yet: the same command resumes its training.")
     cell = cells_of(grid)[0]
     state = state_of(cell)
     if state.name == "failed":
         why = state.error.rstrip(".")
-        raise UserError(f"the teacher could not be trained ({why}): once that is mended, --retry tries it again.")
+        raise UserError(f"the teacher could not be trained ({why}): once that is fixed, --retry tries it again.")
     return cell.run.path.resolve()
 
 
 def _settings(small: Scale, teacher: Teacher) -> dict[str, Any]:
-    """Return the settings of the teacher, which are the same whichever rows are wanted."""
+    """Return the settings of the teacher, which do not depend on the rows."""
     side = small.side if small.lesson is None else small.lesson.side
     model = {"model": teacher.name, "model_args": list(teacher.args)}
     own = {"img_size": [side], "epochs": teacher.epochs, "lr": teacher.lr, "method": "supervised"}

@@ -1,4 +1,4 @@
-"""The grids of a study whose rows learn without labels: the cells of a comparison, each with a judge at its end."""
+"""The grids of a study whose rows learn without labels, each with an evaluation of its features."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,21 +14,21 @@ from paucal.verbs.comparing.cells.cell import JUDGING
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.fingerprint import fingerprint
 from paucal.verbs.pretraining.job import PretrainingJob
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.images import pin_data
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.storing import new_grid, settle_own
 from paucal.verbs.studying.images import Places, unlabelled_images
-from paucal.verbs.training.ladder.timing import SLOWER, STEPS, seconds_per_batch
+from paucal.verbs.training.auto_tune.timing import OVERHEAD, TIMED_STEPS, seconds_per_batch
 
-MOST_JUDGED = 2000  # images of each part that features are judged on at a smaller scale
+MOST_JUDGED = 2000  # images of each part for the evaluation of features at a smaller scale
 CURVE = "knn_curve"  # the metric of columns that read the monitor
-BESIDE = 20.0  # seconds of a run that are not training: opening, judging, pictures
+RUN_OVERHEAD = 20.0  # seconds of a run beside training: opening images, evaluation, pictures
 
 
 def settle_pretraining(call: Call) -> list[Grid]:
     """Check every run, measure how long it takes, and store the grids; see `settle_training`."""
-    grids, places, voice = [], call.places, call.voice
+    grids, places, console = [], call.places, call.console
     for data, here in call.by_images():
         shared = {**places.shared, **pinned_data(places.by_name[data], places.shared)}
         images = unlabelled_images(shared["data"], shared)
@@ -36,7 +36,7 @@ def settle_pretraining(call: Call) -> list[Grid]:
         arms = [Arm(run.name, None, None, one, run.against) for run, one in zip(here, own, strict=True)]
         who = call.workers(call.folder / data)
         new = new_grid(call.folder / data, "pretrain", fingerprint(images), shared, arms, call.seeds, call.command)
-        grids.append(settle_own(new, who, lambda values: seconds_of_pretraining(values, voice), voice))
+        grids.append(settle_own(new, who, lambda values: seconds_of_pretraining(values, console), console))
     return grids
 
 
@@ -46,7 +46,7 @@ def _settings(run: Planned, small: Scale | None, places: Places, images: int) ->
         return {**run.settings, JUDGING: {"augment": True, **elsewhere}}  # the published linear probe sees new views
     settings = dict(run.settings)
     settings["batch_size"] = min(settings["batch_size"], images)
-    # As many images are shown as the scale means to: of a larger set fewer epochs.
+    # The scale fixes the number of images shown, so larger data sets get fewer epochs.
     settings["epochs"] = max(1, round(run.epochs * min(1.0, small.images / images)))
     if settings.get("region_after", 0) >= settings["epochs"]:
         del settings["region_after"]
@@ -54,30 +54,30 @@ def _settings(run: Planned, small: Scale | None, places: Places, images: int) ->
 
 
 def _watched(run: Planned, places: Places) -> dict[str, Any]:
-    """Return the settings that have nearest neighbours looked at after every epoch, where a column asks for that."""
+    """Return the settings of a monitor, if a column needs its curve."""
     if all(column.metric != CURVE for column in run.columns):
         return {}
     return {"monitor": pinned_data(places.by_name[run.judged], places.shared)["data"]}
 
 
 def pinned_data(data: str, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that find the same images from any folder."""
+    """Return the settings of images with absolute paths."""
     made = pin_data(PretrainSettings(data=data, data_root=shared.get("data_root")))
     return {"data": made.data, **({} if made.data_root is None else {"data_root": made.data_root})}
 
 
-def seconds_of_pretraining(values: Mapping[str, Any], voice: Voice) -> float:
-    """Put a run together, and return how long it takes by timing a few of its steps.
+def seconds_of_pretraining(values: Mapping[str, Any], console: Console) -> float:
+    """Assemble a run, and return its expected seconds by timing a few steps.
 
     Raises:
-        UserError: a setting does not do.
+        UserError: A setting is invalid.
     """
     job = PretrainingJob()
     settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
-    made = job.assemble(job.pin(settings), origin, voice.progress)
-    settings, images = made.settings, len(made.prepared.part("train"))
-    alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=STEPS + 1))
+    made = job.assemble(job.pin(settings), origin, console.progress)
+    settings, images = made.settings, len(made.data.part("train"))
+    alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=TIMED_STEPS + 1))
     device = torch.device(settings.device or "cpu")
     each = seconds_per_batch(made.objective, job.loader(alone, 0), device, settings.precision)
     batches = made.plan.steps_per_epoch * settings.accumulate * (settings.epochs or 0)
-    return BESIDE + SLOWER * each * max(1, batches) if images else BESIDE
+    return RUN_OVERHEAD + OVERHEAD * each * max(1, batches) if images else RUN_OVERHEAD

@@ -14,13 +14,13 @@ from paucal.studies.scale import Lesson, Scale
 from paucal.studies.study import Study
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
-from paucal.verbs.comparing.cells.beginning import STARTS
 from paucal.verbs.comparing.cells.cell import START
 from paucal.verbs.comparing.cells.grid import Grid, is_grid, read_grid
+from paucal.verbs.comparing.cells.start import STARTS
 from paucal.verbs.comparing.fingerprint import fingerprint
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import prepare_grid
 from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.pretraining import pinned_data, seconds_of_pretraining
 from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, OTHERS, SCENES, draw_all
@@ -120,9 +120,9 @@ def settle_starts(call: Call, rows: Grid) -> None:
         same = {name: {} if small.lesson.data else _same_images(rows, name) for name in names}
         own = {name: {**start_settings(study, study.starts[name], small), **same[name]} for name in names}
         if names and verb == "train":
-            _trained(own, small.lesson, shared, who, call.command, call.voice)
+            _trained(own, small.lesson, shared, who, call.command, call.console)
         elif names:
-            _pretrained(own, shared, who, call.command, call.voice)
+            _pretrained(own, shared, who, call.command, call.console)
 
 
 def _same_images(rows: Grid, name: str) -> dict[str, Any]:
@@ -142,19 +142,19 @@ def _trained(
     shared: Mapping[str, Any],
     who: GridSettings,
     command: str,
-    voice: Voice,
+    console: Console,
 ) -> None:
     few = _few(lesson, shared) if lesson.data else {}
     arms = [Arm(name, None, None, {**settings, **few}) for name, settings in own.items()]
-    settle_grid(who, arms, shared, command, voice)
+    prepare_grid(who, arms, shared, command, console)
 
 
 def _pretrained(
-    own: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any], who: GridSettings, command: str, voice: Voice
+    own: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any], who: GridSettings, command: str, console: Console
 ) -> None:
     shared = {**shared, **pinned_data(shared["data"], shared)}
     images = unlabelled_images(shared["data"], shared)
     arms = [Arm(name, None, None, dict(settings)) for name, settings in own.items()]
     where = Path(who.output or "")
     new = new_grid(where, "pretrain", fingerprint(images), shared, arms, who.seeds or (), command)
-    settle_own(new, who, lambda values: seconds_of_pretraining(values, voice), voice)
+    settle_own(new, who, lambda values: seconds_of_pretraining(values, console), console)

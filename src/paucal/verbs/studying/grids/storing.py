@@ -10,10 +10,10 @@ import torch
 from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import of_verb
-from paucal.verbs.comparing.cells.grid import Grid, grown, is_grid, read_grid
+from paucal.verbs.comparing.cells.grid import Grid, is_grid, merge_grids, read_grid
 from paucal.verbs.comparing.preparation import store_grid, threads_of_worker
 from paucal.verbs.comparing.settings import GridSettings
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 Seconds = Callable[[Mapping[str, Any]], float]
 
@@ -22,7 +22,7 @@ def settle_own(
     new: Grid,
     asked: GridSettings,
     seconds: Seconds,
-    voice: Voice,
+    console: Console,
     absent: Mapping[str, Any] | None = None,
     before: Callable[[Grid], object] | None = None,
 ) -> Grid:
@@ -32,7 +32,7 @@ def settle_own(
         new: the grid, without threads and forecast.
         asked: who computes.
         seconds: puts a run of the given settings together, which finds mistakes, and says how long it takes.
-        voice: shows what takes long.
+        console: shows what takes long.
         absent: settings in the place of what is not there yet, such as the weights that a run begins with.
         before: called with the grid as it will be, when all is sound and before workers can see it.
 
@@ -44,11 +44,11 @@ def settle_own(
         raise UserError(f"--output: {str(where)!r} is not empty and holds no study: choose another folder.")
     old = read_grid(where) if is_grid(where) else None
     new = replace(new, threads=threads_of_worker(asked) if old is None else old.threads)
-    grid = new if old is None else grown(old, new)
+    grid = new if old is None else merge_grids(old, new)
     torch.set_num_threads(new.threads)
     known = {} if old is None else dict(old.forecast)
     arms = [arm for arm in grid.arms if arm.name not in known]
-    found = _forecast(grid, arms, seconds, voice, absent or {})
+    found = _forecast(grid, arms, seconds, console, absent or {})
     if before is not None:
         before(grid)
         torch.set_num_threads(new.threads)
@@ -56,10 +56,10 @@ def settle_own(
 
 
 def _forecast(
-    grid: Grid, arms: Sequence[Arm], seconds: Seconds, voice: Voice, absent: Mapping[str, Any]
+    grid: Grid, arms: Sequence[Arm], seconds: Seconds, console: Console, absent: Mapping[str, Any]
 ) -> dict[str, float]:
     found = {}
-    with voice.progress("measuring") as advance:
+    with console.progress("measuring") as advance:
         for number, arm in enumerate(arms):
             values = of_verb({**grid.shared, **arm.settings})
             try:

@@ -10,7 +10,7 @@ from paucal.types import UserError
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import START
 from paucal.verbs.comparing.cells.grid import Grid
-from paucal.verbs.comparing.preparation import settle_grid
+from paucal.verbs.comparing.preparation import prepare_grid
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.label_maps import with_maps
 from paucal.verbs.studying.grids.starts import settling, with_starts
@@ -32,8 +32,8 @@ def settle_training(call: Call) -> list[Grid]:
         arms = [Arm(run.name, None, None, _settings(call, run, shared), run.against) for run in here]
         who, needing = call.workers(call.folder / data), [run.row.maps for run in here]
         if call.small is not None and _has_maps(call.study, call.small):
-            arms = with_maps(arms, needing, call.small, shared, who, call.folder, call.voice)
-        grids.append(settle_grid(who, arms, shared, call.command, call.voice, absent, before))
+            arms = with_maps(arms, needing, call.small, shared, who, call.folder, call.console)
+        grids.append(prepare_grid(who, arms, shared, call.command, call.console, absent, before))
     return grids
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from paucal.data.images import spread
 from paucal.transfer.detection.annotations import BoxedImages
 from paucal.verbs.comparing.fingerprint import MOST_READ, fingerprint
+from paucal.verbs.run.console import Console
 from paucal.verbs.run.job import Job
-from paucal.verbs.run.voice import Voice
 from paucal.verbs.segmenting.images import Segmented
 from paucal.verbs.studying.images import count_training
 
@@ -27,7 +27,7 @@ class Marked:
     fingerprint: str
 
 
-def open_marked(kind: str, data: str, voice: Voice) -> Marked:
+def open_marked(kind: str, data: str, console: Console) -> Marked:
     """Open images with boxes (kind "detect") or masks ("segment").
 
     Raises:
@@ -41,11 +41,11 @@ def open_marked(kind: str, data: str, voice: Voice) -> Marked:
     from paucal.verbs.segmenting.images import open_segmented
     from paucal.verbs.segmenting.settings import SegmentSettings
 
-    segmented = open_segmented(SegmentSettings(data=data), voice.progress, None)
+    segmented = open_segmented(SegmentSettings(data=data), console.progress, None)
     return Marked(count_training(segmented.images), _digest(fingerprint(segmented.images), _masks(segmented)))
 
 
-def seconds_of(job: Job[Any, Any], values: Mapping[str, Any], voice: Voice) -> float:
+def seconds_of(job: Job[Any, Any], values: Mapping[str, Any], console: Console) -> float:
     """Put a run together, and return how long it takes by timing a few of its steps and answers.
 
     Raises:
@@ -55,7 +55,7 @@ def seconds_of(job: Job[Any, Any], values: Mapping[str, Any], voice: Voice) -> f
     from paucal.verbs.segmenting.timing import seconds_of_run as seconds_of_segmentation
 
     settings, origin = job.check(job.kind(**values), dict.fromkeys(values, "given"))
-    made = job.assemble(job.pin(settings), origin, voice.progress)
+    made = job.assemble(job.pin(settings), origin, console.progress)
     return seconds_of_detection(made) if job.verb == "detect" else seconds_of_segmentation(made)  # type: ignore[arg-type]
 
 

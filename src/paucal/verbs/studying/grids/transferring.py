@@ -9,9 +9,9 @@ from paucal.studies.scale import Scale
 from paucal.studies.study import Study
 from paucal.verbs.comparing.arms import Arm
 from paucal.verbs.comparing.cells.cell import JUDGING, START
+from paucal.verbs.comparing.cells.evaluation import MULTI_SCALE
 from paucal.verbs.comparing.cells.grid import Grid
 from paucal.verbs.comparing.cells.jobs import job_of
-from paucal.verbs.comparing.cells.judging import MULTI_SCALE
 from paucal.verbs.run.job import Job
 from paucal.verbs.studying.call import Call
 from paucal.verbs.studying.grids.starts import settling, with_starts
@@ -28,17 +28,17 @@ def settle_transferring(call: Call) -> list[Grid]:
     What the runs of a smaller scale begin with need not be there yet: random weights take its place in the measuring.
     """
     call, before = with_starts(call), settling(call)
-    study, voice = call.study, call.voice
+    study, console = call.study, call.console
     job, grids = job_of(study.kind), []
     for data, here in call.by_images():
         shared = {**call.places.shared, **_pinned(job, {"data": call.places.by_name[data]})}
-        marked = open_marked(study.kind, shared["data"], voice)
+        marked = open_marked(study.kind, shared["data"], console)
         own = [(run, _settings(study, run, call.small, marked, job)) for run in here]
         arms = [Arm(run.name, None, None, settings, run.against) for run, settings in own]
         who = call.workers(call.folder / data)
         new = new_grid(call.folder / data, study.kind, marked.fingerprint, shared, arms, call.seeds, call.command)
         absent = {"init": "none"}
-        grids.append(settle_own(new, who, lambda values: seconds_of(job, values, voice), voice, absent, before))
+        grids.append(settle_own(new, who, lambda values: seconds_of(job, values, console), console, absent, before))
     return grids
 
 

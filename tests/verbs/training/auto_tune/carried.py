@@ -28,6 +28,6 @@ def install(tmp_path, monkeypatch, models=(MODEL,)):
         tag = timm.get_pretrained_cfg(model).tag
         found.append(Trained(f"{model}.{tag}", "MIT", 1, "made by a test", "cpu", package))
     monkeypatch.setattr(trained, "TRAINED", tuple(found))
-    monkeypatch.setattr("paucal.verbs.training.ladder.start.TRAINED", tuple(found))
+    monkeypatch.setattr("paucal.verbs.training.auto_tune.start.TRAINED", tuple(found))
     monkeypatch.syspath_prepend(str(site))
     return found

@@ -1,4 +1,4 @@
-"""Which trained weights a run starts from where nobody says: those at hand, else some that can be fetched."""
+"""Choose the pretrained weights of a run without --init: those on this machine, else some that can be downloaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,18 +10,18 @@ from paucal.methods.training import method_of
 from paucal.methods.training_settings import TrainSettings
 from paucal.runs.ancestry import AUTO
 
-TINY = 24  # pixels of the shorter side under which photographs show nothing that trained weights know
-HELP = 'what would help most: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
+TINY = 24  # pixels; pretrained weights do not help on images with a shorter side below
+HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was found.
+    """Pretrained weights to start from.
 
     Attributes:
-        candidates: timm names of the weights worth trying, the first one first; none where a run begins from scratch.
-        why: the reason, for people.
-        remark: a sentence that they should read, or "".
+        candidates: timm names of the weights, best guess first; empty to start from scratch.
+        why: Reason to show beside the setting.
+        remark: Sentence to print, or "".
     """
 
     candidates: tuple[str, ...]
@@ -30,10 +30,10 @@ class Choice:
 
 
 def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
-    """Return whether a run may look for a start of its own.
+    """Return whether a run may choose its pretrained weights itself.
 
-    It may where nobody has said how it begins, nor that it is a paper's; or where "auto" was given, as in the config of
-    a run that has looked.
+    It may if neither a start nor a paper's recipe was given, or if the start is "auto", as in the config of a run that
+    chose its weights.
     """
     if settings.init is not None:
         return settings.init == AUTO
@@ -42,19 +42,19 @@ def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
 
 
 def choose(model: str | None, device: str, side: int) -> Choice:
-    """Look for trained weights: in installed packages, in the cache, and shortly on the network.
+    """Look for pretrained weights in installed packages, in the cache, and briefly on the network.
 
     Args:
-        model: the timm name that the user has asked for; None for any.
-        device: "cpu", "cuda" or "mps".
-        side: the median of the images' shorter sides in pixels.
+        model: timm name that the user asked for; None for any.
+        device: Name "cpu", "cuda" or "mps".
+        side: Median of the images' shorter sides in pixels.
     """
     if side < TINY:
         return Choice((), f"images of {side} pixels are too small for trained weights")
-    return _named(model) if model is not None else _any(device)
+    return _choose_named(model) if model is not None else _choose_any(device)
 
 
-def _named(model: str) -> Choice:
+def _choose_named(model: str) -> Choice:
     carried = packaged(model)
     if carried is not None:
         return Choice((model,), f"trained weights in the package {carried.package and carried.package.distribution}")
@@ -70,7 +70,7 @@ def _named(model: str) -> Choice:
     return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it begins from scratch")
 
 
-def _any(device: str) -> Choice:
+def _choose_any(device: str) -> Choice:
     suited = [one for one in TRAINED if one.device == device] + [one for one in TRAINED if one.device == "cpu"]
     suited = list(dict.fromkeys(suited))
     here = [(one, where) for one in suited if (where := at_hand(one))]
@@ -90,6 +90,6 @@ def _any(device: str) -> Choice:
     )
 
 
-def started(settings: TrainSettings, candidate: str) -> TrainSettings:
-    """Return settings that start from a candidate."""
+def started_from(settings: TrainSettings, candidate: str) -> TrainSettings:
+    """Return settings that start from a candidate's weights."""
     return replace(settings, init=AUTO, model=candidate)

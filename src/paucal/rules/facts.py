@@ -1,24 +1,24 @@
-"""What the automatic settings look at."""
+"""The facts that automatic settings depend on: the data, the machine and the initial weights."""
 
 from dataclasses import dataclass
 
 import torch
 
 # Images shown: ten passes over 10,000 small photographs hardly beat random weights, a hundred over 5,000 do.
-SLIGHT = 300_000
+UNDERTRAINED = 300_000
 
 
 @dataclass(frozen=True)
 class StartFacts:
-    """What is known about the weights that a run starts from, before they are read.
+    """Facts about the initial weights of a run, before they are read.
 
     Attributes:
-        where: their name for people.
-        model: timm name of their model; None where unknown.
+        where: Name for messages.
+        model: timm name of their model; None if unknown.
         image_size: (height, width) in pixels they were trained at; None for the size their model was designed for.
-        model_args: constructor arguments they were given, as NAME=VALUE.
-        normalise: the setting that gives images their mean and standard deviation.
-        chosen: whether nobody named them: they were looked for, and the run climbs from them in the time it has.
+        model_args: Constructor arguments of their model, as NAME=VALUE.
+        normalise: Value of the setting `normalise` that fits them.
+        chosen: Whether the run chose them itself, and auto-tunes from them in its time budget.
         shown: images that they have been shown in all, where they began at random in runs of paucal; None where others
             trained them, or where nobody knows.
     """
@@ -32,34 +32,34 @@ class StartFacts:
     shown: int | None = None
 
     @property
-    def slight(self) -> bool:
-        """Whether they know so little that being careful with them costs more than it keeps."""
-        return self.shown is not None and self.shown < SLIGHT
+    def undertrained(self) -> bool:
+        """Whether they were trained on so few images that careful fine-tuning costs more than it preserves."""
+        return self.shown is not None and self.shown < UNDERTRAINED
 
 
-def slight_words(start: StartFacts) -> str:
-    """Return why a start is not handled with care."""
+def describe_undertrained(start: StartFacts) -> str:
+    """Return why weights are not fine-tuned carefully."""
     return f"{start.where} has been shown {start.shown:,} images: too little to be careful with"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Plain numbers about the data and the machine.
+class DataAndMachine:
+    """Numbers about the data and the machine, for the automatic settings.
 
     Attributes:
-        n_train: training images.
-        n_classes: classes.
-        median_side: median of the shorter sides in pixels.
-        hinted_size: side in pixels that the source recommends, or None.
-        hinted_epochs: passes that the source recommends, or None.
-        flip: whether a mirrored image means the same.
-        cores: processor cores.
+        n_train: Number of training images.
+        n_classes: Number of classes.
+        median_side: Median of the shorter sides of images in pixels.
+        hinted_size: Image size in pixels that the source recommends, or None.
+        hinted_epochs: Epochs that the source recommends, or None.
+        flip: Whether a mirrored image has the same meaning.
+        cores: Number of CPU cores.
         device: "cuda", "mps" or "cpu": the best there is.
         bf16: whether that device computes in bfloat16 natively.
-        devices: how many of them there are.
+        devices: Number of these devices.
         launched: (processes per node, nodes) that a launcher has started, or None.
-        start: the weights the run starts from; None where it starts from scratch.
-        several_labels: whether an image may have several labels, or none.
+        start: Facts about the initial weights; None for training from scratch.
+        several_labels: Whether an image may have several labels, or none.
     """
 
     n_train: int
@@ -77,8 +77,8 @@ class Facts:
     several_labels: bool = False
 
 
-def makes_few_passes(facts: Facts, time: str | None) -> bool:
-    """Return whether a run tunes trained weights for a time, not for a schedule: a paper's is made for long ones."""
+def makes_few_passes(facts: DataAndMachine, time: str | None) -> bool:
+    """Return whether a run fine-tunes within a time budget, for which the papers' long schedules do not fit."""
     return facts.start is not None and (facts.start.chosen or time is not None)
 
 

@@ -1,4 +1,4 @@
-"""What a run or an evaluation takes of the memory, found before it is taken."""
+"""Check whether a run or an evaluation fits in the memory, before it starts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,25 +17,29 @@ from paucal.types import UserError
 from paucal.wording import counted
 
 GIB = 2**30
-COPIES = {"adamw": 4, "sgd": 3, "lars": 3}  # of the weights: themselves, their gradients, the optimizer's moments
-USUAL = 16 * 224 * 224  # pixels of a step that every machine can make
-MOST_IMAGES = 1 << 20  # of an optimizer step
+COPIES = {
+    "adamw": 4,
+    "sgd": 3,
+    "lars": 3,
+}  # weights, gradients and moments of the optimizer, as multiples of the weights
+USUAL = 16 * 224 * 224  # pixels of a step that fits on every machine
+MOST_IMAGES = 1 << 20  # images of an optimizer step
 CHANNELS = 3
 
 
-def check_room(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
-    """Refuse a run whose steps cannot fit in the memory, and return a remark on one that takes much.
+def check_memory(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) -> list[str]:
+    """Refuse a run whose steps cannot fit in the memory, and return a remark if it needs much.
 
-    What is counted is a lower bound: the weights with their optimizer, and what one forward pass keeps for the
-    backward pass. Nothing is built for it.
+    The estimate is a lower bound: weights with their optimizer, and the activations of a forward pass. No model is
+    built for it.
 
     Args:
-        settings: resolved.
-        spec: of the backbone.
-        views: of each image, counted in pixels of the size of the backbone.
+        settings: Resolved settings.
+        spec: Backbone.
+        views: Pixels of all views of an image, as a multiple of the backbone's image size.
 
     Raises:
-        UserError: it cannot fit.
+        UserError: A step cannot fit in the memory.
     """
     check_step(settings.effective_batch)
     batch = 1 if settings.batch_size == "auto" else settings.images_per_pass
@@ -53,23 +57,23 @@ def check_room(settings: JobSettings, spec: BackboneSpec, views: float = 1.0) ->
     needed = weights + batch * image
     if needed <= room // 2:
         return []
-    size = _times(spec.image_size)
-    step = f"a step of {counted(batch, 'image')} of {size} pixels"
-    words = f"{step} takes {spec.name} at least {needed / GIB:.3g} GiB of memory"
+    height, width = spec.image_size
+    step = f"a step of {counted(batch, 'image')} of {height}x{width} pixels"
+    words = f"{step} needs at least {needed / GIB:.3g} GiB of memory with {spec.name}"
     there = f"{room / GIB:.3g} GiB{' for each process' if local > 1 else ''}"
     if needed <= room:
-        return [f"{words}, and there are {there}"]
+        return [f"{words}, of {there}"]
     fitting = (room - weights) // max(image, 1)
     advice = f"give --batch-size {fitting} or less, or lower --img-size" if fitting >= 1 else "lower --img-size"
     raise UserError(f"{words}, and this machine has {there}: {advice}, or choose a smaller --model.")
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turn a failure to get memory for networks into a sentence; heads are not counted beforehand.
+def explain_memory_errors() -> Iterator[None]:
+    """Turn an out-of-memory error while networks are built into a UserError; heads are not estimated beforehand.
 
     Raises:
-        UserError: the memory does not suffice.
+        UserError: The memory is too small.
     """
     try:
         yield
@@ -82,27 +86,28 @@ def enough_memory() -> Iterator[None]:
         ) from problem
 
 
-def check_batch(batch: int, image_size: Size) -> None:
-    """Refuse a batch to look at that cannot fit in the memory.
+def check_batch_memory(batch: int, image_size: Size) -> None:
+    """Refuse an evaluation batch that cannot fit in the memory.
 
     Raises:
-        UserError: it cannot.
+        UserError: It cannot.
     """
     height, width = image_size
-    one = CHANNELS * height * width * BYTES
+    image_bytes = CHANNELS * height * width * BYTES
     free = available_memory()
-    if batch * one > free:
+    if batch * image_bytes > free:
         raise UserError(
-            f"--batch-size {batch} takes {batch * one / GIB:.3g} GiB for images of {height}x{width} pixels alone, and "
-            f"{free / GIB:.3g} GiB of this machine's memory are free: give {max(1, free // (4 * one))} or less."
+            f"--batch-size {batch} takes {batch * image_bytes / GIB:.3g} GiB for images of {height}x{width} pixels "
+            f"alone, and {free / GIB:.3g} GiB of this machine's memory are free: give "
+            f"{max(1, free // (4 * image_bytes))} or less."
         )
 
 
 def check_step(images: int) -> None:
-    """Refuse optimizer steps of more images than anybody has a use for.
+    """Refuse optimizer steps of more than a million images.
 
     Raises:
-        UserError: there are more than a million.
+        UserError: There are more.
     """
     if images > MOST_IMAGES:
         raise UserError(
@@ -112,7 +117,7 @@ def check_step(images: int) -> None:
 
 
 def cost_of(spec: BackboneSpec) -> Cost | None:
-    """Return what an image costs the backbone of a spec; None where that cannot be found."""
+    """Return the cost of an image for a backbone; None if it cannot be estimated."""
     arguments: Mapping[str, Any] = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
     return image_cost(spec.name, spec.image_size, {**spec.arguments, **arguments})
 
@@ -121,7 +126,3 @@ def _memory(settings: JobSettings) -> int:
     if settings.device == "cuda" and torch.cuda.is_available():
         return torch.cuda.mem_get_info()[1]
     return available_memory()
-
-
-def _times(size: Size) -> str:
-    return f"{size[0]}x{size[1]}"

@@ -1,4 +1,4 @@
-"""Everything a run needs, checked, with nothing written yet; and how it is described."""
+"""The setup of a run: everything that it needs, checked before anything is written."""
 
 import time
 from collections.abc import Mapping
@@ -10,30 +10,30 @@ from paucal.models.card import ModelCard
 from paucal.objectives import Objective
 from paucal.settings.groups import JobSettings
 from paucal.training import Plan
-from paucal.verbs.run.images import Prepared
+from paucal.verbs.run.images import SplitImages
 
 S = TypeVar("S", bound=JobSettings)
 
 
 @dataclass(frozen=True)
-class Assembled(Generic[S]):
-    """What a job makes of its settings and its images.
+class RunSetup(Generic[S]):
+    """Everything that a run needs, before anything is written.
 
     Attributes:
-        settings: all of them, resolved.
-        origin: where each value comes from.
-        prepared: the images and what each is used for.
-        plan: what the trainer is told.
-        objective: what is trained.
-        card: describes the deployable model.
-        remarks: sentences that people should read before it starts.
-        start: what was taken of the weights it starts from; None for none.
-        planned_at: value of `time.monotonic()` when its length was planned, or when it was opened.
+        settings: Resolved settings.
+        origin: Origin of each value.
+        data: Images and their split.
+        plan: Plan for the trainer.
+        objective: Objective to train.
+        card: ModelCard of the deployed model.
+        remarks: Sentences to print before the run starts.
+        start: Report on the loaded weights; None for random weights.
+        planned_at: `time.monotonic()` at which the length was planned, or the run was opened.
     """
 
     settings: S
     origin: Mapping[str, str]
-    prepared: Prepared
+    data: SplitImages
     plan: Plan
     objective: Objective
     card: ModelCard
@@ -43,7 +43,7 @@ class Assembled(Generic[S]):
 
     @property
     def weights_text(self) -> str:
-        """The number of deployed parameters, and of those in heads that stay behind."""
+        """Number of deployed parameters and of those in training heads, as text."""
         deployed = sum(p.numel() for p in self.objective.deployable().parameters())
         trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
         extra = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
@@ -52,12 +52,12 @@ class Assembled(Generic[S]):
 
     @property
     def grid_text(self) -> str:
-        """The last grid of the deployed backbone."""
+        """Last grid of the deployed backbone, as text."""
         rows, columns = self.objective.backbones()[0].grid
         return f"{rows}x{columns}"
 
     def describe(self) -> str:
-        """Return one line: name, parameters, image size, grid."""
+        """Return one line with name, parameters, image size and grid."""
         spec = self.card.backbone
         height, width = spec.image_size
         return f"{spec.name}, {self.weights_text}, images {height}x{width}, grid {self.grid_text}"

@@ -4,9 +4,9 @@ import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console as Terminal
 
-from paucal.verbs.run.voice import Voice
+from paucal.verbs.run.console import Console
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
@@ -15,8 +15,8 @@ def test_voice__a_full_disk_or_a_closed_terminal_does_not_end_the_run(capfd):
         def write(self, text):
             raise OSError(5, "Input/output error")
 
-    voice = Voice(Console(file=Closed()))
-    with voice.logging_to(Path("/dev/full")):
-        voice.say("an epoch")
+    console = Console(Terminal(file=Closed()))
+    with console.logging_to(Path("/dev/full")):
+        console.say("an epoch")
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""

@@ -1,4 +1,4 @@
-"""From carried weights to a model: each rung judged, stored, resumable, the probe the floor."""
+"""Auto-tuning from packaged weights: each step is evaluated, stored and resumable, and the probe is the floor."""
 
 import json
 
@@ -14,18 +14,18 @@ from paucal.models.trained import load_trained
 from paucal.runs import RunFolder
 from paucal.training.clock import RunClock
 from paucal.types import UserError
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.life import Stopped, begin, resume
-from paucal.verbs.run.voice import Quiet
-from paucal.verbs.training.assembly import TOGETHER, assemble
+from paucal.verbs.training.assembly import SEVERAL_PROCESSES, assemble
+from paucal.verbs.training.auto_tune import auto_tune as auto_tune_module
+from paucal.verbs.training.auto_tune import start as starting
+from paucal.verbs.training.auto_tune import trials, tuning
+from paucal.verbs.training.auto_tune.auto_tune import SCRATCH_EPOCHS
+from paucal.verbs.training.auto_tune.first_model import affordable, winner_of
+from paucal.verbs.training.auto_tune.record import TuneStep
+from paucal.verbs.training.auto_tune.trials import best_trial
 from paucal.verbs.training.job import TrainingJob, one_length
-from paucal.verbs.training.ladder import climb as climbing
-from paucal.verbs.training.ladder import start as starting
-from paucal.verbs.training.ladder import trials, tuning
-from paucal.verbs.training.ladder.climb import SCRATCH_PASSES
-from paucal.verbs.training.ladder.first_rung import affordable, winner_of
-from paucal.verbs.training.ladder.rungs import Rung
-from paucal.verbs.training.ladder.trials import best_of
-from verbs.training.ladder.carried import MODEL, install
+from verbs.training.auto_tune.carried import MODEL, install
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
@@ -50,7 +50,7 @@ def data(tmp_path, monkeypatch):
     return photos(tmp_path / "photos")
 
 
-class Heard(Quiet):
+class RecordingConsole(SilentConsole):
     """Remembers what is said."""
 
     def __init__(self):
@@ -62,9 +62,9 @@ class Heard(Quiet):
         super().say(text)
 
 
-def started(data, output, voice=None, **settings):
+def started_from(data, output, console=None, **settings):
     given = {**SHORT, **settings, "data": str(data), "output": str(output)}
-    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), voice or Quiet())
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console or SilentConsole())
 
 
 def rungs_of(run):
@@ -72,17 +72,19 @@ def rungs_of(run):
 
 
 def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
-    voice = Heard()
-    result = started(data, tmp_path / "run", voice, epochs=2)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=2)
     found, rows = rungs_of(result.folder), RunFolder(result.folder).read_rows()
     assert found["probe"]["details"]["images"] > 100
-    assert [trial["name"] for trial in found["trials"]] == [way.name for way in tuning.ways(load(result).module)]
+    assert [trial["name"] for trial in found["trials"]] == [
+        preset.name for preset in tuning.presets_for(load(result).module)
+    ]
     assert len(rows) == 2
     settings = RunFolder(result.folder).settings
-    tried = [Rung(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
+    tried = [TuneStep(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
     judges = (result.folder / "split.csv").read_text().count(",val,")
     assert judges == 24
-    chosen = found["trials"][best_of(tried, judges)]
+    chosen = found["trials"][best_trial(tried, judges)]
     assert settings["lr"] == chosen["details"]["lr"]
     assert settings["eval_mode"] == chosen["details"]["eval_mode"]
     assert settings["freeze"] == chosen["details"].get("freeze")
@@ -90,9 +92,9 @@ def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
     assert not (result.folder / "trials").exists()
     summary = json.loads((result.folder / "summary.json").read_text())
     assert [row["kept"] for row in summary["rungs"]].count(True) == 1
-    said = "\n".join(voice.lines)
+    said = "\n".join(console.lines)
     assert "first model after" in said
-    assert "plan: 2 passes, as given; about" in said
+    assert "plan: 2 epochs, as given; about" in said
     assert "The way to this model" in (result.folder / "report.html").read_text()
 
 
@@ -104,8 +106,8 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(climbing, "choose_way", stop)
-    stopped = started(data, tmp_path / "run", epochs=1)
+    monkeypatch.setattr(auto_tune_module, "choose_preset", stop)
+    stopped = started_from(data, tmp_path / "run", epochs=1)
     assert isinstance(stopped, Stopped)
     found = rungs_of(tmp_path / "run")
     rows = [line.split(",") for line in (tmp_path / "run" / "split.csv").read_text().splitlines()]
@@ -122,15 +124,15 @@ def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["measure", "choose_way", "attempt"])
+@pytest.mark.parametrize("moment", ["measure", "choose_way", "run_trial"])
 def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
-    whole = started(data, tmp_path / "whole", epochs=1)
-    place = tuning if moment == "attempt" else climbing
+    whole = started_from(data, tmp_path / "whole", epochs=1)
+    place = tuning if moment == "run_trial" else auto_tune_module
     real, calls = getattr(place, moment), []
 
     def interrupted(*arguments):
         calls.append(1)
-        if len(calls) == (2 if moment == "attempt" else 1):  # between the two trials
+        if len(calls) == (2 if moment == "run_trial" else 1):  # between the two trials
             raise KeyboardInterrupt
         return real(*arguments)
 
@@ -138,11 +140,11 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
         patch.setattr(place, moment, interrupted)
         if moment == "measure":
             with pytest.raises(KeyboardInterrupt):
-                started(data, tmp_path / "run", epochs=1)
+                started_from(data, tmp_path / "run", epochs=1)
         else:
-            assert isinstance(started(data, tmp_path / "run", epochs=1), Stopped)
+            assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
     assert rungs_of(tmp_path / "run")["plan"] == ""
-    result = resume(TrainingJob(), tmp_path / "run", Quiet())
+    result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert [t["score"] for t in rungs_of(result.folder)["trials"]] == [
         t["score"] for t in rungs_of(whole.folder)["trials"]
     ]
@@ -151,7 +153,9 @@ def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monke
 
 
 def test_probe__is_the_floor(data, tmp_path):
-    result = started(data, tmp_path / "run", epochs=2, lr=20.0, label_smoothing=0.0)  # no network survives such a rate
+    result = started_from(
+        data, tmp_path / "run", epochs=2, lr=20.0, label_smoothing=0.0
+    )  # no network survives such a rate
     summary = json.loads((result.folder / "summary.json").read_text())
     assert [row["name"].split(":")[0] for row in summary["rungs"] if row["kept"]] == ["probe"]
     assert summary["best_epoch"] is None
@@ -160,7 +164,7 @@ def test_probe__is_the_floor(data, tmp_path):
 
 def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
-    result = started(photos(tmp_path / "photos", each=8, classes=2), tmp_path / "run", time="30s")
+    result = started_from(photos(tmp_path / "photos", each=8, classes=2), tmp_path / "run", time="30s")
     found = rungs_of(result.folder)
     assert not found["tune"]
     assert "the probe is the model" in found["plan"]
@@ -169,44 +173,44 @@ def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
 
 
 def test_processes__that_are_several_tune_at_once_and_say_so(data):
-    def assembled(devices):
+    def setup(devices):
         given = {**SHORT, "data": str(data), "epochs": 1, "devices": devices}
-        return assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), Quiet().progress)
+        return assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
 
-    alone, together = assembled(1), assembled(2)
-    assert (len(alone.rungs.candidates), together.rungs.candidates) == (1, ())
+    alone, together = setup(1), setup(2)
+    assert (len(alone.tune_record.candidates), together.tune_record.candidates) == (1, ())
     assert together.settings.init == alone.settings.init == "auto"
-    assert TOGETHER in together.remarks
-    assert TOGETHER not in alone.remarks
+    assert SEVERAL_PROCESSES in together.remarks
+    assert SEVERAL_PROCESSES not in alone.remarks
 
 
 def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "seconds_per_image", no_memory)
-    voice = Heard()
-    result = started(data, tmp_path / "run", voice, epochs=2)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=2)
     found = rungs_of(result.folder)
     assert (found["tune"], found["trials"], set(found["sizes"].values())) == (False, [], {None})
     assert (
-        found["plan"] == "the memory does not suffice to tune (--batch-size 8 takes half of it): the probe is the model"
+        found["plan"] == "the memory is too small for tuning (--batch-size 8 needs half of it): the probe is the model"
     )
-    assert "note: the memory does not suffice to tune on images of 32" in voice.lines
+    assert "note: the memory is too small for tuning on images of 32" in console.lines
     assert result.report.images > 0
 
 
 def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
     real = trials._fit
 
-    def tight(assembled, *others):
-        return real(assembled, *others) if assembled.settings.freeze else no_memory()
+    def tight(setup, *others):
+        return real(setup, *others) if setup.settings.freeze else no_memory()
 
     monkeypatch.setattr(trials, "_fit", tight)
-    voice = Heard()
-    result = started(data, tmp_path / "run", voice, epochs=1)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=1)
     first, *others = rungs_of(result.folder)["trials"]
     assert first["score"] > 0
     assert len(others) > 0
     assert {other["score"] for other in others} == {0.0}
-    assert sum("the memory of the device (cpu) does not suffice" in line for line in voice.lines) == len(others)
+    assert sum("the memory of the device (cpu) does not suffice" in line for line in console.lines) == len(others)
     assert RunFolder(result.folder).settings["freeze"]
     assert len(RunFolder(result.folder).read_rows()) == 1
 
@@ -218,9 +222,10 @@ def no_memory(*_):
 @pytest.mark.slow
 def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
     first, second = install(tmp_path, monkeypatch, (MODEL, "resnet14t"))
-    result = started(photos(tmp_path / "photos"), tmp_path / "run", epochs=1)
+    result = started_from(photos(tmp_path / "photos"), tmp_path / "run", epochs=1)
     race = [
-        Rung(rung["name"], rung["score"], rung["seconds"], rung["details"]) for rung in rungs_of(result.folder)["race"]
+        TuneStep(rung["name"], rung["score"], rung["seconds"], rung["details"])
+        for rung in rungs_of(result.folder)["race"]
     ]
     assert {rung.name for rung in race} == {first.name, second.name}
     assert RunFolder(result.folder).settings["model"] == winner_of(race).name
@@ -229,23 +234,23 @@ def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("scores", "winner"), [((0.70, 0.75), "slow"), ((0.70, 0.72), "quick"), ((0.8, 0.7), "quick")])
 def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
     quick, slow = (
-        Rung(name, score, seconds, {"images": 300})
+        TuneStep(name, score, seconds, {"images": 300})
         for name, score, seconds in zip(("quick", "slow"), scores, (5, 9), strict=True)
     )
     assert winner_of([slow, quick]).name == winner  # the standard error is 2.5 %
 
 
 def test_race__leaves_time_to_tune_the_winner():
-    quick, slow = (Rung(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
+    quick, slow = (TuneStep(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
     assert affordable([slow, quick], left=600, seen=20_000) == [slow, quick]  # 600 and 400 seconds
     assert affordable([slow, quick], left=500, seen=20_000) == [quick]
     assert affordable([slow, quick], left=100, seen=20_000) == [quick]
 
 
 def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(climbing, "seconds_per_image", lambda made, threads: 0.02)
+    monkeypatch.setattr(auto_tune_module, "seconds_per_image", lambda setup, threads: 0.02)
     monkeypatch.setattr(RunClock, "_find_change", lambda *_: None)  # these steps are quicker than that
-    result = started(data, tmp_path / "run", time="40s", init="none", model="vit_mini", model_args=["depth=1"])
+    result = started_from(data, tmp_path / "run", time="40s", init="none", model="vit_mini", model_args=["depth=1"])
     epochs = RunFolder(result.folder).settings["epochs"]
     rows = (tmp_path / "run" / "split.csv").read_text().splitlines()
     per_pass = 0.02 * sum("train" in row for row in rows)
@@ -253,49 +258,49 @@ def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
     assert len(RunFolder(result.folder).read_rows()) == epochs
     assert "fit in the time" in rungs_of(result.folder)["plan"]
     kept = json.loads((result.folder / "time_plan.json").read_text())
-    assert (kept["budget"], kept["most_steps"]) == (40.0, SCRATCH_PASSES * (sum("train" in row for row in rows) // 16))
+    assert (kept["budget"], kept["most_steps"]) == (40.0, SCRATCH_EPOCHS * (sum("train" in row for row in rows) // 16))
     assert kept["step"] == pytest.approx(16 * 0.02, rel=0.05)
     assert 0 < kept["spent"] < 40
 
 
 def test_time__that_does_not_suffice_for_a_pass_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(climbing, "seconds_per_image", lambda made, threads: 10.0)
-    with pytest.raises(UserError, match=r"--time is 1m, and one pass over the \d+ training images takes"):
-        started(data, tmp_path / "run", time="1m", init="none", model="vit_mini")
+    monkeypatch.setattr(auto_tune_module, "seconds_per_image", lambda setup, threads: 10.0)
+    with pytest.raises(UserError, match=r"--time is 1m, and one epoch of \d+ training images takes"):
+        started_from(data, tmp_path / "run", time="1m", init="none", model="vit_mini")
 
 
 def test_time__and_epochs_are_one_too_many(data):
-    with pytest.raises(UserError, match="--time 1m and --epochs 3 both say how long"):
+    with pytest.raises(UserError, match="--time 1m and --epochs 3 both set the length"):
         paucal.train(data, time="1m", epochs=3)
 
 
 @pytest.mark.parametrize("said", [{"init": "none"}, {"recipe": "small-images"}, {"attention_init": "mimetic"}])
 def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data, tmp_path, monkeypatch, said):
     monkeypatch.setattr(starting, "choose", None)
-    started(data, tmp_path / "run", epochs=1, model="vit_mini", model_args=["depth=1"], **said)
+    started_from(data, tmp_path / "run", epochs=1, model="vit_mini", model_args=["depth=1"], **said)
     assert RunFolder(tmp_path / "run").settings["init"] is None
 
 
 def test_start__without_any_weights_says_what_would_help(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, ())
     monkeypatch.setattr(starting, "TRAINED", ())
-    voice = Heard()
-    started(photos(tmp_path / "photos", each=12), tmp_path / "run", voice, epochs=1)
-    assert any('pip install "paucal[weights]"' in line for line in voice.lines)
+    console = RecordingConsole()
+    started_from(photos(tmp_path / "photos", each=12), tmp_path / "run", console, epochs=1)
+    assert any('pip install "paucal[weights]"' in line for line in console.lines)
     assert RunFolder(tmp_path / "run").settings["init"] is None
 
 
 def test_epochs__none_at_all_keep_the_probe(data, tmp_path):
-    result = started(data, tmp_path / "run", epochs=0)
+    result = started_from(data, tmp_path / "run", epochs=0)
     found = rungs_of(result.folder)
     assert (found["tune"], found["trials"]) == (False, [])
     with pytest.raises(UserError, match="--epochs 0 keeps the linear probe"):
-        started(data, tmp_path / "other", epochs=0, init="none", model="vit_mini")
+        started_from(data, tmp_path / "other", epochs=0, init="none", model="vit_mini")
 
 
 @pytest.mark.slow
 def test_climb__is_repeated_by_its_config(data, tmp_path):
-    whole = started(data, tmp_path / "whole", epochs=1)
+    whole = started_from(data, tmp_path / "whole", epochs=1)
     out = tmp_path / "again"
     assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
     assert rungs_of(out)["trials"] == []
@@ -306,40 +311,40 @@ def test_climb__is_repeated_by_its_config(data, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"epochs": 0}, {"init": "none", "model": "vit_mini", "epochs": 1}])
 def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path, settings):
-    whole, out = started(data, tmp_path / "whole", **settings), tmp_path / "again"
+    whole, out = started_from(data, tmp_path / "whole", **settings), tmp_path / "again"
     assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
     ours, theirs = load_trained(out).module.state_dict(), load(whole).module.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
 def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp_path, monkeypatch):
-    real, seen = tuning.attempt, []
+    real, seen = tuning.run_trial, []
 
-    def slower(run, made, way, steps, voice, time_plan):
-        seen.append((steps, list(made.settings.img_size)))
+    def slower(run, setup, preset, steps, console, time_plan):
+        seen.append((steps, list(setup.settings.img_size)))
         if len(seen) == 2:
             raise KeyboardInterrupt
         assert time_plan is None  # so many passes were asked for
-        return real(run, made, way, steps, voice)
+        return real(run, setup, preset, steps, console)
 
-    monkeypatch.setattr(tuning, "attempt", slower)
-    assert isinstance(started(data, tmp_path / "run", epochs=1), Stopped)
+    monkeypatch.setattr(tuning, "run_trial", slower)
+    assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
     monkeypatch.setattr(tuning, "TRIAL_SHARE", 1e-9)  # as if the machine had become slow
-    monkeypatch.setattr(tuning, "seconds_per_image", lambda made: 1e6)
-    resume(TrainingJob(), tmp_path / "run", Quiet())
+    monkeypatch.setattr(tuning, "seconds_per_image", lambda setup: 1e6)
+    resume(TrainingJob(), tmp_path / "run", SilentConsole())
     assert len(seen) == 4  # three ways, the second one twice
     assert all(one == seen[0] for one in seen)
 
 
 @pytest.mark.slow
 def test_climb__with_frozen_epochs_and_no_validation_makes_the_passes_that_were_given(data, tmp_path):
-    result = started(data, tmp_path / "run", epochs=2, freeze_epochs=1, val_fraction=0.0)
+    result = started_from(data, tmp_path / "run", epochs=2, freeze_epochs=1, val_fraction=0.0)
     assert len(RunFolder(result.folder).read_rows()) == 2
     assert rungs_of(result.folder)["trials"] == []
 
 
 def test_method__stays_where_its_own_settings_are_given(data, tmp_path):
-    result = started(data, tmp_path / "run", epochs=0, drloc_weight=0.3)
+    result = started_from(data, tmp_path / "run", epochs=0, drloc_weight=0.3)
     assert RunFolder(result.folder).settings["method"] == "drloc"
 
 
@@ -354,12 +359,12 @@ def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
 
 @pytest.mark.slow
 def test_run__that_climbed_may_be_replaced(data, tmp_path):
-    first = started(data, tmp_path / "run", epochs=1)
+    first = started_from(data, tmp_path / "run", epochs=1)
     for name in ("head-128.safetensors", "head-128x96.safetensors"):  # as of a run that tuned on smaller images
         (first.folder / name).write_bytes((first.folder / "probe.safetensors").read_bytes())
     (first.folder / "trials").mkdir()
-    again = started(data, tmp_path / "run", epochs=0, overwrite=True)
+    again = started_from(data, tmp_path / "run", epochs=0, overwrite=True)
     assert not (again.folder / "head-128.safetensors").exists()
     (again.folder / "head-mine.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"head-mine\.safetensors"):
-        started(data, tmp_path / "run", epochs=0, overwrite=True)
+        started_from(data, tmp_path / "run", epochs=0, overwrite=True)

@@ -17,8 +17,8 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.verbs.judging.models import open_subject
+from paucal.verbs.run.console import SilentConsole
 from paucal.verbs.run.loaders import normalisation
-from paucal.verbs.run.voice import Quiet
 from paucal.verbs.training.launch import resume_run, train_run
 from paucal.verbs.training.loaders import preprocessing
 
@@ -74,18 +74,18 @@ def stored(run):
 def test_runs__hand_their_preprocessing_on_also_when_they_are_stopped(tmp_path):
     dark, bright = photos(tmp_path / "dark", 40), photos(tmp_path / "bright", 180)
     base = TrainSettings(data=dark, model="vit_mini", img_size=[16], output=str(tmp_path / "base"), **TINY)
-    train_run(base, {}, Quiet())
+    train_run(base, {}, SilentConsole())
     mean = stored(tmp_path / "base")["mean"]
     assert max(mean) < 0.3  # of the dark images
     tuned = TrainSettings(data=bright, init=str(tmp_path / "base"), output=str(tmp_path / "tuned"), **TINY)
-    train_run(tuned, {}, Quiet(), [StopAfter(1)])
+    train_run(tuned, {}, SilentConsole(), [StopAfter(1)])
     assert not (tmp_path / "tuned" / "model.json").exists()
-    resume_run(tmp_path / "tuned", Quiet())
+    resume_run(tmp_path / "tuned", SilentConsole())
     assert stored(tmp_path / "tuned")["mean"] == mean
     other = TrainSettings(
         data=bright, init=str(tmp_path / "base"), normalise="computed", output=str(tmp_path / "own"), **TINY
     )
-    train_run(other, {}, Quiet())
+    train_run(other, {}, SilentConsole())
     assert min(stored(tmp_path / "own")["mean"]) > 0.6
     # Its own file is judged as the run is, and an old card keeps its word.
     subject = open_subject(str(tmp_path / "tuned" / "model.safetensors"), model="vit_mini", image_size=[16])

@@ -1,4 +1,4 @@
-"""What a cell begins with, where that is a run of another grid: of a study's starts, which lie beside its grids."""
+"""Cells that start from the weights of another grid's run, which is in a study's folder of starts."""
 
 from paucal.types import UserError
 from paucal.verbs.comparing.cells.cell import START, Cell, make_cell, state_of
@@ -8,10 +8,10 @@ STARTS = "starts"  # the folder beside a study's grids that holds a grid for eac
 
 
 def start_of(cell: Cell) -> Cell | None:
-    """Return the cell, of the same seed, whose run a cell begins with; None where it begins with none.
+    """Return the cell with the same seed that a cell starts from; None for random or published weights.
 
     Raises:
-        UserError: there is no such cell.
+        UserError: There is no such cell.
     """
     if START not in cell.settings:
         return None
@@ -20,21 +20,21 @@ def start_of(cell: Cell) -> Cell | None:
     found = [make_cell(grid, arm, cell.seed) for arm in grid.arms if arm.name == name]
     if not found or cell.seed not in grid.seeds:
         raise UserError(
-            f"there is no run of {name!r} with seed {cell.seed} to begin with: call the study again, with --retry."
+            f"there is no run of {name!r} with seed {cell.seed} to start from: run the study again with --retry."
         )
     return found[0]
 
 
-def begun_with(start: Cell | None) -> dict[str, str]:
-    """Return the settings that let a cell begin with the run of another one; none where there is none.
+def start_settings(start: Cell | None) -> dict[str, str]:
+    """Return the settings that let a cell start from another one's run; empty without one.
 
     Raises:
-        UserError: that run is not done.
+        UserError: That run is not done.
     """
     if start is None:
         return {}
     state = state_of(start)
     if state.name != "done":
         why = f"has failed ({state.error})" if state.name == "failed" else f"is {state.name}"
-        raise UserError(f"it begins with the run of {start.name}, which {why}: once it is done, --retry.")
+        raise UserError(f"it starts from the run of {start.name}, which {why}: use --retry once that is done.")
     return {"init": str(start.run.path.resolve())}

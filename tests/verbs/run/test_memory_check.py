@@ -12,15 +12,15 @@ from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.types import UserError
-from paucal.verbs.run import room
-from paucal.verbs.run.room import check_batch, check_room, check_step, enough_memory
+from paucal.verbs.run import memory_check
+from paucal.verbs.run.memory_check import check_batch_memory, check_memory, check_step, explain_memory_errors
 
 GIB = 2**30
 
 
 @pytest.fixture(autouse=True)
 def eight_gib(monkeypatch):
-    monkeypatch.setattr(room, "available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(memory_check, "available_memory", lambda: 8 * GIB)
     monkeypatch.setattr(backbone_spec, "available_memory", lambda: 8 * GIB)
 
 
@@ -49,20 +49,20 @@ def test_check_room__refuses_steps_that_cannot_fit_and_says_what_would():
     with pytest.raises(
         UserError, match=r"64 images of 1024x1024 .* at least 1\d\d GiB.*has 8 GiB: give --batch-size 3 "
     ):
-        check_room(TrainSettings(batch_size=64, device="cpu"), spec)
+        check_memory(TrainSettings(batch_size=64, device="cpu"), spec)
     assert time.monotonic() - begin < 60
-    assert "at least" in check_room(TrainSettings(batch_size=3, device="cpu"), spec)[0]
+    assert "at least" in check_memory(TrainSettings(batch_size=3, device="cpu"), spec)[0]
     with pytest.raises(UserError, match="8 GiB: lower --img-size, or choose"):
-        check_room(TrainSettings(batch_size=1, device="cpu"), BackboneSpec("resnet50", 10, image_size=(4096, 4096)))
+        check_memory(TrainSettings(batch_size=1, device="cpu"), BackboneSpec("resnet50", 10, image_size=(4096, 4096)))
 
 
 def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
-    monkeypatch.setattr(room, "available_memory", lambda: 12 * GIB)
+    monkeypatch.setattr(memory_check, "available_memory", lambda: 12 * GIB)
 
     def least(optimizer):
         settings = PretrainSettings(batch_size=5, device="cpu", optimizer=optimizer)
         spec = BackboneSpec("vit_large_patch16_224", 0, image_size=(448, 448))
-        return float(re.search(r"at least (\S+) GiB", check_room(settings, spec)[0])[1])
+        return float(re.search(r"at least (\S+) GiB", check_memory(settings, spec)[0])[1])
 
     assert least("adamw") - least("sgd") == pytest.approx(0.304 * 4e9 / GIB, abs=0.11)  # its 304 M parameters
     assert least("lars") == least("sgd")
@@ -70,13 +70,13 @@ def test_check_room__knows_that_sgd_keeps_one_moment_less(monkeypatch):
 
 def test_check_room__says_nothing_of_usual_steps():
     spec = BackboneSpec("resnet18", 10, image_size=(224, 224))
-    assert check_room(TrainSettings(batch_size=64, device="cpu"), spec) == []
+    assert check_memory(TrainSettings(batch_size=64, device="cpu"), spec) == []
 
 
 def test_check_batch__counts_the_pixels_alone():
-    check_batch(256, (224, 224))
+    check_batch_memory(256, (224, 224))
     with pytest.raises(UserError, match=r"--batch-size 256 takes 48 GiB for images of 4096x4096.*give 10 or less"):
-        check_batch(256, (4096, 4096))
+        check_batch_memory(256, (4096, 4096))
 
 
 def test_check_step__has_an_end():
@@ -110,10 +110,10 @@ def test_enough_memory__says_so_of_heads_that_do_not_fit_and_hides_nothing_else(
         pytest.raises(
             UserError, match="do not fit in this machine's memory: choose a smaller --model or narrower heads"
         ),
-        enough_memory(),
+        explain_memory_errors(),
     ):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 17179344900 bytes")
-    with pytest.raises(RuntimeError, match="a shape"), enough_memory():
+    with pytest.raises(RuntimeError, match="a shape"), explain_memory_errors():
         raise RuntimeError("a shape")
 
 

@@ -6,7 +6,7 @@ from paucal.wording import percent
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class PrimaryMetric:
     """The score that chooses between models.
 
     Attributes:
@@ -24,7 +24,7 @@ class Yardstick:
         """The column of `metrics.csv`."""
         return f"val_{self.score}"
 
-    def told(self, value: float, images: str = "") -> str:
+    def format_score(self, value: float, images: str = "") -> str:
         """Return a value in words.
 
         Args:
@@ -32,17 +32,17 @@ class Yardstick:
             images: of which images; "" for the number alone.
 
         Example:
-            >>> ACCURACY.told(0.5, "validation images"), MEAN_PRECISION.told(0.5, "validation images")
+            >>> ACCURACY.format_score(0.5, "validation images"), MEAN_PRECISION.format_score(0.5, "validation images")
             ('50.0 % of the validation images', 'mAP 50.0 % on the validation images')
         """
         number = f"{self.short} {percent(value)}".strip()
         return f"{number} {'on' if self.short else 'of'} the {images}" if images else number
 
 
-ACCURACY = Yardstick("top1", "accuracy")
-MEAN_PRECISION = Yardstick("map", "mean average precision", "mAP")
+ACCURACY = PrimaryMetric("top1", "accuracy")
+MEAN_PRECISION = PrimaryMetric("map", "mean average precision", "mAP")
 
 
-def yardstick(several_labels: bool) -> Yardstick:
+def primary_metric(several_labels: bool) -> PrimaryMetric:
     """Return the score for images that have one label each, or several."""
     return MEAN_PRECISION if several_labels else ACCURACY

@@ -1,4 +1,4 @@
-"""The first rung: logistic regression on frozen features, folded into the network's own classifier."""
+"""The linear probe: logistic regression on frozen features, folded into the network's own classifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,24 @@ from paucal.evaluation.protocols.logistic_torch import fit_independent
 from paucal.metrics.measures import value_of
 from paucal.metrics.named import measure_of
 
-STRENGTHS = (1.0, 10.0, 100.0, 1000.0)  # of the L2 penalty on standardised features; few, since the peak is flat
-USUAL = 100.0  # where nothing can be compared
+# L2 penalties on standardised features; a few suffice, since the optimum is flat.
+STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
+DEFAULT_STRENGTH = 100.0  # with too few images for cross-validation
 FOLDS, MOST_COMPARED = 3, 3000
 SOLVER = Solver(max_iterations=200)
-ABSENT = -30.0  # the logit of a class without training images, under all others but finite, as losses need it
+ABSENT = -30.0  # logit of a class without training images: below all others, but finite for the losses
 
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier of plain features.
+    """A linear classifier of features that are not standardised.
 
     Attributes:
-        weight: (K, D) float32.
-        bias: (K,) float32.
-        strength: of the L2 penalty.
-        cross_validated: share of the training images given the right class when they were left out, or the mean
-            average precision of several labels; None where they are too few to leave some out.
+        weight: (K, D) float32 weights.
+        bias: (K,) float32 biases.
+        strength: L2 penalty.
+        cross_validated: Cross-validated accuracy, or mean average precision for several labels; None where there are
+            too few images.
     """
 
     weight: Tensor
@@ -40,7 +41,7 @@ class Head:
     cross_validated: float | None
 
     def put_into(self, classifier: nn.Linear) -> None:
-        """Make it a network's classifier, in place."""
+        """Copy the head into a network's classifier."""
         with torch.no_grad():
             classifier.weight.copy_(self.weight)
             classifier.bias.copy_(self.bias)
@@ -55,18 +56,18 @@ def fit_head(
 ) -> Head:
     """Fit logistic regression to standardised features, and fold the standardisation into its weights.
 
-    Where images may have several labels there is one for each class. The penalty is chosen by cross-validation within
-    the training images; of equal scores the stronger one wins.
+    For several labels, each class has its own regression. The penalty is chosen by cross-validation within the
+    training images; of equal scores the stronger penalty wins.
 
     Args:
-        features: (N, D) of the training images.
-        labels: (N,) in [0, K), or (N, K) of 1, 0 and -1 (image ignored for that class).
-        n_classes: K.
-        seed: of the folds.
-        strengths: the penalties to choose from, ascending.
+        features: (N, D) features of the training images.
+        labels: (N,) labels in [0, K), or (N, K) of 1, 0 and -1 (image ignored for that class).
+        n_classes: Number K of classes.
+        seed: Seed of the folds.
+        strengths: Penalties to choose from, ascending.
 
     Raises:
-        UserError: the features are no finite numbers, or there are too few images.
+        UserError: The features have NaN or infinite values, or there are too few images.
     """
     mean, deviation = features.mean(0), features.std(0)
     deviation = torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation))
@@ -81,9 +82,9 @@ def fit_head(
 def _choose(
     standard: Tensor, labels: Tensor, n_classes: int, seed: int, strengths: Sequence[float]
 ) -> tuple[float, float | None]:
-    """Return the best strength and its score, on a part of many images: the peak is flat, and the fits take long."""
+    """Return the best penalty and its score; large sets use a part, since the optimum is flat and fits are slow."""
     if (labels.ndim == 1 and int((labels.unique(return_counts=True)[1] > 1).sum()) < 2) or len(labels) < FOLDS:
-        return USUAL, None
+        return DEFAULT_STRENGTH, None
     some = stratified(labels, MOST_COMPARED, seed)
     features, truth = standard[some], labels[some]
     folds = _folds(truth, seed)
@@ -103,13 +104,13 @@ def _choose(
 def _fit(features: Tensor, labels: Tensor, n_classes: int, strength: float) -> LinearClassifier:
     if labels.ndim == 1:
         return fit_logistic(features, labels, n_classes, strength, SOLVER)
-    # All classes at once: one fit for each would take as many times as long. A class that no image is of gets a bias
-    # that says so, where `fit_logistic` would refuse it.
+    # All classes in one fit, which is K times as fast. A class without images gets a very low bias; `fit_logistic`
+    # would refuse it.
     return LinearClassifier(*fit_independent(features, labels, strength, SOLVER.max_iterations, SOLVER.tolerance))
 
 
 def _folds(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the rows to fit on and those left out, each class spread evenly over the folds."""
+    """Return the rows to fit on and the held-out rows of each fold, with every class spread evenly."""
     if labels.ndim == 1:
         return draw_folds(labels, seed, FOLDS)
     turn = torch.from_numpy(iterative_parts(labels.numpy().astype(np.int8), [1 / FOLDS] * FOLDS, seed))
@@ -117,9 +118,9 @@ def _folds(labels: Tensor, seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Return positions of about so many images, ascending, each class in its share and with two images at least.
+    """Return ascending positions of about `count` images, stratified by class, with at least two images per class.
 
-    Of images with several labels each class has its share alone.
+    Images with several labels are stratified without that minimum.
     """
     if labels.ndim == 2:
         kept = min(1.0, count / max(len(labels), 1))
@@ -133,8 +134,8 @@ def stratified(labels: Tensor, count: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.sort(np.concatenate(found)))
 
 
-def judged(head: Head, features: Tensor, labels: Tensor) -> float:
-    """Return the share of images given the right class, or the mean average precision of several labels."""
+def head_score(head: Head, features: Tensor, labels: Tensor) -> float:
+    """Return the accuracy of a head, or its mean average precision for several labels."""
     return _score(head.scores(features), labels)
 
 

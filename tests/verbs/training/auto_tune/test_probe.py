@@ -1,11 +1,11 @@
-"""The head of the first rung: standardised regression folded into one linear layer."""
+"""The linear probe: standardised regression folded into one linear layer."""
 
 import pytest
 import torch
 
 from paucal.evaluation.protocols.logistic import fit_logistic
 from paucal.types import UserError
-from paucal.verbs.training.ladder.probe import SOLVER, fit_head, judged, stratified
+from paucal.verbs.training.auto_tune.probe import SOLVER, fit_head, head_score, stratified
 
 
 def blobs(classes, each, dim=12, apart=4.0, seed=0):
@@ -38,7 +38,7 @@ def test_head__takes_the_strength_that_cross_validates_best():
 def test_head__of_few_images(classes, each):
     features, labels = blobs(classes, each)
     head = fit_head(features, labels, classes)
-    assert judged(head, features, labels) > 0.95
+    assert head_score(head, features, labels) > 0.95
     assert head.weight.shape == (classes, 12)
     assert bool(torch.isfinite(head.weight).all())
 
@@ -54,7 +54,7 @@ def test_head__of_a_class_without_images_never_answers_it():
 def test_head__survives_channels_that_never_change():
     features, labels = blobs(2, 10)
     features[:, 3] = 7.0
-    assert judged(fit_head(features, labels, 2), features, labels) == 1.0
+    assert head_score(fit_head(features, labels, 2), features, labels) == 1.0
 
 
 def test_head__of_one_class_is_refused():
@@ -75,7 +75,7 @@ def test_head__where_no_image_can_be_left_out_says_so():
     features, labels = blobs(4, 1)
     head = fit_head(features, labels, 4)
     assert head.cross_validated is None
-    assert judged(head, features, labels) == 1.0
+    assert head_score(head, features, labels) == 1.0
 
 
 def several(n=120, dim=12, seed=0):
@@ -97,7 +97,7 @@ def test_head__of_several_labels_is_one_regression_for_each_class():
             head.scores(features)[:, place], (alone[:, 1] - alone[:, 0]).float(), rtol=5e-2, atol=5e-2
         )
     assert head.cross_validated is not None
-    assert 0.9 < head.cross_validated < judged(head, features, labels)
+    assert 0.9 < head.cross_validated < head_score(head, features, labels)
 
 
 def test_head__of_several_labels_with_classes_that_no_image_has_or_nobody_knows():
@@ -107,7 +107,7 @@ def test_head__of_several_labels_with_classes_that_no_image_has_or_nobody_knows(
     head = fit_head(features, labels, 3)
     assert bool(torch.isfinite(head.scores(features)).all())
     assert float(head.scores(features)[:, 1].max()) < -3
-    assert judged(head, features, labels) > 0.9
+    assert head_score(head, features, labels) > 0.9
 
 
 def test_stratified__takes_a_share_of_every_label():

@@ -1,0 +1,41 @@
+"""The terminal, as all verbs write to it."""
+
+import os
+from typing import IO, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from paucal.wording import showable
+
+FILE_WIDTH = 160  # columns of a file or a pipe
+unread: set[int] = set()  # descriptors of streams whose reader has closed, such as a pipe into `head`
+
+
+class PlainConsole(Console):
+    """Prints text literally: no highlighting, no emoji for `:x:`, control characters escaped.
+
+    Strings in tables pass through `render_str`, so that callers need not escape names of files and classes. Output to
+    a file or a pipe is not wrapped to the width of a terminal.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)
+        if not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = FILE_WIDTH
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        """Convert a string to text with control characters escaped."""
+        return super().render_str(showable(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Continue after the reader has closed the pipe: the run still writes its files."""
+        discard(self.file)
+
+
+def discard(stream: IO[str]) -> None:
+    """Redirect a stream whose reader has closed to the null device."""
+    unread.add(stream.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

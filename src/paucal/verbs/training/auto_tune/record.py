@@ -1,0 +1,96 @@
+"""What auto-tuning has measured and decided, stored after every step so that a stopped run resumes there."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+FILE = "rungs.json"
+
+
+@dataclass(frozen=True)
+class TuneStep:
+    """One evaluated model: a candidate, the probe or a trial.
+
+    Attributes:
+        name: "probe", or the name of the candidate or preset.
+        score: Accuracy on the validation images, or mean average precision for several labels; from cross-validation
+            where there are no validation images.
+        seconds: Seconds that the step took.
+        details: Settings and counts of the step, as plain values.
+    """
+
+    name: str
+    score: float
+    seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TuneRecord:
+    """Everything that auto-tuning has measured and decided.
+
+    Attributes:
+        candidates: timm names of the pretrained weights to compare.
+        budget: Seconds that the whole run may take; 0 for no limit.
+        spent: Seconds spent so far, over all calls.
+        race: Comparison of the candidates on a part of the images, one step per candidate.
+        probe: Linear head on frozen features; None before it is fitted.
+        sizes: Seconds per training image, by image size and frozen stages; None where a step exceeds the memory.
+        tuning: Image size, seconds of an epoch and trial steps of each preset; None where it exceeds time or memory.
+        trials: Short trainings, one per preset that was tried.
+        plan: Sentence about what follows and how long it takes; "" before it is decided.
+        tune: Whether fine-tuning follows the probe.
+    """
+
+    candidates: tuple[str, ...] = ()
+    budget: float = 0.0
+    spent: float = 0.0
+    race: tuple[TuneStep, ...] = ()
+    probe: TuneStep | None = None
+    sizes: Mapping[str, float | None] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    trials: tuple[TuneStep, ...] = ()
+    plan: str = ""
+    tune: bool = True
+
+    def write(self, run: RunFolder) -> "TuneRecord":
+        """Store the record in the run folder and return it."""
+        run.write_json(FILE, asdict(self))
+        return self
+
+    def but(self, **changes: Any) -> "TuneRecord":
+        """Return the record with changes."""
+        return replace(self, **changes)
+
+
+def read_record(run: RunFolder | None) -> TuneRecord | None:
+    """Read the record of a run; None for a run without auto-tuning.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    if run is None or not (run.path / FILE).is_file():
+        return None
+    stored = run.read_json(FILE)
+    try:
+        return TuneRecord(
+            tuple(map(str, stored["candidates"])),
+            float(stored["budget"]),
+            float(stored["spent"]),
+            tuple(map(_read_step, stored["race"])),
+            None if stored["probe"] is None else _read_step(stored["probe"]),
+            {str(side): None if each is None else float(each) for side, each in stored["sizes"].items()},
+            dict(stored["tuning"]),
+            tuple(map(_read_step, stored["trials"])),
+            str(stored["plan"]),
+            bool(stored["tune"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise UserError(f"{str(run.path / FILE)!r} is damaged ({problem}): restore it or train anew.") from problem
+
+
+def _read_step(value: Mapping[str, Any]) -> TuneStep:
+    return TuneStep(str(value["name"]), float(value["score"]), float(value["seconds"]), dict(value["details"]))
