@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -159,7 +160,9 @@ def _trace(output: Path) -> None:
 
 
 def _holds(value: Any, kind: type) -> bool:
-    return isinstance(value, kind) or isinstance(getattr(value, "settings", None), kind)
+    """Whether a value is settings, or a dataclass that holds them."""
+    held = vars(value).get("settings") if is_dataclass(value) and hasattr(value, "__dict__") else None
+    return isinstance(value, kind) or isinstance(held, kind)
 
 
 def _rank(place: str) -> int:

@@ -89,7 +89,7 @@ def test_compare__says_what_its_runs_say(photos, tmp_path, capsys, monkeypatch):
     assert "labels differ from those" in failure(capsys, "compare", photos, *TINY, "--seeds", "0", "--output", out)
     assert "labels differ from those" in failure(capsys, "compare", "--resume", out)  # whose other runs would see fewer
     assert call("compare", "--resume", out, "--jobs", "0") == 0
-    assert "--epochs was 2, and is 3" in failure(
+    assert "--epochs was 2, now 3" in failure(
         capsys, "compare", make_photos(photos.parent / "b" / "photos", classes=2, greys=(90, 40, 60)), *TINY[:-1], "3",
         "--output", out,
     )  # fmt: skip

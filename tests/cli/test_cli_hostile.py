@@ -307,7 +307,7 @@ def test_weights__of_another_type_are_called_that(trained, tmp_path, capsys):
     ("change", "words"),
     [
         (lambda c: c["settings"].update(epochs="many"), "epochs cannot be 'many'"),
-        (lambda c: c["settings"].update(epochs=LONG), "epochs is 'AAA"),
+        (lambda c: c["settings"].update(epochs=LONG), "epochs cannot be 'AAA"),
         (lambda c: c["settings"].update(epochs={"a": [1]}), "epochs cannot be {'a': [1]}"),
         (lambda c: c["settings"].update(accumulate=None), "accumulate cannot be empty"),
         (lambda c: c["settings"].update(nonsense=1), "there is no setting 'nonsense'"),
@@ -318,7 +318,7 @@ def test_weights__of_another_type_are_called_that(trained, tmp_path, capsys):
         (lambda c: c.update(settings=[1]), "config.yaml"),
         (lambda c: c["settings"].update(batch_size=2**40), "--batch-size is"),
         (lambda c: c["settings"].update(data="\0"), r"\x00 does not exist"),
-        (lambda c: c["settings"].update(data=5), "data is 5"),
+        (lambda c: c["settings"].update(data=5), "data cannot be 5"),
     ],
 )
 def test_run_config__that_is_damaged_is_said_without_jargon(stopped, capsys, change, words):

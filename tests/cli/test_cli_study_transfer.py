@@ -114,7 +114,7 @@ def test_study__judges_frozen_backbones_on_digits_that_no_start_has_learned(tmp_
     out, rows = tmp_path / "study", ["Sup. RN50", "Sup. Swin-T"]
     words = ["study", "esvit-table-10", "--rows", *rows, "--workers", "0", "--device", "cpu"]
     assert call(*words, "--output", out) == 0
-    assert "2 ways to judge, 1 seed each; first what they begin with (sup-rn50, sup-swin)" in capsys.readouterr().out
+    assert "2 ways to evaluate, 1 seed each; first what they begin with (sup-rn50, sup-swin)" in capsys.readouterr().out
     found, starts = rows_of(out), runs_of(out / STARTS / "train")
     for row, name in zip(rows, ("sup-rn50", "sup-swin"), strict=True):
         (cell,) = (out / OTHERS / "cells").glob(f"{row.replace(' ', '_')}-*")

@@ -27,7 +27,7 @@ def test_train__without_validation_keeps_the_last_epoch_and_says_so(unselected):
     log = " ".join(run.log.read_text().split())
     assert "30 to train, 0 to validate, 6 to test" in log
     assert "and no images are kept to select with" in log
-    assert "kept: epoch 2, the last: no images were kept for validation, so nothing was selected" in log
+    assert "kept: epoch 2, the last: without validation images nothing was selected" in log
     assert "best of the validation images" not in log
     summary = run.read_json("summary.json")
     assert (summary["selected"], summary["best_epoch"], summary["best_val_top1"]) == (False, 2, None)

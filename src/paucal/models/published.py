@@ -92,7 +92,7 @@ def _read_package(name: str, package: Package) -> StartWeights:
         state = named_in_order(read_foreign(package.checked_path()), model)
     except ValueError as problem:
         raise UserError(
-            f"the weights in the package {package.distribution} are not those of {name}: {problem}; install another "
+            f"the weights in the package {package.distribution} do not fit {name}: {problem}; install another "
             "version of it."
         ) from problem
     return _published(model, state, f"the weights of {name} in the package {package.distribution}", name)
@@ -118,7 +118,7 @@ def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str
     name = suggest_model(tree)
     if name is None:
         raise UserError(
-            f"{setting and f'{setting}: '}{str(path)!r} does not say which model its weights are of: give --model, "
+            f"{setting and f'{setting}: '}{str(path)!r} does not name the model of its weights: give --model, "
             "such as --model swin_tiny_patch4_window7_224."
         )
     return name

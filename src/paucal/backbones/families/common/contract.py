@@ -61,9 +61,8 @@ def register_variants(
         out_indices: levels that `features_only` gives; a number is the last ones, 3 for timm's ViT.
         changes: returns what constructor arguments change in a variant's configuration.
     """
-    options = {"pretrained_filter_fn": filter_fn, "feature_cfg": {"out_indices": out_indices, "feature_cls": "getter"}}
     for name, settings in variants.items():
-        register_model(_variant(module, name, kind, settings, options, changes))
+        register_model(_variant(module, name, kind, settings, filter_fn, out_indices, changes))
 
 
 def _variant(
@@ -71,13 +70,22 @@ def _variant(
     name: str,
     kind: type[nn.Module],
     settings: Mapping[str, Any],
-    options: Mapping[str, Any],
+    filter_fn: Callable[..., Any] | None,
+    out_indices: int | Sequence[int],
     changes: Callable[[Mapping[str, Any]], dict[str, Any]],
 ) -> Callable[..., nn.Module]:
     def build(pretrained: bool = False, **given: Any) -> nn.Module:
         arguments = {**settings, **given}
         overlay = {**(arguments.pop("pretrained_cfg_overlay", None) or {}), **changes(arguments)}
-        return build_model_with_cfg(kind, name, pretrained, pretrained_cfg_overlay=overlay, **{**options, **arguments})
+        return build_model_with_cfg(
+            kind,
+            name,
+            pretrained,
+            pretrained_cfg_overlay=overlay,
+            pretrained_filter_fn=filter_fn,
+            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},  # timm takes entries out of it
+            **arguments,
+        )
 
     build.__module__, build.__name__, build.__qualname__ = module, name, name
     return build

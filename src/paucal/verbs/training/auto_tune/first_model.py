@@ -17,8 +17,8 @@ from paucal.models.trained import save_trained
 from paucal.runs import RunFolder, save_weights
 from paucal.settings.groups import JobSettings
 from paucal.verbs.run.forecast import duration, finish
+from paucal.verbs.run.images import SplitImages
 from paucal.verbs.run.loaders import eval_loader
-from paucal.verbs.run.setup import SplitImages
 from paucal.verbs.training.assembly import HEAD, TrainingSetup
 from paucal.verbs.training.auto_tune.probe import Head, fit_head, head_score, stratified
 from paucal.verbs.training.auto_tune.record import TuneStep
