@@ -246,7 +246,7 @@ def _refuse_odd_words(parser: ArgumentParser, values: Namespace) -> None:
 
 
 def _config_of(parser: VerbParser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of the `--config` files, of which the last wins."""
+    """Return the settings of the `--config` files; later files override earlier ones."""
     config: dict[str, Any] = {}
     for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")

@@ -127,7 +127,7 @@ class Sope(nn.Module):
         patch_size: pixels per cell.
         in_chans: channels of the images.
         embed_dim: channels of the tokens.
-        parts: which affines there are, and the norm.
+        parts: The affine layers and the kind of norm.
 
     Raises:
         ValueError: another patch size, or a width that it does not divide.

@@ -173,7 +173,7 @@ class EsvitSwin(SwinTransformer):
             of the projection as their content, as in EsViT's program; a 96-pixel crop spends 5 of 6 parts of its
             last stage on them. "masked": cells do not see them. "shrunk": a window larger than the map is shrunk to
             it, with the relative positions looked up in the same table, and what padding is left is masked.
-        norm_eps: of all norms; 1e-6 in EsViT.
+        norm_eps: Epsilon of all layer norms; 1e-6 in EsViT.
         arguments: those of timm's `SwinTransformer`.
 
     Raises:

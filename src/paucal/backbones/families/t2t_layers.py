@@ -122,8 +122,8 @@ def cells_last(weight: Tensor, channels: int) -> Tensor:
 def project_windows(windows: Tensor, norm: nn.LayerNorm, linear: nn.Linear, channels: int) -> Tensor:
     """Apply a layer norm and a linear layer, of published order, to windows of cells with these channels.
 
-    The scale and shift of the norm are taken into the weights of the layer, of which there are fewer than windows. What
-    is left of the norm has no parameters, so that windows of pixels need no gradient.
+    The norm's scale and shift are folded into the layer's weights, which are fewer than the values of all windows. The
+    remaining norm has no parameters, so windows of pixels need no gradient.
     """
     windows = functional.layer_norm(windows, norm.normalized_shape, eps=norm.eps)
     shift = linear.weight @ norm.bias
@@ -137,7 +137,7 @@ class PerformerLayer(nn.Module):
     Attention is computed in full precision under autocast. It has no matrix of weights, so none can be recorded.
 
     Args:
-        channels: of the cells in a window.
+        channels: Channels of each cell in a window.
         window: cells in a window.
         dim: channels that come out.
         kernel_ratio: random features over `dim`.
@@ -175,7 +175,7 @@ class TokenAttention(nn.Module):
     """Softmax attention of one head among windows, with the value as the skip connection.
 
     Args:
-        in_features: of a window; the products are scaled by its root, not by that of `dim`.
+        in_features: Features of a window; attention is scaled by its root, not by the root of `dim`.
         dim: channels that come out.
         drop: dropout of the output.
     """
@@ -200,7 +200,7 @@ class TransformerLayer(nn.Module):
     """Softmax attention with the value as the skip connection, then an MLP: the token layer of T2T-ViT_t.
 
     Args:
-        channels: of the cells in a window.
+        channels: Channels of each cell in a window.
         window: cells in a window.
         dim: channels that come out.
         drop: dropout after the projections; none in the published program.

@@ -247,9 +247,8 @@ _EMBEDDING = {"norm_embed.": "norm."}
 def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Give a published state dict our names; one of our own names is only fitted to the model's absolute positions.
 
-    Query, key and value of sparse attention become one projection. A model whose global tokens share it has both copies
-    in its file, of which the global tokens' counts, as it does when the published program loads them one after the
-    other.
+    Query, key and value of sparse attention become one projection. If the global tokens share that projection, the file
+    holds two copies. The copy of the global tokens wins, as in the published program, which loads it last.
 
     Args:
         state: tensors by name.

@@ -23,7 +23,7 @@ class AttentionSettings:
 
     Attributes:
         width: channels C.
-        heads: of the attention.
+        heads: Number of attention heads.
         global_tokens: g.
         relative: whether biases stand for positions.
         qkv_bias: whether queries, keys and values have biases.
@@ -183,9 +183,9 @@ class GlobalAttention(nn.Module):
 class SparseAttention(VilAttention):
     """A cell attends to the global tokens and to the cells near it; global tokens attend to all tokens.
 
-    Differs from the published program: `mode` has names, a cyclic grid hides all of its padding and counts a cell
-    once that lies in several directions (grids of one or two chunks), and what is drawn comes from torch's
-    generator of the device.
+    Differs from the published program: `mode` has names, a cyclic grid hides all of its padding, a cell that lies in
+    several directions (grids of one or two chunks) counts once, and random numbers come from torch's generator of
+    the device.
 
     Args:
         settings: as for full attention.

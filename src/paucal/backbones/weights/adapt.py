@@ -224,7 +224,7 @@ def keep_classifier(
 
     Args:
         given: the source's classifier, by the model's names.
-        shapes: of the model's classifier.
+        shapes: Shapes of the model's classifier.
         theirs: names of the source's classes, where known.
         ours: names of the model's classes, where known.
         head: "auto", or what the user insists on.

@@ -47,7 +47,7 @@ def claimed(tree: Tree, named: Mapping[str, Sequence[str]]) -> tuple[dict[str, s
 
 
 def _is_other_ending(named: Sequence[str], key: str) -> bool:
-    """Return whether an image is none that is named, where the names have endings."""
+    """Return whether all names with an image suffix name other files than this image."""
     lasts = [folders_of(name)[-1] for name in named if folders_of(name)]
     known = [folded(name) for name in lasts if name.lower().endswith(IMAGE_SUFFIXES)]
     return bool(known) and folded(key.rpartition("/")[2]) not in known
