@@ -190,7 +190,7 @@ class RunKeeper(Callback):
         return self.step % plan.steps_per_epoch == 0 and trainer.strategy.broadcast(waited)
 
     def _finish_epoch(self, trainer: Trainer, module: TrainingModule, judged: nn.Module) -> None:
-        row: dict[str, float] = {"epoch": self.step / module.plan.steps_per_epoch, "step": self.step}
+        row: dict[str, float] = {"epoch": round(self.step / module.plan.steps_per_epoch, 2), "step": self.step}
         row |= module.meters.read()
         module.meters.reset()
         if self.records.watch is not None:
