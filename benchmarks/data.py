@@ -41,9 +41,9 @@ from paucal.data.views.augment import Augmentation
 from paucal.data.views.normalisation import Normalisation, compute_normalisation
 from paucal.data.views.transforms import TrainTransform
 from paucal.methods.training_settings import TrainSettings
-from paucal.verbs.run.console import SilentConsole
-from paucal.verbs.run.life import begin
-from paucal.verbs.training.job import TrainingJob
+from paucal.runner.console import SilentConsole
+from paucal.runner.life import begin
+from paucal.tasks.classification.job import TrainingJob
 
 CAMERA = (4000, 3000)
 PARTS = ("first-step", "camera", "224", "32")

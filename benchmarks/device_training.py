@@ -10,10 +10,10 @@ import paired
 from device_state import OutOfTime, Piece, Row, Session
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
-from paucal.verbs.pretraining.launch import pretrain_run, resume_pretraining
-from paucal.verbs.run.console import SilentConsole
-from paucal.verbs.run.life import Stopped
-from paucal.verbs.training.launch import resume_run, train_run
+from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped
+from paucal.tasks.classification.launch import resume_run, train_run
+from paucal.tasks.pretraining.launch import pretrain_run, resume_pretraining
 
 RESERVE = 20  # seconds for judging a run at its end
 SEEDS = (0, 1, 2)

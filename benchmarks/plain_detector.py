@@ -25,13 +25,13 @@ from torchvision.transforms.v2 import functional as change
 
 from measuring import store, surroundings
 from paucal.data.splits.file import read_split
+from paucal.runner.resuming import stored_settings
 from paucal.runs import RunFolder, open_run
-from paucal.transfer.detection.annotations import BoxedImages
-from paucal.transfer.detection.judging import Found
-from paucal.transfer.detection.measured import measured
-from paucal.transfer.detection.opening import open_boxed
-from paucal.verbs.detecting.settings import DetectSettings
-from paucal.verbs.run.resuming import stored_settings
+from paucal.tasks.detection.annotations import BoxedImages
+from paucal.tasks.detection.judging import Found
+from paucal.tasks.detection.measured import measured
+from paucal.tasks.detection.opening import open_boxed
+from paucal.tasks.detection.settings import DetectSettings
 
 WARMUP = 0.1  # of the time: a number of steps would be most of a short run on a slow processor
 

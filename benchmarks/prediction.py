@@ -28,9 +28,9 @@ from measuring import interleaved, ratio, spread, store, surroundings
 from paucal.data.sources.opening import open_images
 from paucal.export.onnx_model import read_onnx
 from paucal.models.trained import TrainedModel, load_trained
-from paucal.verbs.prediction.files import predict_to_files
-from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
-from paucal.verbs.run.console import SilentConsole
+from paucal.runner.console import SilentConsole
+from paucal.verbs.predict.files import predict_to_files
+from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
 
 def write_files(data: str, folder: Path, count: int) -> list[Path]:

@@ -15,15 +15,15 @@ import numpy as np
 from PIL import ImageFilter
 
 from paucal.data.masks.coding import IGNORED
-from paucal.evaluation.segmentation import SegmentationReport, Tally, segmentation_report
 from paucal.metrics.measures import value_of
 from paucal.metrics.pixels import PixelScores
+from paucal.runner.console import SilentConsole
+from paucal.runner.resuming import stored_settings
 from paucal.runs import open_run
 from paucal.settings.options import setting_fields
-from paucal.verbs.run.console import SilentConsole
-from paucal.verbs.run.resuming import stored_settings
-from paucal.verbs.segmenting.images import Segmented, open_segmented
-from paucal.verbs.segmenting.settings import SegmentSettings
+from paucal.tasks.segmentation.images import Segmented, open_segmented
+from paucal.tasks.segmentation.scores import SegmentationReport, Tally, segmentation_report
+from paucal.tasks.segmentation.settings import SegmentSettings
 
 PLACES = ("data", "images", "masks", "output", "split", "classes")  # settings
 RADII = (0.0, 1.0, 2.0, 3.0, 4.0)  # pixels

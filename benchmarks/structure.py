@@ -29,7 +29,7 @@ SMALL_BODY = 6  # lines
 ORDER = (
     *("types", "wording", "memory", "cores", "signals", "reading", "distributed", "losses", "backbones", "data"),
     *("runs", "models", "metrics", "evaluation", "objectives", "labeling", "training", "explain", "export"),
-    *("transfer", "report", "settings", "recipes", "rules", "methods", "runner", "tasks", "studies", "verbs", "cli"),
+    *("report", "settings", "recipes", "rules", "methods", "runner", "tasks", "verbs", "studies", "cli"),
 )
 
 

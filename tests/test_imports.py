@@ -14,10 +14,10 @@ BASE = {"wording", "memory", "cores", "reading", "signals"}
 LOWER = {
     *BASE,
     *("types", "distributed", "losses", "backbones", "data", "metrics", "runs", "models", "objectives", "labeling"),
-    *("training", "evaluation", "explain", "export", "transfer", "report"),
+    *("training", "evaluation", "explain", "export", "report"),
 }
 # Each may import those before it, and all lower.
-UPPER = ("settings", "recipes", "rules", "methods", "studies", "verbs", "cli")
+UPPER = ("settings", "recipes", "rules", "methods", "runner", "tasks", "verbs", "studies", "cli")
 ALLOWED = {
     "wording": set(),
     "memory": set(),
@@ -48,10 +48,6 @@ ALLOWED = {
     "evaluation": {"types", "wording", "reading", "distributed", "backbones", "data", "metrics", "runs", "models"},
     "explain": {"types", "backbones", "data", "runs"},
     "export": {"types", "wording", "backbones", "data", "evaluation", "runs", "models"},
-    "transfer": {
-        *("types", "wording", "reading", "distributed", "backbones", "data", "metrics"),
-        *("runs", "training", "evaluation", "objectives.base", "objectives.finetuning", "memory", "models"),
-    },
     "report": {"types", "wording", "metrics", "runs", "evaluation", "explain"},
     **{part: LOWER | set(UPPER[:place]) for place, part in enumerate(UPPER)},
 }
@@ -77,6 +73,10 @@ def files() -> list[Path]:
     return sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
 
 
+def files_of(part: str) -> list[Path]:
+    return [file for file in files() if part_of(file) == part and len(file.relative_to(PACKAGE).parts) > 2]
+
+
 def violations(part: str, names: list[str]) -> list[str]:
     wrong = []
     for name in names:
@@ -94,6 +94,13 @@ def test_imports__follow_the_table(file: Path):
     part = part_of(file)
     assert part in ALLOWED, f"{part} is not in the table"
     assert violations(part, imported_names(file)) == []
+
+
+@pytest.mark.parametrize("file", files_of("tasks"), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_tasks__import_no_other_task(file: Path):
+    names = [name.split(".") for name in imported_names(file)]
+    own = file.relative_to(PACKAGE).parts[1]
+    assert [name for name in names if name[:2] == ["paucal", "tasks"] and name[2] != own] == []
 
 
 def test_imports__pure_parts_use_torch_only():
@@ -119,7 +126,7 @@ def names_of_methods() -> list[str]:
     return [form for name in sorted(found) for form in {name, name.replace("-", "_"), name.replace("-", "")}]
 
 
-@pytest.mark.parametrize("room", ["training", "verbs/run", "rules"])
+@pytest.mark.parametrize("room", ["training", "runner", "rules"])
 def test_shared_rooms__name_no_method(room):
     names = [*names_of_methods(), *(MODELS if room == "training" else ())]
     assert {"drloc", "lejepa", "self_distillation", "token-labeling"} <= set(names)

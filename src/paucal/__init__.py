@@ -36,25 +36,25 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import SelfDistillation as SelfDistillation
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
-    from paucal.transfer.segmentation.trained import load_segmenter as load_segmenter
+    from paucal.studies.launch import study as study
+    from paucal.tasks.classification.launch import cross_validate as cross_validate
+    from paucal.tasks.classification.launch import train as train
+    from paucal.tasks.detection.launch import detect as detect
+    from paucal.tasks.pretraining.launch import pretrain as pretrain
+    from paucal.tasks.segmentation.launch import segment as segment
+    from paucal.tasks.segmentation.trained import load_segmenter as load_segmenter
     from paucal.types import UserError as UserError
-    from paucal.verbs.checking.launch import check as check
-    from paucal.verbs.comparing.launch import compare as compare
-    from paucal.verbs.detecting.launch import detect as detect
-    from paucal.verbs.detecting.prediction import detect_objects as detect_objects
-    from paucal.verbs.explaining.launch import explain_images as explain_images
-    from paucal.verbs.exporting.launch import export_model as export_model
-    from paucal.verbs.judging.launch import evaluate as evaluate
-    from paucal.verbs.labeling.launch import label as label
-    from paucal.verbs.listing.launch import list_runs as list_runs
-    from paucal.verbs.prediction.launch import predict as predict
-    from paucal.verbs.pretraining.launch import pretrain as pretrain
-    from paucal.verbs.segmenting.launch import segment as segment
-    from paucal.verbs.segmenting.predicting import predict_masks as predict_masks
-    from paucal.verbs.sharding.launch import shard as shard
-    from paucal.verbs.studying.launch import study as study
-    from paucal.verbs.training.launch import cross_validate as cross_validate
-    from paucal.verbs.training.launch import train as train
+    from paucal.verbs.check.launch import check as check
+    from paucal.verbs.compare.launch import compare as compare
+    from paucal.verbs.eval.launch import evaluate as evaluate
+    from paucal.verbs.explain.launch import explain_images as explain_images
+    from paucal.verbs.export.launch import export_model as export_model
+    from paucal.verbs.label.launch import label as label
+    from paucal.verbs.predict.detection import detect_objects as detect_objects
+    from paucal.verbs.predict.launch import predict as predict
+    from paucal.verbs.predict.segmentation import predict_masks as predict_masks
+    from paucal.verbs.runs.launch import list_runs as list_runs
+    from paucal.verbs.shard.launch import shard as shard
 
 __version__ = version("paucal")
 
@@ -67,30 +67,30 @@ _WHERE = {
     "Supervised": "paucal.objectives",
     "Term": "paucal.objectives",
     "UserError": "paucal.types",
-    "check": "paucal.verbs.checking.launch",
-    "compare": "paucal.verbs.comparing.launch",
-    "cross_validate": "paucal.verbs.training.launch",
-    "detect": "paucal.verbs.detecting.launch",
-    "detect_objects": "paucal.verbs.detecting.prediction",
+    "check": "paucal.verbs.check.launch",
+    "compare": "paucal.verbs.compare.launch",
+    "cross_validate": "paucal.tasks.classification.launch",
+    "detect": "paucal.tasks.detection.launch",
+    "detect_objects": "paucal.verbs.predict.detection",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
-    "evaluate": "paucal.verbs.judging.launch",
-    "explain_images": "paucal.verbs.explaining.launch",
-    "export_model": "paucal.verbs.exporting.launch",
-    "label": "paucal.verbs.labeling.launch",
+    "evaluate": "paucal.verbs.eval.launch",
+    "explain_images": "paucal.verbs.explain.launch",
+    "export_model": "paucal.verbs.export.launch",
+    "label": "paucal.verbs.label.launch",
     "lejepa_loss": "paucal.losses",
-    "list_runs": "paucal.verbs.listing.launch",
+    "list_runs": "paucal.verbs.runs.launch",
     "load": "paucal.export.reading:load_model",
     "load_published": "paucal.models.published",
-    "load_segmenter": "paucal.transfer.segmentation.trained",
-    "predict": "paucal.verbs.prediction.launch",
-    "predict_masks": "paucal.verbs.segmenting.predicting",
-    "pretrain": "paucal.verbs.pretraining.launch",
-    "segment": "paucal.verbs.segmenting.launch",
-    "shard": "paucal.verbs.sharding.launch",
-    "study": "paucal.verbs.studying.launch",
+    "load_segmenter": "paucal.tasks.segmentation.trained",
+    "predict": "paucal.verbs.predict.launch",
+    "predict_masks": "paucal.verbs.predict.segmentation",
+    "pretrain": "paucal.tasks.pretraining.launch",
+    "segment": "paucal.tasks.segmentation.launch",
+    "shard": "paucal.verbs.shard.launch",
+    "study": "paucal.studies.launch",
     "token_label_loss": "paucal.losses",
-    "train": "paucal.verbs.training.launch",
+    "train": "paucal.tasks.classification.launch",
 }
 _PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
 

@@ -12,7 +12,7 @@ from cli.calls import QUICK, table
 from paucal.cli.main import PURPOSES, VERBS, main
 from paucal.methods import pretraining, training
 from paucal.settings.chosen import CHOSEN
-from paucal.verbs.segmenting import rules as segmentation
+from paucal.tasks.segmentation import rules as segmentation
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])

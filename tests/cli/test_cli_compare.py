@@ -18,13 +18,13 @@ import paucal
 from cli.calls import call, failure, make_photos, table
 from paucal.runs import read_weights
 from paucal.types import UserError
-from paucal.verbs.comparing import preparation
-from paucal.verbs.comparing.cells.cell import cells_of, state_of
-from paucal.verbs.comparing.cells.grid import read_grid
-from paucal.verbs.comparing.cells.work import work
-from paucal.verbs.comparing.outcome.evidence import find
-from paucal.verbs.comparing.workers import clusters
-from paucal.verbs.comparing.workers.clusters import Ray, Slurm
+from paucal.verbs.compare import preparation
+from paucal.verbs.compare.cells.cell import cells_of, state_of
+from paucal.verbs.compare.cells.grid import read_grid
+from paucal.verbs.compare.cells.work import work
+from paucal.verbs.compare.outcome.evidence import find
+from paucal.verbs.compare.workers import clusters
+from paucal.verbs.compare.workers.clusters import Ray, Slurm
 
 TINY = ["--img-size", "16", "-j", "0", "--models", "vit_mini", "--model-args", "depth=1", "--epochs", "2"]
 
@@ -176,8 +176,8 @@ def test_workers__that_cannot_be_started_are_refused_before_anything_is_measured
 
 @pytest.mark.slow
 def test_compare__a_failed_run_is_shown_as_failed_and_tried_again_when_asked(photos, tmp_path, capsys, monkeypatch):
-    out, job = tmp_path / "grid", "paucal.verbs.comparing.cells.train.begin"
-    begin = paucal.verbs.run.life.begin
+    out, job = tmp_path / "grid", "paucal.verbs.compare.cells.train.begin"
+    begin = paucal.runner.life.begin
 
     def broken(kind, settings, *more):
         if settings.method == "drloc":

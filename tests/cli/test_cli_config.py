@@ -15,9 +15,9 @@ from paucal.cli.config import read_config
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.settings.options import flag_words, setting_fields
+from paucal.tasks.detection.settings import DetectSettings
+from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
-from paucal.verbs.detecting.settings import DetectSettings
-from paucal.verbs.segmenting.settings import SegmentSettings
 
 KINDS = {"train": TrainSettings, "pretrain": PretrainSettings, "segment": SegmentSettings, "detect": DetectSettings}
 

@@ -17,9 +17,9 @@ from paucal.cli.main import main
 from paucal.explain.features import feature_colours
 from paucal.explain.figures.pictures import seen
 from paucal.types import UserError
-from paucal.verbs.explaining.attention import features_figures
-from paucal.verbs.explaining.attribution import class_numbers
-from paucal.verbs.explaining.inputs import Viewed, view_of
+from paucal.verbs.explain.attention import features_figures
+from paucal.verbs.explain.attribution import class_numbers
+from paucal.verbs.explain.inputs import Viewed, view_of
 
 PNG, SVG = b"\x89PNG", b"<?xml"
 

@@ -142,7 +142,7 @@ def test_eval__takes_no_more_models_than_a_table_has_room_for(trained, capsys):
 
 
 def test_eval__refuses_features_that_one_of_the_models_lacks_before_any_work(trained, capsys, monkeypatch):
-    monkeypatch.setattr("paucal.verbs.judging.frozen.judge", lambda *_: pytest.fail("a model was judged"))
+    monkeypatch.setattr("paucal.verbs.eval.frozen.judge", lambda *_: pytest.fail("a model was judged"))
     words = ["vit_mini", trained / "photos", "--img-size", "16", "--features", "class+mean", "--protocol", "linear"]
     sentence = failure(capsys, "eval", *words, "--compare", "vit_mini", "resnet18")
     assert "class token beside the mean of the patches, and vit_mini has none" in sentence

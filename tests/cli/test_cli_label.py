@@ -14,7 +14,7 @@ from PIL import Image
 from cli.calls import LVVIT, PLAIN, TEACHER, WIDE, call, failure, make_photos
 from paucal.labeling import write
 from paucal.runs.lock import sole_writer
-from paucal.verbs.labeling import make_maps
+from paucal.verbs.label import make_maps
 
 VIT = ["--model", "vit_mini", "--model-args", "depth=1", "embed_dim=32", "patch_size=2"]
 SHORT = [*PLAIN, "--epochs", "2"]
@@ -129,7 +129,7 @@ def test_label__is_done_by_one_process_at_a_time(labelled, tmp_path, capsys, mon
 def test_label__refuses_before_its_work_what_another_process_writes(labelled, tmp_path, capsys, monkeypatch):
     maps = tmp_path / "maps"
     words = ["label", labelled / "photos", "--teacher", labelled / "teacher", "--output", maps]
-    monkeypatch.setattr("paucal.verbs.labeling.launch.load_images", lambda *_: pytest.fail("images were read"))
+    monkeypatch.setattr("paucal.verbs.label.launch.load_images", lambda *_: pytest.fail("images were read"))
     with sole_writer(maps, "it"):
         assert "is being written by process" in failure(capsys, *words)
         assert [file.name for file in maps.iterdir()] == ["lock.json"]

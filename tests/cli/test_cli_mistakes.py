@@ -8,8 +8,8 @@ from PIL import Image
 
 from cli.calls import QUICK, failure, make_photos
 from paucal.cli.main import main
+from paucal.tasks.classification.launch import train
 from paucal.types import UserError
-from paucal.verbs.training.launch import train
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from paucal.data.checking.survey import digest_of
 from paucal.data.sources.opening import open_images
 from paucal.data.splits.file import require_same_images
 from paucal.types import UserError
-from transfer.detection.made import write_coco, write_voc
+from tasks.detection.made import write_coco, write_voc
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 STOP = ["--time-limit", "0.01s"]

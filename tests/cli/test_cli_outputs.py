@@ -11,12 +11,12 @@ import pytest
 from lightning.pytorch import Callback
 
 from cli.calls import QUICK, call, failure, make_photos
+from paucal.runner import life
+from paucal.runner.console import Console
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, set_aside
+from paucal.tasks.classification import launch
 from paucal.types import UserError
-from paucal.verbs.run import life
-from paucal.verbs.run.console import Console
-from paucal.verbs.training import launch
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 

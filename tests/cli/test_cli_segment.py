@@ -10,7 +10,7 @@ from PIL import Image
 
 import paucal
 from cli.calls import SMALL, call, failure, make_scenes, table
-from paucal.verbs.segmenting.timing import Pace
+from paucal.tasks.segmentation.timing import Pace
 
 QUICK = [*SMALL, "--crops", "2", "--epochs", "3", "--lr", "0.01", "--seed", "1"]
 
@@ -72,7 +72,7 @@ def test_a_stopped_run__goes_on_to_the_very_same_end(segmented, tmp_path, capsys
 
 
 def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.verbs.segmenting.assembly.choose", None)  # nobody looks for another start
+    monkeypatch.setattr("paucal.tasks.segmentation.assembly.choose", None)  # nobody looks for another start
     config = segmented / "run" / "config.yaml"
     assert call("segment", "--config", config, "--output", tmp_path / "again") == 0
     one, two = ((run / "model.safetensors").read_bytes() for run in (segmented / "run", tmp_path / "again"))
@@ -81,7 +81,7 @@ def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
 
 def test_time__chooses_a_length_and_says_why(segmented, tmp_path, capsys, monkeypatch):
     """With steps that are said to take 4 seconds: 60 seconds have room for some dozen."""
-    monkeypatch.setattr("paucal.verbs.segmenting.timing.measure", lambda setup, threads: Pace(4.0, 0.1, 0.2))
+    monkeypatch.setattr("paucal.tasks.segmentation.timing.measure", lambda setup, threads: Pace(4.0, 0.1, 0.2))
     monkeypatch.setattr("paucal.training.clock.RunClock._find_change", lambda *_: None)  # these steps are quicker
     run = tmp_path / "run"
     argv = ["segment", segmented / "scenes", *SMALL, "--output", run]

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 import paucal
 from cli.calls import QUICK, call, failure, make_photos
+from paucal.runner.console import LoggedConsole
 from paucal.runs import RunFolder
-from paucal.verbs.run.console import LoggedConsole
-from paucal.verbs.serving import familiar
-from paucal.verbs.serving.familiar import NAME, familiarity_of
+from paucal.verbs.serve import familiar
+from paucal.verbs.serve.familiar import NAME, familiarity_of
 
 
 @pytest.fixture(scope="module")

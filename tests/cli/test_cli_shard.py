@@ -5,7 +5,7 @@ from PIL import Image
 import paucal
 from paucal.cli.main import main
 from paucal.data.sources.opening import open_images
-from paucal.verbs.sharding import launch
+from paucal.verbs.shard import launch
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from paucal.cli import main as program
 from paucal.cli import streams
 from paucal.cli.main import main
 from paucal.cli.streams import ESCAPED, tolerant_streams
+from paucal.runner.console import Console
+from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
-from paucal.verbs.run.console import Console
-from paucal.verbs.run.plain_console import PlainConsole
 
 NAMES = ("猫", "Hündchen")
 ENCODINGS = ["ascii", "latin-1", "cp1252", "cp437", "shift_jis", "gb2312", "utf-8", "utf-16", "utf-8-sig", "cp037"]

@@ -11,7 +11,7 @@ from cli.studied import rows_of, settings_of, shrink
 from paucal.studies.parts import Architecture, Model
 from paucal.studies.scale import Teacher
 from paucal.studies.study import Study
-from paucal.verbs.comparing.cells.start import STARTS
+from paucal.verbs.compare.cells.start import STARTS
 
 NAME = "lvvit-table-5"
 

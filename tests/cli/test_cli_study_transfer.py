@@ -8,10 +8,10 @@ import pytest
 
 from cli.calls import call, failure
 from cli.studied import rows_of, settings_of, shrink
+from paucal.studies.grids.scenes import DRAWN, LESSON, OTHERS, SCENES
 from paucal.studies.study import Study
-from paucal.verbs.comparing.cells.grid import read_grid
-from paucal.verbs.comparing.cells.start import STARTS
-from paucal.verbs.studying.grids.scenes import DRAWN, LESSON, OTHERS, SCENES
+from paucal.verbs.compare.cells.grid import read_grid
+from paucal.verbs.compare.cells.start import STARTS
 
 GRIDS = (f"{STARTS}/train", SCENES)
 NAMES = ("drloc-table-11", "drloc-table-12", "esvit-table-4", "esvit-table-10", "lvvit-segmentation")

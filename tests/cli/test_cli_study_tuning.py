@@ -12,7 +12,7 @@ from paucal.data.sources.digits import open_digits
 from paucal.data.splits.file import read_rows
 from paucal.studies.parts import Architecture, Model
 from paucal.studies.study import Study
-from paucal.verbs.comparing.cells.start import STARTS
+from paucal.verbs.compare.cells.start import STARTS
 
 NAMES = ("dhvt-table-1", "drloc-table-5")
 GRIDS = {"row": "digits", "start": f"{STARTS}/train"}

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from paucal.backbones import BackboneSpec
 from paucal.objectives.base import Objective
 from paucal.objectives.finetuning import FineTuning
-from paucal.transfer.detection.batch import BoxBatch
-from paucal.transfer.detection.card import build_detector
-from paucal.transfer.detection.detector import Detector
-from paucal.transfer.detection.objective import Detection
-from paucal.transfer.detection.options import DetectorOptions
-from paucal.transfer.segmentation.crops import MASK
-from paucal.transfer.segmentation.network import segmentation_network
+from paucal.tasks.detection.batch import BoxBatch
+from paucal.tasks.detection.card import build_detector
+from paucal.tasks.detection.detector import Detector
+from paucal.tasks.detection.objective import Detection
+from paucal.tasks.detection.options import DetectorOptions
+from paucal.tasks.segmentation.crops import MASK
+from paucal.tasks.segmentation.network import segmentation_network
+from paucal.tasks.segmentation.objective import PixelObjective
 from paucal.types import Batch, Progress
-from paucal.verbs.segmenting.objective import PixelObjective
 
 SIDE, IMAGES, CLASSES = 64, 4, 3
 START = Progress(0, 10, 10)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from paucal.evaluation.segmentation import Tally, segmentation_report, tally
 from paucal.metrics.pixels import PixelScores
+from paucal.tasks.segmentation.scores import Tally, segmentation_report, tally
 
 
 def shares(found: torch.Tensor, classes: int) -> torch.Tensor:

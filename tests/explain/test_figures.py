@@ -14,7 +14,7 @@ from paucal.explain.figures.attribution import Explained, contact_sheet
 from paucal.explain.figures.matches import matches_figure
 from paucal.explain.figures.offsets import OffsetView, offsets_figure
 from paucal.explain.figures.tokens import tokens_figure
-from paucal.verbs.explaining.matches import mirror_hits
+from paucal.verbs.explain.matches import mirror_hits
 
 PICTURE = np.full((40, 60, 3), 0.5, dtype=np.float32)
 

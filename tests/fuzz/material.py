@@ -17,10 +17,10 @@ import torch
 from cli.calls import QUICK, SMALL, TINY, make_photos, make_scenes
 from paucal.cli.main import main
 from paucal.models.trained import TrainedModel, load_trained
+from paucal.runner.console import LoggedConsole
 from paucal.runs import RunFolder
-from paucal.verbs.run.console import LoggedConsole
-from paucal.verbs.serving.familiar import familiarity_of
-from transfer.detection.made import write_coco
+from paucal.verbs.serve.familiar import familiarity_of
+from tasks.detection.made import write_coco
 
 LEARNER = ["--model", "lvvit_t", "--model-args", "embed_dim=16", "depth=1", "num_heads=2", "stem_width=8"]
 MAPS = ["-j", "0", "--img-size", "32", *LEARNER, "--method", "token-labeling", "--epochs", "1"]

@@ -12,8 +12,8 @@ from paucal.objectives.drloc_head import LocalizationHead
 from paucal.objectives.one_backbone import OneBackbone
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
+from paucal.tasks.classification.job import TrainingJob
 from paucal.types import Batch, Progress
-from paucal.verbs.training.job import TrainingJob
 
 FACTS = DataAndMachine(n_train=500, n_classes=5, median_side=24, cores=2)
 SIDES = torch.tensor([4.0, 6.0])  # rows and columns of the grid of 16x24 pixels

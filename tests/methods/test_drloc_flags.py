@@ -15,8 +15,8 @@ from methods.drloc_runs import SAID, SIDES, built, heads_of, images, seen_by_hea
 from paucal.methods.drloc.settings import DrLocSettings
 from paucal.methods.training_settings import TrainSettings
 from paucal.objectives.drloc_options import PRESETS, DrLocOptions
+from paucal.tasks.classification.job import TrainingJob
 from paucal.types import Batch, FeatureRequest, Progress, UserError
-from paucal.verbs.training.job import TrainingJob
 
 
 def offsets(words: str) -> tuple[float, Tensor]:

@@ -7,8 +7,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from paucal.backbones.spec import BackboneSpec
 from paucal.objectives import Supervised
+from paucal.tasks.classification.balance import balanced_weights, positive_weights
 from paucal.types import Batch, Progress
-from paucal.verbs.training.balance import balanced_weights, positive_weights
 
 PROGRESS = Progress(0, 10, 5)
 

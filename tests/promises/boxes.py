@@ -23,9 +23,9 @@ from PIL import Image
 
 from paucal.data.dataset import SampleKey
 from paucal.data.splits.split import make_split
-from paucal.transfer.detection.annotations import BoxedImages
-from paucal.transfer.detection.batch import BoxedDataset
-from paucal.transfer.detection.opening import open_boxed
+from paucal.tasks.detection.annotations import BoxedImages
+from paucal.tasks.detection.batch import BoxedDataset
+from paucal.tasks.detection.opening import open_boxed
 from paucal.types import UserError
 
 FORK = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(60)

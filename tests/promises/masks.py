@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 
 from paucal.data.masks.coding import IGNORED
+from paucal.tasks.segmentation.images import open_segmented
+from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.types import UserError
-from paucal.verbs.segmenting.images import open_segmented
-from paucal.verbs.segmenting.settings import SegmentSettings
 from promises import mask_layouts
 from promises.mask_layouts import PARTS, Array, Case, Draw, Item, grey_image
 

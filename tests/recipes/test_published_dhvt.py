@@ -14,10 +14,10 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.tasks.classification.loaders import augmentation, preprocessing
+from paucal.tasks.classification.optimizer import check_plan, check_sync, optimization, training_plan
 from paucal.training.groups import parameter_groups
 from paucal.types import UserError
-from paucal.verbs.training.loaders import augmentation, preprocessing
-from paucal.verbs.training.optimizer import check_plan, check_sync, optimization, training_plan
 
 CIFAR = DataAndMachine(n_train=50000, n_classes=100, median_side=32, cores=2)
 PHOTOS = DataAndMachine(n_train=3000, n_classes=10, median_side=160, cores=2)

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from paucal.evaluation.segmentation import Tally, segmentation_report
 from paucal.report.inputs import read_run
 from paucal.report.segmentation import read_found, write_segmentation_report
+from paucal.tasks.segmentation.scores import Tally, segmentation_report
 from paucal.types import UserError
 
 

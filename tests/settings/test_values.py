@@ -10,7 +10,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.rules.backbone import model_arguments
 from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.types import UserError
-from paucal.verbs.comparing.settings import GridSettings
+from paucal.verbs.compare.settings import GridSettings
 
 
 def made(**values) -> TrainSettings:

@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     from paucal.data.decoded.folder import MOST_BYTES, OFF, VARIABLE, cache_folder, clear, kept
     from paucal.data.shards.place import clear_fetched, fetched_bytes
     from paucal.evaluation.protocols.feature_cache import default_folder
-    from paucal.verbs.run.plain_console import PlainConsole
+    from paucal.runner.plain_console import PlainConsole
     from paucal.wording import counted
 
     console, folder = PlainConsole(soft_wrap=True), cache_folder()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.settings.groups import LABELLED
-from paucal.verbs.checking.settings import CheckSettings
+from paucal.verbs.check.settings import CheckSettings
 
 DESCRIPTION = """Look at every image once and say what the set holds and what is wrong with it.
 Counts, classes, sizes, channels and brightness; images that cannot be read, that are there twice (also between parts),
@@ -22,9 +22,9 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, CheckSettings, skip=["data"])
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.checking.launch import check_set, show
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.run.plain_console import PlainConsole
+    from paucal.runner.console import Console
+    from paucal.runner.plain_console import PlainConsole
+    from paucal.verbs.check.launch import check_set, show
 
     settings = settings_among(values, CheckSettings)
     as_json = settings.format == "json"

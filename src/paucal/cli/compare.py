@@ -9,7 +9,7 @@ from paucal.cli.arguments import add_data, add_settings, new_parser, parse
 from paucal.methods.training_settings import TrainSettings
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
-from paucal.verbs.comparing.settings import REFUSED, TAKEN, GridSettings
+from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings
 
 DESCRIPTION = """Train every way with every seed, and say whether the difference is more than luck.
 With the same --output runs that are done are not repeated, one that was stopped goes on, and more methods, models,
@@ -32,8 +32,8 @@ def run(argv: Sequence[str]) -> int:
             raise UserError(f"DATA is {values.subject!r} and --data is {values.data!r}: give one of them.")
         shared["data"] = values.subject
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.comparing.launch import compare_all, go_on
-    from paucal.verbs.run.console import Console
+    from paucal.runner.console import Console
+    from paucal.verbs.compare.launch import compare_all, go_on
 
     asked = GridSettings(**own)
     if values.resume is not None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
-from paucal.verbs.detecting.settings import DetectSettings
-from paucal.verbs.run.start_time import command_start
+from paucal.runner.start_time import command_start
+from paucal.tasks.detection.settings import DetectSettings
 
 DESCRIPTION = """Train a detector on images with boxes and judge it on images it has not seen.
 DATA is a folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes. What is not
@@ -16,9 +16,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("detect", DESCRIPTION, DetectSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.detecting.job import DetectionJob
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.run.life import Stopped, begin, resume, show_config
+    from paucal.runner.console import Console
+    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.tasks.detection.job import DetectionJob
 
     if values.print_config:
         print(show_config(DetectionJob(), DetectSettings(**changes), given), end="")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.settings.groups import LABELLED
-from paucal.verbs.judging.settings import EvalSettings
+from paucal.verbs.eval.settings import EvalSettings
 
 DESCRIPTION = """Judge the model of a run on labelled images, a detector on boxes, a segmentation network on masks.
 Without DATA, or with the run's own images as DATA, it is judged on the run's test images; other images are taken
@@ -24,8 +24,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, EvalSettings, skip=["data"])
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.judging.launch import judge_model
-    from paucal.verbs.run.console import Console
+    from paucal.runner.console import Console
+    from paucal.verbs.eval.launch import judge_model
 
     judge_model(values.run, values.sources, settings_among(values, EvalSettings), Console())
     return 0

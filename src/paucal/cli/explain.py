@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
-from paucal.verbs.explaining.settings import ExplainSettings
+from paucal.verbs.explain.settings import ExplainSettings
 
 DESCRIPTION = """Draw where a trained model looks, why it answers as it does, and what its parts have learned.
 IMAGES are files, folders (searched to any depth), Parquet files, or patterns such as 'photos/*.jpg'. --show matches
@@ -18,8 +18,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, ExplainSettings)
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.explaining.launch import explain_all
-    from paucal.verbs.run.console import Console
+    from paucal.runner.console import Console
+    from paucal.verbs.explain.launch import explain_all
 
     explain_all(values.model, values.images, settings_among(values, ExplainSettings), Console())
     return 0

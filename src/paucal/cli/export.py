@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
-from paucal.verbs.exporting.settings import ExportSettings
+from paucal.verbs.export.settings import ExportSettings
 
 DESCRIPTION = """Write the model of a run for other programs: weights that timm and the Hugging Face hub read, a
 torch.export program, an ONNX model, one of 8 bits. Each is compared with the model on real images before it is kept."""
@@ -16,8 +16,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, ExportSettings)
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.exporting.launch import export_all
-    from paucal.verbs.run.console import Console
+    from paucal.runner.console import Console
+    from paucal.verbs.export.launch import export_all
 
     export_all(values.run, settings_among(values, ExportSettings), Console())
     return 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.settings.groups import LABELLED
-from paucal.verbs.labeling.settings import LabelSettings
+from paucal.verbs.label.settings import LabelSettings
 
 DESCRIPTION = """Ask a trained classifier what it sees in every part of every image.
 The maps are what 'paucal train --method token-labeling --labels' learns from. The teacher is tried on labelled images
@@ -19,8 +19,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, LabelSettings, skip=["data"])
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.labeling.launch import label_set
-    from paucal.verbs.run.console import Console
+    from paucal.runner.console import Console
+    from paucal.verbs.label.launch import label_set
 
     label_set(settings_among(values, LabelSettings), Console())
     return 0

@@ -11,8 +11,8 @@ import paucal.backbones  # registers our models
 from paucal.backbones.model_table import Measured, describe, is_ours, source_of, stored
 from paucal.cli.arguments import new_parser, parse
 from paucal.objectives import default_weight
+from paucal.runner.plain_console import PlainConsole
 from paucal.types import UserError
-from paucal.verbs.run.plain_console import PlainConsole
 
 DESCRIPTION = (
     "List backbones with parameters, multiply-adds and last grid at their own image size. PATTERN may hold wildcards, "

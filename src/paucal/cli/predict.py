@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.types import UserError
-from paucal.verbs.prediction.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
 
 if TYPE_CHECKING:
-    from paucal.verbs.run.console import Console
+    from paucal.runner.console import Console
 
 DESCRIPTION = """Classify images with the model of a run, find objects in them with a run of 'paucal detect', or write
 masks of them with one of 'paucal segment'.
@@ -29,9 +29,9 @@ def run(argv: Sequence[str]) -> int:
     values, given = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.models.tasks import DETECTION, SEGMENTATION, task_of
+    from paucal.runner.console import Console
+    from paucal.runner.plain_console import PlainConsole
     from paucal.settings.options import check_ranges
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.run.plain_console import PlainConsole
 
     settings, wanted = settings_among(values, PredictSettings), settings_among(values, AnswerSettings)
     check_ranges(settings)
@@ -51,7 +51,7 @@ def _classify(
     console: "Console",
 ) -> None:
     """Write probabilities."""
-    from paucal.verbs.prediction.files import predict_to_files
+    from paucal.verbs.predict.files import predict_to_files
 
     _refuse(given, ["pictures"], "--{} draws what a detector has found, and this model classifies")
     for text in predict_to_files(run, paths, settings, wanted, console):
@@ -67,9 +67,9 @@ def _detect(
     console: "Console",
 ) -> None:
     """Write objects and their boxes."""
+    from paucal.runner.outputs import check_table
     from paucal.runs import write_text
-    from paucal.verbs.detecting.prediction import find_objects
-    from paucal.verbs.run.outputs import check_table
+    from paucal.verbs.predict.detection import find_objects
 
     _refuse(given, OF_CLASSIFIERS, "--{} is of models that classify, and this one finds objects")
     output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
@@ -90,8 +90,8 @@ def _segment(
 ) -> None:
     """Write masks and say where."""
     from paucal.reading import named_path
-    from paucal.verbs.run.outputs import FORMS, OTHER_FORMS
-    from paucal.verbs.segmenting.predicting import MASKS, OVERLAYS, segment_all
+    from paucal.runner.outputs import FORMS, OTHER_FORMS
+    from paucal.verbs.predict.segmentation import MASKS, OVERLAYS, segment_all
     from paucal.wording import counted, percent
 
     if wanted.output is None:

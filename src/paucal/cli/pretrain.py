@@ -15,9 +15,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("pretrain", DESCRIPTION, PretrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.pretraining.job import PretrainingJob
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.run.life import Stopped, begin, resume, show_config
+    from paucal.runner.console import Console
+    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.tasks.pretraining.job import PretrainingJob
 
     if values.print_config:
         print(show_config(PretrainingJob(), PretrainSettings(**changes), given), end="")

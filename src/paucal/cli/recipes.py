@@ -16,7 +16,7 @@ def run(argv: Sequence[str]) -> int:
     from paucal.methods import pretraining
     from paucal.recipes import detection, segmentation
     from paucal.recipes import table as published
-    from paucal.verbs.run.plain_console import PlainConsole
+    from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
     for verb, recipes in (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
-from paucal.verbs.listing.settings import RunsSettings
+from paucal.verbs.runs.settings import RunsSettings
 
 DESCRIPTION = """List runs with their settings, state and scores, those of comparisons too.
 Columns in which all runs agree are told once, below the table. What can be deleted is named with the reason: runs that
@@ -18,8 +18,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, RunsSettings)
     values, _ = parse(parser, _joined(argv))
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.listing.launch import chosen_runs, show
-    from paucal.verbs.run.console import Console
+    from paucal.runner.console import Console
+    from paucal.verbs.runs.launch import chosen_runs, show
 
     settings, folder = settings_among(values, RunsSettings), Path(values.folder)
     show(chosen_runs(folder, settings), folder, settings, Console())

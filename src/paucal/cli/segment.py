@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
-from paucal.verbs.run.start_time import command_start
-from paucal.verbs.segmenting.settings import SegmentSettings
+from paucal.runner.start_time import command_start
+from paucal.tasks.segmentation.settings import SegmentSettings
 
 DESCRIPTION = """Train a network that gives every pixel of an image a class, and judge it on images it has not seen.
 DATA has a folder of images and one of masks in it, whose files have the same names (images/ and masks/).
@@ -15,9 +15,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("segment", DESCRIPTION, SegmentSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.run.life import Stopped, begin, resume, show_config
-    from paucal.verbs.segmenting.job import SegmentationJob
+    from paucal.runner.console import Console
+    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.tasks.segmentation.job import SegmentationJob
 
     if values.print_config:
         print(show_config(SegmentationJob(), SegmentSettings(**changes), given), end="")

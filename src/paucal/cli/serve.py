@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
-from paucal.verbs.serving.settings import ServeSettings
+from paucal.verbs.serve.settings import ServeSettings
 
 DESCRIPTION = """Open a page in your browser to try a model on: drop a picture and see its classes with calibrated
 probabilities, whether it is like the training images, and what spoke for the answer. Nothing leaves this machine."""
@@ -16,8 +16,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, ServeSettings)
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.serving.launch import serve
+    from paucal.runner.console import Console
+    from paucal.verbs.serve.launch import serve
 
     serve(values.run, settings_among(values, ServeSettings), Console())
     return 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import add_settings, new_parser, parse, settings_among
 from paucal.settings.groups import LABELLED
-from paucal.verbs.sharding.settings import ShardSettings
+from paucal.verbs.shard.settings import ShardSettings
 
 DESCRIPTION = """Write the images of a set into shards: a few large files instead of millions of small ones.
 Each part of the set gets its own shards, in random order; images keep their bytes, and what cannot be read is named.
@@ -20,8 +20,8 @@ def run(argv: Sequence[str]) -> int:
     add_settings(parser, ShardSettings, skip=["data", "output"])
     values, _ = parse(parser, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.sharding.launch import shard_set
+    from paucal.runner.console import Console
+    from paucal.verbs.shard.launch import shard_set
 
     shard_set(settings_among(values, ShardSettings), Console())
     return 0

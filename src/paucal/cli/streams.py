@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paucal.verbs.run.plain_console import discard, unread
+from paucal.runner.plain_console import discard, unread
 
 ESCAPED = "paucal.escaped"  # name of the error handler
 CLOSED_PIPE = 141  # exit code of a program ended by SIGPIPE

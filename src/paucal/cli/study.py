@@ -6,8 +6,8 @@ from typing import Any
 
 from paucal.cli.arguments import add_settings, new_parser, parse
 from paucal.settings.options import setting_fields
+from paucal.studies.settings import StudySettings
 from paucal.types import UserError
-from paucal.verbs.studying.settings import StudySettings
 
 DESCRIPTION = """Run a results table or figure of the four papers again, and print published beside measured.
 'paucal study list' names them all, 'paucal study show NAME' prints one with the settings of its rows. Runs that are
@@ -36,8 +36,8 @@ def run(argv: Sequence[str]) -> int:
             raise UserError(f"{values.name} is a reference table; nothing to run: leave --{next(iter(own))} out.")
         return _show(values.name)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.studying.launch import run_study
+    from paucal.runner.console import Console
+    from paucal.studies.launch import run_study
 
     command = shlex.join(["paucal", "study", *argv])
     result = run_study(values.name, StudySettings(**own), command, Console())
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
 def _list(extra: str | None) -> int:
     if extra is not None:
         raise UserError(f"unknown word {extra!r} after 'list'; to see one study use 'paucal study show {extra}'.")
-    from paucal.verbs.studying.listing import overview
+    from paucal.studies.listing import overview
 
     _print(*overview())
     return 0
@@ -56,7 +56,7 @@ def _list(extra: str | None) -> int:
 def _show(name: str | None) -> int:
     if name is None:
         raise UserError("'paucal study show' needs the NAME of a study: 'paucal study list' has them all.")
-    from paucal.verbs.studying.listing import show
+    from paucal.studies.listing import show
 
     table, words = show(name)
     _print(None, words[:1])
@@ -65,7 +65,7 @@ def _show(name: str | None) -> int:
 
 
 def _print(table: Any, words: Sequence[str]) -> None:
-    from paucal.verbs.run.plain_console import PlainConsole
+    from paucal.runner.plain_console import PlainConsole
 
     console = PlainConsole(soft_wrap=True)
     if table is not None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
 from paucal.methods.training_settings import TrainSettings
-from paucal.verbs.run.start_time import command_start
+from paucal.runner.start_time import command_start
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
 Everything that is not given is chosen from the data, and the choice is printed with its reason.
@@ -15,10 +15,10 @@ def run(argv: Sequence[str]) -> int:
     """Run the verb; returns the exit code, 130 where the run was stopped before its end."""
     values, given, changes = parse_run("train", DESCRIPTION, TrainSettings, argv)
     # Loaded only now, because it takes seconds and a mistyped flag should not.
-    from paucal.verbs.run.console import Console
-    from paucal.verbs.run.life import Stopped, begin, resume, show_config
-    from paucal.verbs.training.folds import cross_validate
-    from paucal.verbs.training.job import TrainingJob
+    from paucal.runner.console import Console
+    from paucal.runner.life import Stopped, begin, resume, show_config
+    from paucal.tasks.classification.folds import cross_validate
+    from paucal.tasks.classification.job import TrainingJob
 
     if values.print_config:
         print(show_config(TrainingJob(), TrainSettings(**changes), given), end="")

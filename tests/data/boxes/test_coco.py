@@ -12,7 +12,7 @@ from paucal.data.boxes.described import Described
 from paucal.data.boxes.opening import read_boxes
 from paucal.data.boxes.runs import box_of_runs, runs_of
 from paucal.types import UserError
-from transfer.detection.made import coco, pictures, write_coco
+from tasks.detection.made import coco, pictures, write_coco
 
 PARTS = {"train": range(6), "val": range(6, 9)}
 

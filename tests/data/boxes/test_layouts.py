@@ -14,7 +14,7 @@ from paucal.data.boxes.layouts import LAYOUTS, find_boxes
 from paucal.data.boxes.opening import own_root, read_boxes
 from paucal.data.sources.opening import open_images
 from paucal.types import UserError
-from transfer.detection.made import write_coco, write_voc
+from tasks.detection.made import write_coco, write_voc
 
 SETS = {
     "Pascal VOC's XML": lambda root: write_voc(root),

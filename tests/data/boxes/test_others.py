@@ -9,7 +9,7 @@ from data.boxes.written import PIXELS, SHARES, labelme, write_cvat, write_labelm
 from paucal.data.boxes.described import Described
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
-from transfer.detection.made import pictures
+from tasks.detection.made import pictures
 
 
 def require_read(described: Described) -> None:

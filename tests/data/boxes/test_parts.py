@@ -7,7 +7,7 @@ import pytest
 
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
-from transfer.detection.made import write_coco, write_voc
+from tasks.detection.made import write_coco, write_voc
 
 LISTS = "ImageSets/Main"
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
-from transfer.detection.made import pictures, write_voc, write_xml
+from tasks.detection.made import pictures, write_voc, write_xml
 
 
 def boxes_by_stem(root: Path) -> dict[str, list]:

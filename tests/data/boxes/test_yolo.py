@@ -10,7 +10,7 @@ from data.boxes.written import NAMES, PART, write_yolo
 from paucal.data.boxes.described import Described
 from paucal.data.boxes.opening import read_boxes
 from paucal.types import UserError
-from transfer.detection.made import pictures
+from tasks.detection.made import pictures
 
 
 def told(root: Path, **content: object) -> Path:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transfer.detection.made import pictures
+from tasks.detection.made import pictures
 
 NAMES = ["red", "blue"]
 PART = {0: "train", 1: "train", 2: "train", 3: "val", 4: "test", 5: "test"}

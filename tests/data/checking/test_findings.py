@@ -17,7 +17,7 @@ from paucal.data.decoded.read_as import smaller
 from paucal.data.images import ImageSet
 from paucal.data.sources.folder import open_folder
 from paucal.data.sources.stores import ArrayStore
-from paucal.verbs.checking.launch import as_pictures
+from paucal.verbs.check.launch import as_pictures
 
 
 def made(keys: list[str], labels: list[int], declared: list[str] | None = None, n_classes: int = 2) -> ImageSet:

@@ -8,10 +8,10 @@ from evaluation.protocols.test_judge import OPTIONS, subject
 from paucal.evaluation.protocols import voc
 from paucal.evaluation.protocols.judge import judge
 from paucal.metrics.measures import value_of
+from paucal.runner.console import SilentConsole
 from paucal.types import UserError
-from paucal.verbs.judging.frozen_data import open_data
-from paucal.verbs.judging.settings import FrozenSettings, OpeningSettings
-from paucal.verbs.run.console import SilentConsole
+from paucal.verbs.eval.frozen_data import open_data
+from paucal.verbs.eval.settings import FrozenSettings, OpeningSettings
 
 
 @pytest.fixture

@@ -1,0 +1,235 @@
+"""Open, check and decode the images of a run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paucal.cores import usable_cores
+from paucal.data.channels.counting import count_channels
+from paucal.data.decode import WHOLE, Reading
+from paucal.data.decoded.prepare import prepare_images, side_for
+from paucal.data.decoded.read_as import as_opened
+from paucal.data.images import ImageSet
+from paucal.data.maps.reader import LabelMaps, MapReader
+from paucal.data.named.locations import data_root, is_named
+from paucal.data.shards.place import is_remote
+from paucal.data.sources.opening import BUILT_IN, open_images
+from paucal.data.sources.several import SEPARATOR, roots_of
+from paucal.data.splits.classes import choose_classes
+from paucal.data.splits.split import Split
+from paucal.evaluation.primary_metric import PrimaryMetric, primary_metric
+from paucal.rules.facts import DataAndMachine, best_device
+from paucal.runner.processes import launched_shape
+from paucal.runs import RunFolder
+from paucal.settings.groups import DataSettings, LabelledDataSettings
+from paucal.types import UserError
+
+Advance = Callable[[int, int], None]
+D = TypeVar("D", bound=DataSettings)
+
+
+@dataclass(frozen=True)
+class SplitImages:
+    """Readable images with their split, and with label maps for methods that need them."""
+
+    images: ImageSet
+    split: Split
+    label_maps: MapReader | None = None
+
+    @property
+    def primary_metric(self) -> PrimaryMetric:
+        """The metric that selects models on these images."""
+        return primary_metric(self.images.multi_hot is not None)
+
+    def part(self, name: str) -> NDArray[np.int64]:
+        """Return the indices of "train", "val" or "test"."""
+        return self.split.indices(name)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of images per part."""
+        return {name: len(self.part(name)) for name in ("train", "val", "test")}
+
+    def facts(self) -> DataAndMachine:
+        """Return the facts for the automatic settings."""
+        sizes = self.images.sample_sizes()
+        device, bf16 = best_device()
+        return DataAndMachine(
+            n_train=len(self.part("train")),
+            n_classes=len(self.images.classes),
+            median_side=int(np.median(sizes.min(axis=1))),
+            hinted_size=self.images.hints.image_size,
+            hinted_epochs=self.images.hints.epochs,
+            flip=self.images.hints.flip,
+            cores=usable_cores(),
+            device=device,
+            bf16=bf16,
+            devices=torch.cuda.device_count() if device == "cuda" else 1,
+            launched=launched_shape(),
+            several_labels=self.images.multi_hot is not None,
+        )
+
+
+def pin_data(settings: D, paths: Iterable[str] = ()) -> D:
+    """Return settings with absolute paths.
+
+    Args:
+        settings: Settings with `data` and `data_root`.
+        paths: Names of further settings that may be paths.
+    """
+    changes = {}
+    if is_named(settings.data, settings.data_root):
+        # With a root, the name stays a name even if a folder has it too.
+        changes["data_root"] = str(data_root(settings.data_root))
+    elif (
+        settings.data != BUILT_IN
+        and not is_remote(settings.data)
+        and all(Path(place).expanduser().exists() for place in roots_of(settings.data))
+    ):
+        changes["data"] = SEPARATOR.join(map(_absolute, roots_of(settings.data)))
+    if settings.data_root is not None:
+        changes["data_root"] = _absolute(settings.data_root)
+    labelled = isinstance(settings, LabelledDataSettings)
+    for name in (*("classes",) * labelled, *paths):
+        value = getattr(settings, name)
+        if value is not None and Path(value).expanduser().exists():
+            changes[name] = _absolute(value)
+    return replace(settings, **changes)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def reading_for(image_size: Sequence[int] | None, like: Reading = WHOLE) -> Reading:
+    """Return how images are read for a network of an image size.
+
+    Args:
+        image_size: Side, or (height, width), in pixels; None for whole images.
+        like: Channels and value range of the reading; a missing range is measured.
+    """
+    return replace(like, side=None if image_size is None else side_for(image_size))
+
+
+def first_reading(settings: DataSettings, images: ImageSet, stored: Reading | None = None) -> Reading:
+    """Return the channels and the value range with which images are read.
+
+    Args:
+        settings: Settings, which may give the number of channels.
+        images: Images, whose headers give it otherwise.
+        stored: Reading of a resumed run.
+
+    Raises:
+        UserError: The images differ in their channels.
+    """
+    return stored or Reading(channels=settings.channels or count_channels(images))
+
+
+def load_images(
+    settings: DataSettings, advance: Advance | None = None, labelled: bool = True, reading: Reading = WHOLE
+) -> ImageSet:
+    """Open the images and decode each once; decoded images are cached if there is space.
+
+    Args:
+        settings: Location of the images, and the classes to use.
+        advance: Called with (images read, images in total).
+        labelled: Whether the images need labels; otherwise any nesting of folders is accepted.
+        reading: Size and channels to read.
+
+    Raises:
+        UserError: There are no images, their layout is unknown, or some cannot be read.
+    """
+    return decoded(find_images(settings, labelled, advance), settings, reading, advance)
+
+
+def decoded(images: ImageSet, settings: DataSettings, reading: Reading, advance: Advance | None = None) -> ImageSet:
+    """Decode each image of a set once; decoded images are cached if there is space.
+
+    Raises:
+        UserError: Some images cannot be read, and the settings do not allow skipping them.
+    """
+    return prepare_images(as_opened(images), reading, on_bad=settings.on_bad_image, progress=advance)[0]
+
+
+def find_images(settings: DataSettings, labelled: bool = True, advance: Advance | None = None) -> ImageSet:
+    """Open the images without reading their pixels.
+
+    Args:
+        settings: Location of the images, and the classes to use.
+        labelled: Whether the images need labels.
+        advance: Called with (shards read, shards in total) for shards.
+
+    Raises:
+        UserError: There are no images, or their layout is unknown.
+    """
+    images = open_images(
+        settings.data,
+        labelled=labelled,
+        label_column=settings.label_column if isinstance(settings, LabelledDataSettings) else None,
+        label_separator=settings.label_separator if isinstance(settings, LabelledDataSettings) else None,
+        image_column=settings.image_column,
+        root=settings.data_root,
+        download=settings.download,
+        progress=advance,
+    )
+    if isinstance(settings, LabelledDataSettings) and settings.classes is not None:
+        images = choose_classes(images, settings.classes)
+    return images
+
+
+def with_label_maps(data: SplitImages, labels: str | None, method: str, advance: Advance | None = None) -> SplitImages:
+    """Open the label maps of the training images.
+
+    Raises:
+        UserError: No label maps are given, they belong to other images, or their teacher was trained on images that
+            this run validates or tests with, which would leak labels.
+    """
+    if labels is None:
+        raise UserError(f"--method {method} learns from label maps: make them with 'paucal label' and give --labels.")
+    maps = LabelMaps(Path(labels).expanduser())
+    images, split = data.images, data.split
+    seen = set(maps.facts.trained_on)
+    leaked = {part: sum(images.keys[i] in seen for i in split.indices(part)) for part in ("val", "test")}
+    if any(leaked.values()):
+        select = "" if leaked["test"] else ", or keep no images for validation (--val-fraction 0)"
+        raise UserError(
+            f"--labels: the teacher was trained on {sum(leaked.values())} of the images that this run keeps for "
+            "validation and test, so it knows their labels: use the teacher's --seed and split, or another teacher"
+            f"{select}."
+        )
+    return replace(data, label_maps=maps.rows(images, data.part("train"), advance))
+
+
+def open_again(
+    run: RunFolder, advance: Advance | None = None, download: bool = False, reading: Reading = WHOLE
+) -> ImageSet:
+    """Open the images of a finished run from their stored location.
+
+    Args:
+        run: Run folder.
+        advance: Called with (images read, images in total).
+        download: Whether a missing published data set may be downloaded.
+        reading: Size and channels to read.
+
+    Raises:
+        UserError: The run's settings cannot be read, or the images are missing.
+    """
+    stored = run.settings
+    if "data" not in stored:
+        raise UserError(f"{str(run.config)!r} does not say which data was used; give DATA.")
+    opened = LabelledDataSettings(
+        data=str(stored["data"]),
+        data_root=stored.get("data_root"),
+        download=download,
+        on_bad_image=stored.get("on_bad_image", "refuse"),
+        classes=stored.get("classes"),
+        image_column=stored.get("image_column"),
+        channels=stored.get("channels"),
+        label_column=stored.get("label_column"),
+        label_separator=stored.get("label_separator"),
+    )
+    return load_images(opened, advance, reading=reading)

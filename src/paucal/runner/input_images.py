@@ -1,0 +1,194 @@
+"""The images that paths, folders, patterns and pictures stand for, one after the other."""
+
+import glob
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from paucal.data.channels.decoding import as_read
+from paucal.data.channels.depth import depth_notes
+from paucal.data.decode import Reading, UnreadableImage
+from paucal.data.decoded.read_as import ReadAs
+from paucal.data.given import Given
+from paucal.data.images import ImageSet, locate
+from paucal.data.shards.place import is_remote
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.opening import open_images
+from paucal.data.sources.stores import EncodedStore
+from paucal.runner.console import Console
+from paucal.types import UserError
+from paucal.wording import counted
+
+Picture = tuple[str | None, Image.Image]
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A single picture that is in memory already, in the place of a set of images."""
+
+    picture: Given
+
+    def __len__(self) -> int:
+        return 1
+
+
+def open_sources(sources: Sequence[str | Given], console: Console, reading: Reading) -> list[ImageSet | InMemory]:
+    """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
+
+    Args:
+        sources: what to open.
+        console: says what is odd about the images.
+        reading: how the model's images are read.
+
+    Raises:
+        UserError: there is nothing at a path, or no image among what a pattern matches.
+    """
+    found: list[ImageSet | InMemory] = []
+    for source in sources:
+        found += _open(source, console) if isinstance(source, str) else [InMemory(source)]
+    for images in found:
+        for note in (*images.notes, *depth_notes(images, reading)) if isinstance(images, ImageSet) else ():
+            console.say(f"note: {note}")
+    return found
+
+
+class Pictures:
+    """The pictures of some sources, one after the other, by their position among all.
+
+    Args:
+        sources: of the pictures.
+        reading: how the model's images are read.
+    """
+
+    def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
+        self._sources, self._reading = sources, reading
+        self._ends = list(accumulate(map(len, sources)))
+        self._stores = [None if isinstance(one, InMemory) else ReadAs(one.store, reading) for one in sources]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def name(self, position: int) -> str | None:
+        """Return the path of a picture; None of one that was given in memory."""
+        number, index = self._place(position)
+        images = self._sources[number]
+        return None if isinstance(images, InMemory) else full_name(images, images.keys[index])
+
+    def stamp(self, position: int) -> str:
+        """Return size and time of the file that a picture lies in, where they can be asked without reading it."""
+        number, index = self._place(position)
+        images = self._sources[number]
+        if isinstance(images, InMemory):
+            return ""
+        store, place = locate(images.store, index)
+        found = store.stamp(place) if isinstance(store, EncodedStore) else None
+        return "" if found is None else f"{found.size} {found.changed}"
+
+    def read(self, position: int) -> Image.Image:
+        """Return a picture, as the model's images are read.
+
+        Raises:
+            UnreadableImage: it cannot be decoded.
+        """
+        number, index = self._place(position)
+        store, images = self._stores[number], self._sources[number]
+        if isinstance(images, InMemory):
+            try:
+                return as_read(images.picture, self._reading)
+            except ValueError as problem:
+                raise UnreadableImage(f"image {position + 1} cannot be used: {problem}") from problem
+        assert store is not None
+        return store.read(index)
+
+    def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
+        """Return a picture, or why it is skipped, which `console` has printed then.
+
+        Raises:
+            UserError: it cannot be read and `on_bad` is "refuse".
+        """
+        try:
+            return self.read(position)
+        except UnreadableImage as problem:
+            if on_bad == "refuse":
+                raise UserError(f"{problem}; leave it out with --on-bad-image skip.") from problem
+            console.say(f"skipped: {problem}")
+            return problem
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return the number of the source that has a picture, and its place there."""
+        number = bisect_right(self._ends, position)
+        return number, position - (self._ends[number - 1] if number else 0)
+
+
+def read_all(
+    sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, console: Console
+) -> Iterator[Picture]:
+    """Yield (path, picture), of which only one is held at a time; the path of a picture that was given is None.
+
+    Args:
+        sources: of the pictures.
+        reading: how the model's images are read.
+        on_bad: what to do about an image that cannot be read.
+        console: says which were skipped.
+
+    Raises:
+        UserError: an image cannot be read and `on_bad` is "refuse".
+    """
+    pictures = Pictures(sources, reading)
+    for position in range(len(pictures)):
+        picture = pictures.read_or_skip(position, on_bad, console)
+        if not isinstance(picture, UnreadableImage):
+            yield pictures.name(position), picture
+
+
+def _open(path: str, console: Console) -> Iterator[ImageSet]:
+    """Open a path, or everything a pattern stands for."""
+    if is_remote(path):
+        yield _open_remote(path)
+        return
+    if Path(path).exists() or not glob.has_magic(path):
+        yield open_images(path, labelled=False)
+        return
+    found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise UserError(f"the pattern {path!r} matches no file; check the spelling.")
+    images = [name for name in found if _has_images(Path(name))]
+    if not images:
+        files = "1 file, which is no image" if len(found) == 1 else f"{len(found)} files, none of which is an image"
+        raise UserError(f"the pattern {path!r} matches {files}.")
+    if len(images) < len(found):
+        others = len(found) - len(images)
+        is_none = "is no image" if others == 1 else "are no images"
+        console.say(f"{counted(others, 'match', 'matches')} of {path!r} {is_none}")
+    for name in images:
+        yield open_images(name, labelled=False)
+
+
+def _open_remote(url: str) -> ImageSet:
+    """Open shards or Parquet at a URL."""
+    fetch = f"single images are read from files, and {url!r} is a URL: fetch it first, and give the file."
+    if urlsplit(url).path.lower().endswith(IMAGE_SUFFIXES):
+        raise UserError(fetch)
+    try:
+        return open_images(url, labelled=False)
+    except UserError as problem:
+        raise UserError(f"{problem} ({fetch})") from problem
+
+
+def _has_images(path: Path) -> bool:
+    """Return whether a match of a pattern is an image, Parquet, or a folder with images somewhere inside."""
+    if path.is_dir():
+        return any(_has_images(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    return path.name.lower().endswith((*IMAGE_SUFFIXES, ".parquet"))
+
+
+def full_name(images: ImageSet, key: str) -> str:
+    """Return the path of an image of a set."""
+    root = Path(images.location)
+    return str(root / key) if root.is_dir() else str(root if root.name == key else root.parent / key)

@@ -1,0 +1,332 @@
+"""The steps of a run, the same for every job: open or resume, assemble, announce, fit, conclude."""
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from lightning.pytorch import Callback
+
+from paucal.cores import note_late_import, own_threads
+from paucal.data.checking.survey import image_digests
+from paucal.data.processes import require_guard
+from paucal.data.splits.file import require_same_images, write_split
+from paucal.memory import kept_memory
+from paucal.models.trained import save_trained
+from paucal.runner.console import Console, NullConsole, SilentConsole
+from paucal.runner.finished import FinishedRun
+from paucal.runner.job import Job, Watcher
+from paucal.runner.loggers.filling import Loggers
+from paucal.runner.loggers.kinds import check_loggers
+from paucal.runner.outputs import resolve_output
+from paucal.runner.processes import (
+    broadcast_flag,
+    broadcast_path,
+    forget_run_of_children,
+    is_first,
+    join_processes,
+    pass_run_to_children,
+    receive_path,
+    run_on_rank_zero,
+)
+from paucal.runner.resuming import places_of, reopen, store_changes, stored_settings
+from paucal.runner.setup import RunSetup
+from paucal.runner.start_time import count_time_from
+from paucal.runner.start_weights import RECORD
+from paucal.runner.time_plan import add_time_plan, describe_change
+from paucal.runner.writing import Writing
+from paucal.runs import RunFolder, describe_environment
+from paucal.settings.groups import JobSettings
+from paucal.settings.values import from_python, given_names
+from paucal.training import Outcome, Records, checkpoint_position, fit
+from paucal.types import UserError
+
+S = TypeVar("S", bound=JobSettings)
+R = TypeVar("R", bound=FinishedRun)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that a signal or its time limit stopped before its end; its state is saved.
+
+    Attributes:
+        run: Run folder.
+        step: Optimizer steps made so far.
+        total_steps: Optimizer steps of the whole run.
+        verb: Verb of the command line that resumes it.
+    """
+
+    run: Path
+    step: int
+    total_steps: int
+    verb: str = "train"
+
+    def __str__(self) -> str:
+        where = f"stopped after step {self.step} of {self.total_steps}"
+        return f"{where}; resume with: paucal {self.verb} --resume {shlex.quote(str(self.run))}"
+
+
+def begin(
+    job: Job[S, R],
+    settings: S,
+    given: Mapping[str, str],
+    console: Console,
+    callbacks: Sequence[Callback] = (),
+    start: float | None = None,
+) -> R | Stopped:
+    """Start a run.
+
+    Args:
+        job: Kind of run.
+        settings: Settings as given; None for those left open.
+        given: Origin of each setting that was given.
+        console: Console for messages and progress.
+        callbacks: Further Lightning callbacks.
+        start: `time.monotonic()` of the start of the run's time; None for now.
+
+    Returns:
+        The result, or the point at which the run was stopped.
+
+    Raises:
+        UserError: The data or a setting is invalid.
+    """
+    join_processes()
+    if not is_first():
+        return _follow(job, callbacks)
+    setups: list[RunSetup[S]] = []
+
+    def create() -> Path:
+        setup = _check_and_assemble(job, settings, given, console)
+        setups.append(setup)
+        require_guard(setup.settings.workers)
+        job.announce(setup, console)
+        run = writing.begin(setup.settings.output, setup.settings.overwrite)
+        _write_start(job, run, setup)
+        return run.path
+
+    with count_time_from(start), own_threads(), Writing(console) as writing:
+        return _execute(job, RunFolder(broadcast_path(create)), setups[0], console, [*callbacks, *writing.callbacks()])
+
+
+def resume(
+    job: Job[S, R],
+    path: str | Path,
+    console: Console,
+    changes: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> R | Stopped:
+    """Resume a stopped run from its newest saved state.
+
+    Args:
+        job: Kind of run.
+        path: Run folder, or a folder of runs whose newest run is resumed.
+        console: Console for messages and progress.
+        changes: Settings to change: those in `CHANGEABLE`, which do not change the result, and the paths of images
+            and other inputs that have moved.
+        callbacks: Further Lightning callbacks.
+
+    Raises:
+        UserError: There is no such run, it is finished, or its data has changed.
+    """
+    join_processes()
+    if not is_first():
+        return _follow(job, callbacks)
+    setups: list[RunSetup[S]] = []
+
+    def reopen_run() -> Path:
+        run, settings, origin = reopen(path, changes or {}, job)
+        writing.go_on(run)
+        setup = _reassemble(job, run, settings, origin, console)
+        setups.append(setup)
+        if set(changes or {}) & set(places_of(job)):
+            require_same_images(run.split, setup.data.images)
+        job.announce(setup, console)
+        if changes:  # only now: an invalid change must not damage the run
+            store_changes(run, settings, origin)
+        return run.path
+
+    with count_time_from(None), own_threads(), Writing(console) as writing:
+        run = RunFolder(broadcast_path(reopen_run))
+        return _execute(job, run, setups[0], console, [*callbacks, *writing.callbacks()])
+
+
+def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path | None, name: str) -> R:
+    """Run a job from Python, without printing; a stopped run raises an error.
+
+    Args:
+        job: Kind of run.
+        settings: Settings by name, as given.
+        resumed: Run to resume, with `settings` as changes; None for a new run.
+        name: Name of the called function.
+
+    Raises:
+        UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
+        TypeError: A setting does not exist.
+    """
+    typed, given = from_python(job.kind, settings, name, job.verb), given_names(settings)
+    note_late_import()
+    with kept_memory():
+        if resumed is None:
+            result = begin(job, typed, dict.fromkeys(given, "given"), SilentConsole())
+        else:
+            result = resume(job, resumed, SilentConsole(), {word: getattr(typed, word) for word in given})
+    if isinstance(result, Stopped):
+        raise UserError(f"{result}.")
+    return result
+
+
+def show_config(job: Job[S, Any], settings: S, given: Mapping[str, str]) -> str:
+    """Return all settings as YAML for `--config`, each with its reason, without training or writing anything."""
+    setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
+    return "".join(
+        f"{yaml.safe_dump({name: value}, allow_unicode=True, width=1000).rstrip()}  # {setup.origin[name]}\n"
+        if not isinstance(value, list)
+        else f"{name}: {json.dumps(value)}  # {setup.origin[name]}\n"
+        for name, value in _config_values(vars(setup.settings), setup.origin).items()
+        if value is not None and name not in ("output", "overwrite")
+    )
+
+
+def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of a config, in which a chosen start from random weights is "none" instead of left open."""
+    from_scratch = values["init"] is None and origin.get("init", "default") != "default"
+    return {**values, "init": "none" if from_scratch else values["init"]}
+
+
+def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], console: Console) -> RunSetup[S]:
+    settings, given = job.check(settings, given)
+    check_loggers(settings.logger)
+    settings = job.pin(resolve_output(settings, job.reads, console))
+    return job.assemble(settings, given, console.progress)
+
+
+def _reassemble(
+    job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console
+) -> RunSetup[S]:
+    """Assemble an existing run at its current state."""
+    return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
+
+
+def _follow(job: Job[S, R], callbacks: Sequence[Callback]) -> R | Stopped:
+    """Join the run that the first process opened."""
+    run, console = RunFolder(receive_path()), NullConsole()
+    settings, origin = stored_settings(run, job.kind, job.verb)
+    return _execute(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
+
+
+def _write_start(job: Job[S, Any], run: RunFolder, setup: RunSetup[S]) -> None:
+    settings, split = setup.settings, setup.data.split
+    images = setup.data.images
+    run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
+    run.write_json("env.json", describe_environment(settings.device or "cpu"))
+    if setup.start is not None:
+        run.write_json(RECORD, setup.start.to_dict())
+    write_split(run.split, images, split, image_digests(images))
+    job.write_beginning(run, setup)
+
+
+def _execute(
+    job: Job[S, R], run: RunFolder, setup: RunSetup[S], console: Console, callbacks: Sequence[Callback]
+) -> R | Stopped:
+    names = setup.settings.logger if is_first() else None
+    pass_run_to_children(run.path)
+    try:
+        with console.logging_to(run.log), Loggers(run, names, console) as loggers:
+            if job.needs_planning(setup):
+                planned = _plan_run(job, run, setup, console)
+                if planned is None:
+                    stopped = Stopped(run.path, 0, setup.plan.total_steps, job.verb)
+                    console.say(str(stopped))
+                    return stopped
+                setup = planned
+            loggers.describe(setup.settings)
+            while True:
+                watcher = job.watcher(run, setup, console)
+                outcome = _fit(job, run, setup, console, watcher, callbacks, loggers)
+                if outcome.finished:
+                    result = job.conclude(run, setup, outcome, watcher, console)
+                    loggers.finish(result.test_scores, outcome.step)
+                    return result
+                if not broadcast_flag(watcher.should_restart):
+                    break
+                loggers.forget_step()
+                setup = _next_stage(job, run, setup, watcher, console)
+            stopped = Stopped(run.path, outcome.step, (outcome.plan or setup.plan).last_step, job.verb)
+            for line in [*watcher.stop_message(), str(stopped)]:
+                console.say(line)
+            return stopped
+    finally:
+        forget_run_of_children()
+
+
+def _plan_run(job: Job[S, Any], run: RunFolder, setup: RunSetup[S], console: Console) -> RunSetup[S] | None:
+    """Plan the length of a run on the first process, and assemble the run again; None if a signal stopped it."""
+    finished = True
+
+    def plan() -> None:
+        nonlocal finished
+        try:
+            finished = job.plan(run, setup, console)
+        except KeyboardInterrupt:
+            if not run.card.exists():  # there is nothing to resume yet
+                raise
+            finished = False
+
+    run_on_rank_zero(plan)
+    planned_at = time.monotonic()
+    if not broadcast_flag(finished):
+        return None
+    settings, origin = stored_settings(run, job.kind, job.verb)
+    planned = _reassemble(job, run, settings, origin, console)
+    return replace(planned, plan=replace(planned.plan, deadline=setup.plan.deadline), planned_at=planned_at)
+
+
+def _next_stage(
+    job: Job[S, Any], run: RunFolder, setup: RunSetup[S], watcher: Watcher, console: Console
+) -> RunSetup[S]:
+    """Advance a run to its next stage on the first process, and assemble it again on every process."""
+    setups: list[RunSetup[S]] = []
+
+    def reassemble() -> None:
+        settings, origin = stored_settings(run, job.kind, job.verb)
+        setups.append(_reassemble(job, run, settings, origin, console))
+
+    def advance() -> None:
+        watcher.advance_stage()
+        reassemble()
+
+    run_on_rank_zero(advance)
+    if not setups:  # the other processes read what the first one has written
+        reassemble()
+    # The time limit is that of the whole command.
+    return replace(setups[0], plan=replace(setups[0].plan, deadline=setup.plan.deadline))
+
+
+def _fit(
+    job: Job[S, Any],
+    run: RunFolder,
+    setup: RunSetup[S],
+    console: Console,
+    watcher: Watcher,
+    callbacks: Sequence[Callback],
+    loggers: Loggers,
+) -> Outcome:
+    if not setup.plan.total_steps:  # the probe is the final model
+        return Outcome(True, 0, [], {}, 0.0)
+    start = checkpoint_position(run.last)[1] if run.last.exists() else 0
+    plan = add_time_plan(run, setup.plan, setup.planned_at)
+    setup = replace(setup, plan=plan)
+    records = Records(
+        run,
+        save_model=lambda module: save_trained(run, module, setup.card),
+        watch=watcher.watch(),
+        on_epoch=loggers.log_before(watcher.on_epoch),
+        on_start=watcher.on_start if watcher.scores_start else None,
+        on_change=lambda plan, pace: console.say(describe_change(plan, pace)),
+    )
+    callbacks = [*console.callbacks(), *callbacks]
+    return fit(setup.objective, lambda: job.loader(setup, start), job.optimization(setup), plan, records, callbacks)

@@ -1,0 +1,213 @@
+"""Check where results are written: the place is writable, holds nothing else, and is outside the images."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from paucal.data.named.locations import is_named
+from paucal.data.sources.folder import IMAGE_SUFFIXES
+from paucal.data.sources.opening import BUILT_IN
+from paucal.data.sources.several import roots_of
+from paucal.evaluation.results import read_report
+from paucal.reading import named_path
+from paucal.runner.console import Console
+from paucal.runs import RunFolder, create_run
+from paucal.runs.folder import is_taken
+from paucal.runs.replacing import aside_of, require_replaceable, settle
+from paucal.runs.writable import try_file, try_folder
+from paucal.settings.groups import JobSettings
+from paucal.settings.options import flag
+from paucal.types import UserError
+
+S = TypeVar("S", bound=JobSettings)
+DEFAULT = Path("runs")
+TableForm = Literal["csv", "json"]
+FORMS: dict[str, TableForm] = {".csv": "csv", ".json": "json"}
+OTHER_FORMS = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), "a spreadsheet"),
+    **dict.fromkeys((".parquet", ".pq", ".arrow", ".feather", ".orc", ".avro"), "a file of columns"),
+    **dict.fromkeys((".tsv", ".tab"), "a table with tabs"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "lines of JSON"),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "another format"),
+    **dict.fromkeys((".html", ".htm", ".md", ".tex", ".pdf", ".doc", ".docx", ".rtf"), "a document"),
+    **dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth"), "arrays or objects"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".zip", ".gz", ".bz2", ".xz", ".zst", ".tar", ".7z"), "an archive"),
+    **dict.fromkeys(IMAGE_SUFFIXES, "an image"),
+}
+
+
+def resolve_output(settings: S, reads: Iterable[str], console: Console) -> S:
+    """Check the output folder of a run before any work is done, and return the settings with its absolute path.
+
+    A run that a killed call had set aside is moved back first.
+
+    Raises:
+        UserError: The folder is not writable, is inside the images, or holds something that may not be replaced.
+    """
+    read = {flag(name): str(value) for name in reads if (value := getattr(settings, name)) is not None}
+    for name, value in read.items():
+        named_path(value, name)  # raises for an empty path
+    images = {name: value for name, value in read.items() if name in ("--data", "--monitor")}
+    if settings.output is None:
+        refuse_inside_images(DEFAULT, images, settings.data_root)
+        return settings
+    path = named_path(str(settings.output))
+    refuse_inside_images(path, images, settings.data_root)
+    if settle(path):
+        console.say(f"moved the run that a stopped call had set aside from {aside_of(path)} back to {path}")
+    if not _taken(path):
+        try_folder(path)
+    elif not settings.overwrite:
+        create_run(path)  # raises with advice
+    else:
+        require_replaceable(path)
+        try_folder(path)
+        try_folder(aside_of(path))
+        _refuse_to_remove(path, read)
+    return replace(settings, output=str(path))
+
+
+def refuse_inside_images(
+    path: Path, images: Mapping[str, str | None], root: str | None = None, flag: str = "--output"
+) -> None:
+    """Refuse results inside a folder of images, where they would later be read as images or as a class.
+
+    Args:
+        path: Folder or file of results.
+        images: Locations of images by flag.
+        root: Folder of published data sets.
+        flag: Flag that names the results.
+
+    Raises:
+        UserError: The path is inside the images.
+    """
+    for name, location in images.items():
+        if location is None or location == BUILT_IN or is_named(location, root):
+            continue
+        for folder in (named_path(place, name) for place in roots_of(location)):
+            if folder.is_dir() and _real(path).is_relative_to(_real(folder)):
+                raise UserError(
+                    f"{flag}: {str(path)!r} lies within the images of {str(folder)!r}, where it would be read as an "
+                    f"image or a class: choose another {flag}."
+                )
+
+
+def check_results(
+    folder: Path, images: Mapping[str, str | None], root: str | None = None, more: Sequence[str] = ()
+) -> None:
+    """Refuse a folder for evaluation results that is not writable or has files that would be overwritten.
+
+    Args:
+        folder: Folder of results.
+        images: Locations of images by flag.
+        root: Folder of published data sets.
+        more: Further file names that this evaluation writes.
+
+    Raises:
+        UserError: The folder cannot be used.
+    """
+    refuse_inside_images(folder, images, root)
+    try_folder(folder)
+    for main_files, others in RESULTS:
+        names = (*main_files, *others, *(more if main_files == SCORES else ()))
+        existing = [name for name in names if os.path.lexists(folder / name)]
+        known = [name for name in main_files if name in existing]
+        foreign = [name for name in known if not _is_result(RunFolder(folder), name)]
+        if foreign or (existing and not known):
+            raise UserError(
+                f"--output: {str(folder / (foreign or existing)[0])!r} would be replaced, and was not written by an "
+                "evaluation of paucal: choose another folder."
+            )
+
+
+def check_file(text: str, images: Mapping[str, str | None], root: str | None, flag: str) -> Path:
+    """Return the path of a picture to write.
+
+    Raises:
+        UserError: It exists, is not writable, or is inside the images.
+    """
+    path = named_path(text, flag)
+    refuse_inside_images(path, images, root, flag)
+    try_file(path, flag)
+    return path
+
+
+def check_table(text: str, form: TableForm | None = None) -> tuple[Path, TableForm]:
+    """Return the path and the format of a table to write.
+
+    Args:
+        text: Path as typed.
+        form: Format asked for; None for that of the file extension, else CSV.
+
+    Raises:
+        UserError: The file exists, is not writable, or its extension names another format.
+    """
+    path = named_path(text)
+    ending = path.suffix.lower()
+    if ending in OTHER_FORMS:
+        raise UserError(
+            f"--output: {text[:120]!r} is a name of {OTHER_FORMS[ending]}; tables are written as .csv or .json: "
+            "use one of these extensions."
+        )
+    named = FORMS.get(ending)
+    if form is not None and named not in (None, form):
+        raise UserError(f"--output: {text[:120]!r} ends in {ending}, and --format is {form}: give one of the two.")
+    if not path.parent.exists():
+        raise UserError(f"there is no folder for {text[:120]!r}: create it, or choose another --output.")
+    try_file(path)
+    return path, form or named or "csv"
+
+
+# What evaluations write: the files of which one tells that it was one of ours, and those beside them.
+SCORES = ("metrics.json", "segmentation.json")
+RESULTS = (
+    (
+        SCORES,
+        (
+            *("per_class.csv", "per_image.csv", "predictions.csv", "real_labels.json", "detections.json"),
+            *("confusion.png", "per_class.png", "precision_recall.png", "mask_precision_recall.png"),
+            *("reliability.png", "mistakes.png", "mistakes_attribution.png"),
+        ),
+    ),
+    (("results.json",), ("table.csv",)),
+)
+# What they hold; the scores of a classifier have forms of several ages, which their reader knows.
+ENTRIES = {
+    "metrics.json": {"images", "scores", "intervals", "per_class"},
+    "segmentation.json": {"images", "mean_iou", "confusion"},
+    "results.json": {"tallies", "rows"},
+}
+
+
+def _is_result(folder: RunFolder, name: str) -> bool:
+    try:
+        content = folder.read_json(name)
+        if name == "metrics.json" and not ENTRIES[name] <= set(content):
+            read_report(content)
+            return True
+        return ENTRIES[name] <= set(content)
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _real(path: Path) -> Path:
+    """Resolve all links; unlike `Path.resolve`, leave a link to itself as it is."""
+    return Path(os.path.realpath(path))
+
+
+def _taken(path: Path) -> bool:
+    try:
+        return is_taken(path)
+    except (OSError, ValueError):  # `try_folder` reports long names and unreadable folders
+        return False
+
+
+def _refuse_to_remove(path: Path, read: Mapping[str, str]) -> None:
+    for name, value in read.items():
+        if value != BUILT_IN and _real(named_path(value, name)).is_relative_to(_real(path)):
+            raise UserError(
+                f"{name}: {value!r} lies in the run that --overwrite would remove: choose another --output."
+            )

@@ -1,0 +1,185 @@
+"""The trainer's plan and hardware, from the settings."""
+
+import re
+import time
+from typing import TypeVar
+
+import torch
+from timm.layers.norm_act import convert_sync_batchnorm
+from torch import nn
+
+from paucal.cores import usable_cores
+from paucal.data.sampler import steps_per_epoch
+from paucal.data.views.mixing import Mixing
+from paucal.models.devices import DEVICES
+from paucal.rules.facts import best_device
+from paucal.runner.processes import launched_shape
+from paucal.settings.groups import JobSettings
+from paucal.settings.values import DURATION
+from paucal.training import Hardware, Plan
+from paucal.types import UserError
+from paucal.wording import counted
+
+M = TypeVar("M", bound=nn.Module)
+FEW_STEPS = 5  # per epoch
+
+
+def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = None, n_classes: int = 0) -> Plan:
+    """Return the plan of a run: length, seed, time limit and hardware."""
+    per_epoch = steps_per_epoch(n_train, settings.effective_batch)
+    return Plan(
+        total_steps=per_epoch * (settings.epochs or 1),
+        steps_per_epoch=per_epoch,
+        accumulate=settings.accumulate,
+        seed=settings.seed,
+        mixing=mixing,
+        n_classes=n_classes,
+        deadline=None if settings.time_limit is None else time.monotonic() + seconds_of(settings.time_limit),
+        hardware=hardware(settings),
+    )
+
+
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds_of(duration: str, name: str = "--time-limit") -> float:
+    """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
+
+    Args:
+        duration: Duration as typed.
+        name: Flag that it was given to.
+
+    Raises:
+        UserError: It is not a duration above 0.
+
+    Example:
+        >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
+        (129600.0, 5400.0, 2730.0)
+    """
+    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", duration):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", duration)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    elif re.fullmatch(r"\d+:\d{2}:\d{2}", duration):
+        hours, minutes, rest = map(int, duration.split(":"))
+        seconds = float(3600 * hours + 60 * minutes + rest)
+    else:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UserError(f"{name} is {duration!r}, {DURATION}.")
+    return seconds
+
+
+def hardware(settings: JobSettings) -> Hardware:
+    """Return the hardware to train on.
+
+    Raises:
+        UserError: The device is not available, or a setting does not fit the number of devices or contradicts
+            another one.
+    """
+    device = settings.device or "cpu"
+    if device not in DEVICES:
+        raise UserError(f"--device is {device!r}, expected one of {', '.join(DEVICES)}.")
+    if device != "cpu" and best_device()[0] != device:
+        raise UserError(f"--device is {device!r}, and torch finds no such device on this machine; leave it out.")
+    launched, wanted = launched_shape(), (settings.devices or 1, settings.nodes or 1)
+    if launched is None and wanted[1] > 1:
+        raise UserError(f"--nodes is {wanted[1]}, and the other machines were not started: start with torchrun.")
+    if launched is not None and wanted != launched:
+        raise UserError(
+            f"--devices {wanted[0]} and --nodes {wanted[1]} differ from what the launcher started "
+            f"({launched[0]} on each of {launched[1]}): leave them out."
+        )
+    if launched is None:
+        _check_count(device, wanted[0])
+    _check_strategy(settings)
+    return Hardware(
+        accelerator=device,
+        devices=settings.devices or 1,
+        nodes=settings.nodes or 1,
+        strategy=settings.strategy or "auto",
+        precision=settings.precision or "32-true",
+        compile_backend="inductor" if settings.compile else None,
+    )
+
+
+def _check_count(device: str, wanted: int) -> None:
+    if device == "cpu":
+        there, what = max(2, usable_cores()), "processor core"
+    else:
+        there, what = torch.cuda.device_count() if device == "cuda" else 1, f"{device} device"
+    if wanted > there:
+        raise UserError(f"--devices is {wanted}, and this machine has {counted(there, what)}: give {there} or less.")
+
+
+def _check_strategy(settings: JobSettings) -> None:
+    strategy = settings.strategy
+    if strategy in (None, "auto"):
+        return
+    if settings.processes == 1:
+        raise UserError(
+            f"--strategy {strategy} is for several devices and this run has one: leave it out, or give "
+            "--devices 2 or more."
+        )
+    if strategy == "fsdp" and settings.precision == "16-mixed":
+        raise UserError(
+            "--precision 16-mixed is not supported for --strategy fsdp: use bf16-mixed or 32-true, or --strategy ddp."
+        )
+
+
+def check_sync(settings: JobSettings) -> None:
+    """Refuse synchronised batch norms on devices where torch does not support them."""
+    if getattr(settings, "sync_bn", False) and settings.device != "cuda":
+        raise UserError(
+            f"--sync-bn: torch synchronises batch norms only on GPUs, and --device is "
+            f"{settings.device or 'cpu'}: leave it out."
+        )
+
+
+def with_joint_norms(settings: JobSettings, module: M) -> M:
+    """Return a module with synchronised batch norms, if requested for several processes.
+
+    Raises:
+        UserError: The processes are not on GPUs.
+    """
+    if not getattr(settings, "sync_bn", False) or settings.processes == 1:
+        return module
+    check_sync(settings)
+    return convert_sync_batchnorm(module)  # type: ignore[return-value]
+
+
+def check_rates(settings: JobSettings) -> None:
+    """Refuse a learning rate schedule that contradicts itself; resumed runs are not checked.
+
+    Raises:
+        UserError: The floor is above the peak, or the warm-up is longer than the run.
+    """
+    peak, floor, warmup, epochs = settings.lr, settings.min_lr, settings.warmup_epochs, settings.epochs
+    if peak is not None and floor is not None and floor > peak:
+        raise UserError(
+            f"--min-lr is {floor:g}, above --lr {peak:g}: the learning rate would rise instead of fall; "
+            "give a smaller --min-lr or a higher --lr."
+        )
+    if warmup is not None and epochs is not None and warmup > epochs:
+        raise UserError(
+            f"--warmup-epochs is {warmup:g} and --epochs {epochs}: the learning rate would never reach its peak; give "
+            "fewer --warmup-epochs or more --epochs."
+        )
+
+
+def check_length(settings: JobSettings, n_train: int) -> list[str]:
+    """Return remarks on lengths that may give poor results."""
+    remarks = []
+    batch = settings.effective_batch
+    steps = steps_per_epoch(n_train, batch)
+    if batch > n_train:
+        remarks.append(
+            f"a step takes {counted(batch, 'image')} and there are {n_train}: images repeat within a step; "
+            "a smaller --batch-size is better"
+        )
+    elif steps < FEW_STEPS:
+        remarks.append(
+            f"only {counted(steps, 'step')} an epoch: a smaller --batch-size or more --epochs may train better"
+        )
+    if settings.warmup_epochs is not None and settings.warmup_epochs >= (settings.epochs or 1):
+        remarks.append("the warm-up lasts as long as the run: the learning rate never comes down")
+    return remarks

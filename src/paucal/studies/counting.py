@@ -1,0 +1,119 @@
+"""Parameters and multiply-adds of published models, counted on the meta device, where nothing is computed."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from paucal.backbones import BackboneSpec
+from paucal.backbones.cost import image_cost
+from paucal.backbones.empty_models import build_empty
+from paucal.backbones.probe import probe_images
+from paucal.backbones.sizing import fit_to_image_size
+from paucal.recipes.detection import RECIPES
+from paucal.rules.backbone import model_arguments
+from paucal.studies.network_cost import detector_cost, segmenter_cost, total
+from paucal.studies.study import Column, Row, Study
+from paucal.tasks.detection.settings import DetectSettings
+from paucal.tasks.detection.structure import detector_options
+
+
+@dataclass(frozen=True)
+class Count:
+    """Parameters and multiply-adds of a model.
+
+    Attributes:
+        params: Parameters in millions, with those that are not trained.
+        gmacs: Multiply-adds of an image in billions, without the products of attention, as counted by fvcore.
+        gmacs_all: Multiply-adds with the products of attention.
+    """
+
+    params: float
+    gmacs: float | None
+    gmacs_all: float | None
+
+
+def counted_value(study: Study, row: Row, column: Column) -> float | None:
+    """Return a count of a row's model at full size; None if it cannot be counted."""
+    if not row.model:
+        return None
+    classes = row.classes if row.classes is not None else column.classes
+    model = study.models[row.model]
+    words = (*model.full.args, *row.args)
+    if model.network:
+        whole = count_network(model.full.name, words, model.network, model.shape, model.width, classes)
+        return getattr(whole, column.metric)
+    count = count_model(model.full.name, model.side, words, 1000 if classes is None else classes)
+    return getattr(count, column.metric)
+
+
+@lru_cache(maxsize=256)
+def count_model(name: str, side: int, words: tuple[str, ...], classes: int) -> Count:
+    """Count a model.
+
+    Args:
+        name: of a timm model.
+        side: of an image in pixels.
+        words: arguments of its constructor, each as NAME=VALUE.
+        classes: outputs; 0 for none.
+
+    Raises:
+        UserError: there is no such model, or it does not take images of that side.
+    """
+    arguments = {**_of_size(name, side, model_arguments(list(words))), "num_classes": classes}
+    cost = image_cost(name, (side, side), arguments)
+    model = build_empty(name, arguments).eval()
+    params = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    operations = _operations(model, side)
+    return Count(params, None if cost is None else cost.macs / 1e9, None if operations is None else operations / 2e9)
+
+
+@lru_cache(maxsize=64)
+def count_network(
+    name: str, words: tuple[str, ...], network: str, shape: tuple[int, ...], width: int, classes: int | None
+) -> Count:
+    """Count a detector of masks, as it answers for 1,000 regions, or a segmenter with its auxiliary head.
+
+    Args:
+        name: of the backbone.
+        words: arguments of its constructor, each as NAME=VALUE.
+        network: "detector", "cascade" or "upernet".
+        shape: height and width of an image in pixels.
+        width: channels of a segmenter's head.
+        classes: of objects or pixels; None for those of COCO and ADE20K.
+
+    Raises:
+        UserError: there is no such model, or it gives no maps.
+    """
+    spec = BackboneSpec(name, 0, image_size=(shape[0], shape[1]), arguments=model_arguments(list(words)))
+    if network == "upernet":
+        parts = segmenter_cost(spec, 150 if classes is None else classes, width)
+    else:
+        options = detector_options(DetectSettings(masks="on", **RECIPES[f"{network}-coco-1x"].settings))
+        parts = detector_cost(spec, 80 if classes is None else classes, options)
+    whole = total(parts)
+    return Count(whole.parameters / 1e6, whole.macs / 1e9, None)
+
+
+def _of_size(name: str, side: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's arguments with its image size if it needs one; nothing else is adapted."""
+    fitted = fit_to_image_size(name, (side, side), given).arguments
+    return {**{key: value for key, value in fitted.items() if key == "img_size"}, **given}
+
+
+def _operations(model: Any, side: int) -> int | None:
+    """Return the operations of a forward pass, two per multiply-add; None if a model's computation needs values."""
+    counter = FlopCounterMode(display=False)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        images = probe_images(model, (side, side)).requires_grad_()  # without it the counter fails at some models
+        try:
+            with counter:
+                model(images)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError):
+            return None
+    return counter.get_total_flops()

@@ -1,0 +1,259 @@
+"""Images per second of a study's models on this device, each timed in turns with the model that sets its scale.
+
+A pass of the one and a pass of the other follow each other again and again, so that whatever slows the machine meets
+both, and the median of the ratios says how they compare. A pass is the model's forward pass in evaluation mode, in
+float32, on images that lie on the device already.
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paucal.backbones import BackboneSpec
+from paucal.models.devices import usable_device
+from paucal.rules.backbone import model_arguments
+from paucal.rules.facts import best_device
+from paucal.runner.console import Console
+from paucal.runner.forecast import duration, finish
+from paucal.studies.settings import StudySettings
+from paucal.studies.study import TIMED, Column, Row, Study
+from paucal.types import UserError
+from paucal.wording import counted, did_you_mean
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is timed.
+
+    Attributes:
+        images: in a pass.
+        pairs: of passes that count; one more goes before them.
+    """
+
+    images: int
+    pairs: int
+
+
+ON_CPU, ON_ACCELERATOR = Effort(2, 5), Effort(64, 15)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some numbers, and their lower and upper quartile."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a model is.
+
+    Attributes:
+        rate: images per second.
+        ratio: its rate over that of the model it took turns with; None where it is that model itself.
+    """
+
+    rate: Spread
+    ratio: Spread | None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What has been timed.
+
+    Attributes:
+        paces: by the names of rows; None for a model that this device could not run.
+        words: on which device, and how.
+    """
+
+    paces: Mapping[str, Pace | None]
+    words: str
+
+
+def is_timed(study: Study) -> bool:
+    """Return whether any of its columns is a time of this device."""
+    return any(column.metric in TIMED for column in study.columns)
+
+
+def time_models(study: Study, asked: StudySettings, console: Console) -> Timed:
+    """Time the models of a study's rows, those of `--rows` where some are named.
+
+    Raises:
+        UserError: there is no such row or device, or the model that sets the scale does not run on it.
+    """
+    rows = timed_rows(study, asked.rows or ())
+    device = usable_device(asked.device or best_device()[0])
+    effort = ON_CPU if device.type == "cpu" else ON_ACCELERATOR
+    words = _words(study, rows, device, effort)
+    console.say(words)
+    bench = _Bench(study, device, effort)
+    try:
+        seconds = bench.forecast(rows)
+    except torch.OutOfMemoryError as problem:
+        raise UserError(f"{device} has no memory for the models of {study.name}: give another --device.") from problem
+    console.say(f"time: about {duration(seconds)}, until {finish(seconds)}")
+    paces: dict[str, Pace | None] = {}
+    for row in rows:
+        try:
+            paces[row.name] = pace = bench.pace(row)
+        except (UserError, torch.OutOfMemoryError) as problem:
+            paces[row.name] = None
+            console.say(f"{row.name} is not timed: {str(problem).splitlines()[0]}")
+            continue
+        console.say(f"{row.name}: {pace.rate.median:.2f} images per second")
+    return Timed(paces, words)
+
+
+def timed_rows(study: Study, wanted: Sequence[str]) -> list[Row]:
+    """Return the rows that are timed.
+
+    Args:
+        study: any that is timed.
+        wanted: names of rows; () for all that have a model.
+
+    Raises:
+        UserError: a name is no row's with a model.
+    """
+    known = {row.name: row for row in study.rows if row.model}
+    for name in wanted:
+        if name not in known:
+            raise UserError(f"--rows: {study.name} times no {name!r}{did_you_mean(name, known)}: {'; '.join(known)}.")
+    return [row for name, row in known.items() if not wanted or name in wanted]
+
+
+def timed_value(study: Study, row: Row, column: Column, timed: Timed) -> tuple[Spread | None, str]:
+    """Return what a column says of a row, or why it says nothing.
+
+    "throughput" is images per second; "throughput_scaled" puts the row that others name with `against` at its
+    published number, and the others where their ratio to it says.
+    """
+    if not row.model:
+        return None, "quoted"
+    if row.name not in timed.paces:
+        return None, "left out by --rows"
+    pace = timed.paces[row.name]
+    if pace is None:
+        return None, "does not run on this device"
+    if column.metric == "throughput":
+        return pace.rate, ""
+    scale = _base(study, row).values[study.columns.index(column)]
+    if not isinstance(scale, float):
+        return None, "no published number to set the scale"
+    one = pace.ratio or Spread(1.0, 1.0, 1.0)
+    return Spread(scale * one.low, scale * one.median, scale * one.high), ""
+
+
+def in_turns(one: Step, two: Step, pairs: int) -> list[tuple[float, float]]:
+    """Return the seconds of calls that take turns, pair for pair; one more pair goes before and does not count."""
+    found = []
+    for _ in range(pairs + 1):
+        begin = now()
+        one()
+        middle = now()
+        two()
+        found.append((middle - begin, now() - middle))
+    return found[1:]
+
+
+def now() -> float:
+    """Return the seconds of a clock, once the accelerator has done its work."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median and the quartiles of two numbers or more.
+
+    Example:
+        >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
+        Spread(low=2.0, median=3.0, high=4.0)
+    """
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(low, median, high)
+
+
+class _Bench:
+    """Times models of a study in turns with those that set their scale, of which the last is kept."""
+
+    def __init__(self, study: Study, device: torch.device, effort: Effort) -> None:
+        self._study, self._device, self._effort = study, device, effort
+        self._kept: tuple[tuple[Any, ...], Step] | None = None
+        self._known: dict[tuple[Any, ...], Pace] = {}
+
+    def forecast(self, rows: Sequence[Row]) -> float:
+        """Return the seconds that all rows take, from two passes of a model and the multiply-adds of all."""
+        base = _base(self._study, rows[0])
+        step = self._base_step(base)
+        ((seconds, _),) = in_turns(step, lambda: None, 1)
+        models = self._study.models
+        parts = {(self._key(row), self._key(_base(self._study, row))): row for row in rows}
+        gmacs = sum(models[row.model].gmacs + models[_base(self._study, row).model].gmacs for row in parts.values())
+        return (self._effort.pairs + 1) * gmacs / models[base.model].gmacs * seconds
+
+    def pace(self, row: Row) -> Pace:
+        """Time a row's model; one that an earlier row has too is not timed again."""
+        base = _base(self._study, row)
+        key = (self._key(row), self._key(base))
+        if key not in self._known:
+            self._known[key] = self._measured(row, base, key[0] == key[1])
+        return self._known[key]
+
+    def _measured(self, row: Row, base: Row, same: bool) -> Pace:
+        two = self._base_step(base)
+        one = two if same else self._step(row)
+        seconds = in_turns(one, two, self._effort.pairs)
+        rate = spread([self._effort.images / own for own, _ in seconds])
+        return Pace(rate, None if same else spread([other / own for own, other in seconds]))
+
+    def _base_step(self, base: Row) -> Step:
+        key = self._key(base)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, self._step(base))
+        return self._kept[1]
+
+    def _key(self, row: Row) -> tuple[Any, ...]:
+        return row.model, row.args
+
+    def _step(self, row: Row) -> Step:
+        model = self._study.models[row.model]
+        size = (model.side, model.side)
+        words = [*model.full.args, *row.args]
+        with torch.random.fork_rng(devices=[]):
+            spec = BackboneSpec(model.full.name, 0, image_size=size, arguments=model_arguments(words))
+            network = spec.build().model.eval().to(self._device)
+            images = torch.randn(self._effort.images, 3, *size).to(self._device)
+
+        def step() -> None:
+            with torch.inference_mode():
+                network(images)
+
+        return step
+
+
+def _base(study: Study, row: Row) -> Row:
+    return next(one for one in study.rows if one.name == (row.against or row.name))
+
+
+def _words(study: Study, rows: Sequence[Row], device: torch.device, effort: Effort) -> str:
+    name = platform.processor() or platform.machine()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    elif device.type == "cpu":
+        name = f"{name}, {counted(torch.get_num_threads(), 'thread')}"
+    sides = " and ".join(str(side) for side in sorted({study.models[row.model].side for row in rows}))
+    words = (
+        f"{study.name}: timed on {device.type} ({name}), {counted(effort.images, 'image')} of {sides} pixels in a "
+        f"pass, {effort.pairs} pairs of passes each"
+    )
+    most = ON_ACCELERATOR
+    return words if effort == most else f"{words} (fewer than an accelerator's {most.images} and {most.pairs})"

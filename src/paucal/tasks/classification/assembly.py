@@ -1,0 +1,295 @@
+"""Assembly of a supervised run from its settings and its images."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.data.channels.counting import spoken
+from paucal.data.checking.findings import Finding
+from paucal.data.shards.texts import taken
+from paucal.data.views.normalisation import Normalisation
+from paucal.evaluation.seen_images import seen_by_start
+from paucal.evaluation.thresholds import USUAL
+from paucal.methods.contract import RunImages
+from paucal.methods.fine_tuning import check_tuning
+from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
+from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
+from paucal.models.features import linear_classifier
+from paucal.objectives import Objective
+from paucal.rules.backbone import backbone_spec
+from paucal.rules.facts import DataAndMachine, StartFacts
+from paucal.rules.resolve import origins
+from paucal.runner.images import (
+    SplitImages,
+    decoded,
+    find_images,
+    first_reading,
+    reading_for,
+    with_label_maps,
+)
+from paucal.runner.job import Bars
+from paucal.runner.loaders import stored_reading
+from paucal.runner.memory_check import check_memory, explain_memory_errors
+from paucal.runner.resuming import stored_split
+from paucal.runner.setup import RunSetup
+from paucal.runner.start_weights import Start, find_start, load_start
+from paucal.runner.starts import Choice, choose, may_choose_start, started_from
+from paucal.runner.trainer_inputs import check_rates, seconds_of
+from paucal.runs import RunFolder, read_weights
+from paucal.runs.ancestry import AUTO
+from paucal.settings.options import USUAL_SIDE
+from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
+from paucal.tasks.classification.balance import balance, suit_labels
+from paucal.tasks.classification.batch import fit_batch
+from paucal.tasks.classification.loaders import run_preprocessing, view_transform
+from paucal.tasks.classification.optimizer import check_plan, training_plan
+from paucal.tasks.classification.quick_check import quick_check, told
+from paucal.tasks.classification.split import split_images
+from paucal.training import Plan
+from paucal.types import DataRequest, UserError
+
+HEAD = "probe.safetensors"
+NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
+TUNING = "supervised"
+NO_CHOICE = Choice((), "")
+SEVERAL_PROCESSES = "no linear probe and no trials, which need a single process: tuned from the first step"
+SEVERAL_LABELS = (
+    "several labels: trained with one sigmoid per class (binary cross-entropy), scored by mean average precision"
+)
+
+
+@dataclass(frozen=True)
+class TrainingSetup(RunSetup[TrainSettings]):
+    """Everything a supervised run needs, checked, with nothing written yet.
+
+    Attributes:
+        tune_record: Record of the auto-tuning; None for a run whose length is given.
+        findings: Findings about the images of a new run, most serious first.
+    """
+
+    tune_record: TuneRecord | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def assemble(
+    settings: TrainSettings,
+    given: Mapping[str, str],
+    bars: Bars,
+    run: RunFolder | None = None,
+    opened: SplitImages | None = None,
+) -> TrainingSetup:
+    """Open the data, choose the open settings and build the objective, without writing anything.
+
+    Args:
+        settings: Settings as given or stored.
+        given: Origin of each setting that was given.
+        bars: Function that shows a progress bar.
+        run: Run to resume, with its split; None for a new one.
+        opened: Images of the run if they are open already.
+
+    Raises:
+        UserError: The data or a setting is invalid.
+    """
+    chooses_start = run is None and may_choose_start(settings, given)
+    asked = settings, given
+    start = Start() if chooses_start else find_start(settings, run)
+    data = opened or _open(settings, bars, run)
+    found = NO_CHOICE
+    if chooses_start:
+        settings, given, found = _look_for_start(settings, given, data)
+        start = find_start(settings)
+    images, facts = data.images, replace(data.facts(), start=_facts_of(start, settings.init))
+    fit_memory = settings.batch_size == "auto"
+    settings, reasons = resolve_training(settings, facts)
+    data, fewer = _at_size(settings, data, bars, run, opened)
+    if fewer:  # unreadable images were skipped: choose the settings that depend on their number again
+        return assemble(*asked, bars, run, split_images(asked[0], data.images))
+    images = data.images
+    tune_record = _tune_record(settings, found, run, whole=images.stream is None)
+    objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
+    suit_labels(settings, data, objective)
+    if objective.data_request.label_maps:
+        with bars("reading label maps") as advance:
+            data = with_label_maps(data, settings.labels, settings.method, advance)
+    fed = run_preprocessing(settings, data, start.input and start.input(settings.model or ""), run)
+    held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, data.part(part)))
+    settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
+    balance(settings, data, objective)
+    card = ModelCard(spec, images.classes, fed)
+    if images.multi_hot is not None:
+        card = card.with_thresholds([USUAL] * len(images.classes))  # until validation images choose others
+    if fit_memory:
+        settings, reasons["batch_size"] = fit_batch(settings, data, objective, card)
+        given = {name: origin for name, origin in given.items() if name not in ("batch_size", "accumulate")}
+    loaded = load_start(start, settings.model, objective, images.classes, settings.init_head)
+    if tune_record is not None and run is not None and not run.last.exists():
+        load_head(run, objective, settings.img_size)
+    findings = tuple(quick_check(data)) if run is None else ()
+    remarks = [
+        *([found.remark] if found.remark else ()),
+        *([SEVERAL_PROCESSES] if found.candidates and settings.processes > 1 else ()),
+        *images.notes,
+        *filter(None, [spoken(images.reading.channels)]),
+        *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
+        *([NO_PROBE] if images.stream is not None and found.candidates else ()),
+        *told(findings),
+        *check_plan(settings, facts.n_train),
+        *(loaded.lines() if loaded else ()),
+        *seen_by_start(settings.init, images, data.split),
+        *check_tuning(settings, objective),
+        *notes,
+    ]
+    _check_request(objective.data_request, settings, card)
+    plan = _plan(settings, facts, tune_record)
+    origin = origins(settings, given, reasons)
+    return TrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, tune_record, findings)
+
+
+def _plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecord | None) -> Plan:
+    plan = training_plan(settings, facts.n_train, facts.n_classes)
+    return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
+
+
+def _tune_record(settings: TrainSettings, found: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
+    """Return the stored or a new record of auto-tuning; None for a run without it.
+
+    Args:
+        settings: Resolved settings of the run.
+        found: Pretrained weights to start from.
+        run: Run to resume; None for a new one.
+        whole: Whether the features of all images fit in memory, as a probe needs; not for shards.
+
+    Raises:
+        UserError: The length or the learning rates of a new run are invalid.
+    """
+    if run is not None:
+        return read_record(run)
+    tune_record = None
+    if found.candidates or settings.time is not None:
+        # Auto-tuning needs one process and all images in memory; other runs fine-tune from the first step.
+        candidates = found.candidates if settings.processes == 1 and whole else ()
+        tune_record = TuneRecord(
+            candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time")
+        )
+    _check_new(settings, tune_record, whole)
+    return tune_record
+
+
+def _check_new(settings: TrainSettings, tune_record: TuneRecord | None, whole: bool = True) -> None:
+    check_rates(settings)
+    if settings.epochs == 0 and not whole:
+        raise UserError(
+            "--epochs 0 keeps the linear probe of pretrained weights, which is fitted to the features of all "
+            "images at once, while shards are streamed: give at least 1, or train on a part of them "
+            "that is small enough to be decoded once."
+        )
+    if settings.epochs == 0 and (tune_record is None or not tune_record.candidates):
+        raise UserError(
+            "--epochs 0 keeps the linear probe of pretrained weights, and this run does not look for any or has "
+            "found none: give at least 1."
+        )
+
+
+def head_file(sides: Sequence[int]) -> str:
+    """Return the file name of the head fitted to images of another size than the probe's."""
+    return f"head-{'x'.join(map(str, sides))}.safetensors"
+
+
+def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None) -> None:
+    """Load the head that the run has fitted for an image size into the deployed network, if there is one.
+
+    Raises:
+        UserError: The file does not fit the model.
+    """
+    path = run.path / head_file(sides or [])
+    path = path if path.is_file() else run.path / HEAD
+    classifier = linear_classifier(objective.deployable())
+    if not path.is_file() or classifier is None:
+        return
+    try:
+        classifier.load_state_dict(read_weights(path))
+    except RuntimeError as problem:
+        raise UserError(f"{str(path)!r} does not fit the model of its run: train anew.") from problem
+
+
+def _look_for_start(
+    settings: TrainSettings, given: Mapping[str, str], data: SplitImages
+) -> tuple[TrainSettings, dict[str, str], Choice]:
+    """Choose the pretrained weights, and the method that suits them if it is open."""
+    facts = data.facts()
+    found = choose(settings.model, settings.device or facts.device, facts.median_side)
+    if not found.candidates:
+        return replace(settings, init=None), {**given, "init": f"auto: {found.why}"}, found
+    settings, given = started_from(settings, found.candidates[0]), {"model": f"auto: {found.why}", **given}
+    if "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given):
+        settings = replace(settings, method=TUNING)
+        given["method"] = "auto: tuned from trained weights, where the paper's gain over it is not shown"
+    return settings, {**given, "init": f"auto: {found.why}"}, found
+
+
+def chosen_image_size(data: SplitImages) -> list[int]:
+    """Return the side, or height and width, in pixels that a run would choose for these images."""
+    settings, given = TrainSettings(), {}
+    settings, given, _ = _look_for_start(settings, given, data)
+    facts = replace(data.facts(), start=_facts_of(find_start(settings), settings.init))
+    return list(resolve_training(settings, facts)[0].img_size or [USUAL_SIDE])
+
+
+def _facts_of(start: Start, init: str | None) -> StartFacts | None:
+    return None if start.facts is None else replace(start.facts, chosen=init == AUTO)
+
+
+def _open(settings: TrainSettings, bars: Bars, run: RunFolder | None) -> SplitImages:
+    """Open and split the images, and decode them if the image size is known."""
+    with bars("looking through shards") as advance:
+        images = find_images(settings, advance=advance)
+    if settings.img_size is not None:
+        reading = reading_for(settings.img_size, first_reading(settings, images, stored_reading(run)))
+        with bars("reading images") as advance:
+            images = decoded(images, settings, reading, advance)
+    return split_images(settings, images) if run is None else SplitImages(images, stored_split(run, images))
+
+
+def _at_size(
+    settings: TrainSettings, data: SplitImages, bars: Bars, run: RunFolder | None, opened: SplitImages | None
+) -> tuple[SplitImages, bool]:
+    """Return the images decoded for the network's image size, and whether some were skipped.
+
+    Images that are open already may be larger than needed: auto-tuning tries smaller sizes.
+    """
+    images = data.images
+    like = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
+    reading = reading_for(settings.img_size or [USUAL_SIDE], like)
+    have, want = images.reading.side or 0, reading.side or 0
+    if have == want or (opened is not None and have > want):
+        return data, False
+    with bars("reading images") as advance:
+        images = decoded(images, settings, reading, advance)
+    return replace(data, images=images), len(images) < len(data.images)
+
+
+def _build(settings: TrainSettings, n_classes: int, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
+    # The initial weights must not depend on earlier random numbers, nor change later ones.
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
+        torch.manual_seed(settings.seed)
+        spec, notes = backbone_spec(settings, n_classes, channels)
+        notes = [*check_memory(settings, spec), *notes]
+        return build_objective(settings, spec), spec, notes
+
+
+def _check_request(request: DataRequest, settings: TrainSettings, card: ModelCard) -> None:
+    """Refuse settings that do not give an objective the data it needs.
+
+    Raises:
+        UserError: The batch is too small, or the views cannot be made.
+    """
+    if settings.images_per_pass < request.smallest_batch:
+        raise UserError(
+            f"--batch-size is {settings.images_per_pass}, and --method {settings.method} needs at least "
+            f"{request.smallest_batch} images in a forward pass."
+        )
+    for crops in request.views:
+        view_transform(crops, card.preprocessing, settings, request.geometry)

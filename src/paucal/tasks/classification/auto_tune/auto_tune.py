@@ -1,0 +1,155 @@
+"""Choose how to fine-tune pretrained weights in the time available: a linear probe, short trials, a length.
+
+Every step is stored in the run, so that a stopped run resumes where it was. The decisions are stored among the
+settings; from then on the run is like any other and can be repeated exactly.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from paucal.cores import cores_are_shared, slowdown
+from paucal.models.features import linear_classifier
+from paucal.runner.console import Console
+from paucal.runner.forecast import duration, finish
+from paucal.runner.start_time import start_time
+from paucal.runner.time_plan import store_time_plan
+from paucal.runs import RunFolder
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
+from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
+from paucal.tasks.classification.auto_tune.timing import seconds_per_image
+from paucal.tasks.classification.auto_tune.tuning import choose_preset
+from paucal.training import TimePlan
+from paucal.types import UserError
+
+# With fewer training images, validation cannot tell whether tuning is better than the probe.
+FEWEST_IMAGES = 100
+MAX_EPOCHS = 20
+SCRATCH_EPOCHS = 300
+REPORT_SECONDS = 6.0  # pictures and the page at the end, on a core of their own
+
+
+def auto_tune(run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
+    """Choose the length of a run and the settings that it depends on, and store them in the run.
+
+    Returns:
+        Whether the choice was finished; False where a signal stopped a trial.
+
+    Raises:
+        UserError: The time is too short for one epoch.
+    """
+    if setup.tune_record is None:
+        raise ValueError("this run has no auto-tuning")
+    state = TuneState(run, setup, setup.tune_record, console, start_time() - setup.tune_record.spent)
+    try:
+        if setup.tune_record.candidates and linear_classifier(setup.objective.deployable()) is not None:
+            return _tune_trained_weights(state)
+        _train_directly(state)
+        return True
+    finally:
+        state.save()  # the time spent, also after a signal
+
+
+def _train_directly(state: TuneState) -> None:
+    """Choose the length of a run without a probe: from scratch, or without a linear classifier."""
+    setup, budget = state.setup, state.record.budget
+    if setup.settings.epochs == 0:
+        raise UserError(
+            f"--epochs 0 keeps a linear probe, and {setup.settings.model} has no linear classifier: give 1 or more."
+        )
+    if state.record.candidates:
+        state.console.say(f"note: {setup.settings.model} has no linear classifier: it is tuned without a probe")
+    counts = setup.data.counts()
+    each = seconds_per_image(setup, threads=True) / setup.settings.processes
+    epoch = each * (counts["train"] + counts["val"] / 3)
+    state.image_seconds = each / 3
+    if setup.settings.epochs is not None:
+        _set_length(state, setup.settings.epochs, epoch, {})
+        return
+    left = state.left()
+    if epoch > max(left, 0.0) and epoch > 1.1 * budget:
+        raise UserError(
+            f"--time is {setup.settings.time}, and one epoch of {counts['train']} training images takes "
+            f"{duration(epoch)} here: give --time {int((3 * epoch + 60) // 60)}m or more, a smaller --img-size, or "
+            "--fraction."
+        )
+    most = SCRATCH_EPOCHS if setup.settings.init is None else MAX_EPOCHS
+    epochs = max(1, min(most, int(left / epoch)))
+    _set_length(state, epochs, epoch, {}, most=most)
+
+
+def _tune_trained_weights(state: TuneState) -> bool:
+    if cores_are_shared():
+        seconds_per_image(state.setup, threads=True)
+    time_frozen_network(state)
+    if len(state.record.candidates) > 1 and not state.record.race and state.record.probe is None:
+        compare_candidates(state)
+    fit_probe(state)
+    counts = state.setup.data.counts()
+    if state.setup.settings.epochs == 0:
+        return _keep_probe(state, "the probe is the model: --epochs 0")
+    if is_free(state.setup, "epochs") and (not counts["val"] or counts["train"] < FEWEST_IMAGES):
+        why = f"{counts['train']} training images" if counts["val"] else "no images to validate with"
+        return _keep_probe(state, f"{why}: the probe is the model, as validation could not tell whether tuning helps")
+    chosen = choose_preset(state)
+    if chosen is None:
+        return _keep_probe(state, f"{_describe_shortage(state)}: the probe is the model")
+    preset, cost = chosen
+    epochs = state.setup.settings.epochs
+    if epochs is None:
+        epochs = max(1, min(MAX_EPOCHS, int(state.left(cost.shrink) / cost.epoch)))
+    _set_length(state, epochs, cost.epoch, {"img_size": cost.side, **preset.settings}, cost.shrink)
+    return True
+
+
+def _describe_shortage(state: TuneState) -> str:
+    """Return which resource was too small for every preset."""
+    if None not in state.record.sizes.values():
+        return "the remaining time is too short for two epochs"
+    half = state.setup.settings.images_per_pass // 2
+    advice = f"--batch-size {half} needs half of it" if half else "a smaller --img-size needs less"
+    return f"the memory is too small for tuning ({advice})"
+
+
+def _set_length(
+    state: TuneState,
+    epochs: int,
+    epoch: float,
+    changes: Mapping[str, Any],
+    shrink: float = 1.0,
+    most: int = MAX_EPOCHS,
+) -> None:
+    """Store the length of the run with the settings that follow from it, and print when it ends."""
+    timed = is_timed(state.setup)
+    setup = state.reassemble(**{**changes, "epochs": epochs})
+    seconds = epochs * epoch + state.final_eval_seconds(shrink)
+    tried = [name for name in changes if is_free(state.setup, name)]
+    reasons = dict.fromkeys(tried, "tried on these images, or what the time allows")
+    if not is_free(state.setup, "epochs"):
+        plan = f"{epochs} epochs, as given"
+    else:
+        plan = f"{epochs} epochs of {duration(epoch)} each fit in the time"
+        reasons["epochs"] = plan
+    state.adopt(setup, reasons)
+    state.console.say(f"plan: {plan}; about {duration(seconds)} from now, until {finish(seconds)}")
+    if timed:
+        evaluation, steps = state.eval_seconds(shrink), setup.plan.steps_per_epoch
+        closing = state.final_eval_seconds(shrink) + REPORT_SECONDS * slowdown()
+        time_plan = TimePlan(
+            *(state.record.budget, state.spent, closing, (epoch - evaluation) / steps, evaluation),
+            most_steps=most * steps,
+            threads=torch.get_num_threads(),
+        )
+        store_time_plan(state.run, time_plan)
+    state.save(plan=plan)
+
+
+def _keep_probe(state: TuneState, why: str) -> bool:
+    """Keep the probe as the final model."""
+    setup = state.reassemble(epochs=0, freeze_epochs=0)
+    state.adopt(setup, {"epochs": why})
+    state.console.say(f"plan: {why}")
+    state.save(plan=why, tune=False)
+    return True

@@ -1,0 +1,89 @@
+"""The state of auto-tuning: the run as it stands, what was measured, and the time that is left."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paucal.runner.console import Console
+from paucal.runner.resuming import store_changes
+from paucal.runner.start_weights import RECORD
+from paucal.runs import RunFolder
+from paucal.tasks.classification.assembly import TrainingSetup, assemble
+from paucal.tasks.classification.auto_tune.record import TuneRecord
+
+RESERVE = 0.05  # share of the time kept for pictures, the page and unforeseen work
+NEVER_REVISED = frozenset(("init", "time", "method", "model", "device", "devices", "nodes", "batch_size"))
+
+
+@dataclass
+class TuneState:
+    """State of an auto-tuning that is under way.
+
+    Attributes:
+        run: Run folder.
+        setup: Setup of the run with the settings chosen so far.
+        record: Measurements and decisions so far, as stored in the run.
+        console: Console for messages and progress.
+        start_time: `time.monotonic()` of the run's start, moved back by the time that earlier calls spent.
+        image_seconds: Seconds of one image through the frozen network, at the probe's image size.
+        announced: Whether the time of the first model was announced.
+    """
+
+    run: RunFolder
+    setup: TrainingSetup
+    record: TuneRecord
+    console: Console
+    start_time: float
+    image_seconds: float = 0.0
+    announced: bool = False
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the run started, over all calls."""
+        return time.monotonic() - self.start_time
+
+    def final_eval_seconds(self, shrink: float = 1.0) -> float:
+        """Return the seconds of the evaluations after training, for images of a share of the probe's pixels."""
+        test = shrink * self.image_seconds * len(self.setup.data.part("test"))
+        return test + (1 + (self.setup.settings.soup or 0)) * self.eval_seconds(shrink)  # see `finish_model`
+
+    def eval_seconds(self, shrink: float = 1.0) -> float:
+        """Return the seconds of one validation, for images of a share of the probe's pixels."""
+        return shrink * self.image_seconds * len(self.setup.data.part("val"))
+
+    def left(self, shrink: float = 1.0) -> float:
+        """Return the seconds left for training, after the reserve and the final evaluations."""
+        return (1 - RESERVE) * self.record.budget - self.spent - self.final_eval_seconds(shrink)
+
+    def save(self, **changes: Any) -> None:
+        """Store changes of the record in the run."""
+        self.record = self.record.but(**changes, spent=self.spent).write(self.run)
+
+    def reassemble(self, **changes: Any) -> TrainingSetup:
+        """Return a setup with changed settings, with the automatic settings that depend on them chosen again."""
+        setup = self.setup
+        automatic = {name for name, origin in setup.origin.items() if origin.startswith("auto: ")}
+        revised = automatic - NEVER_REVISED - set(changes) - (set() if "model" in changes else {"img_size"})
+        settings = replace(setup.settings, **dict.fromkeys(revised), **changes)
+        given = {name: origin for name, origin in setup.origin.items() if name not in revised and origin != "default"}
+        changed = assemble(settings, given, self.console.progress, self.run, setup.data)
+        return replace(changed, plan=replace(changed.plan, deadline=setup.plan.deadline))
+
+    def adopt(self, setup: TrainingSetup, reasons: Mapping[str, str]) -> None:
+        """Make a setup that of the run, and store its settings with the reasons."""
+        origin = {**setup.origin, **{name: f"auto: {reason}" for name, reason in reasons.items()}}
+        self.setup = replace(setup, origin=origin)
+        store_changes(self.run, setup.settings, origin)
+        if setup.start is not None:
+            self.run.write_json(RECORD, setup.start.to_dict())
+
+
+def is_timed(setup: TrainingSetup) -> bool:
+    """Return whether the time budget decides the length of the run."""
+    return setup.tune_record is not None and setup.tune_record.budget > 0 and is_free(setup, "epochs")
+
+
+def is_free(setup: TrainingSetup, name: str) -> bool:
+    """Return whether a setting was left open by the user."""
+    return setup.origin.get(name, "default") == "default" or setup.origin[name].startswith("auto: ")

@@ -1,0 +1,75 @@
+"""The steps of a finished auto-tuning for reports: validation score and time of each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paucal.evaluation.primary_metric import PrimaryMetric
+from paucal.runner.forecast import duration
+from paucal.tasks.classification.auto_tune.record import TuneRecord
+from paucal.tasks.classification.finishing import Finish
+from paucal.training import Outcome
+
+
+def step_rows(
+    record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
+) -> list[dict[str, Any]]:
+    """Return a row per step: name, validation score, time, and whether it is the run's model."""
+    if record is None or record.probe is None:
+        return []
+    probe, images = record.probe, record.probe.details.get("images", 0)
+    rows = [
+        _row(f"candidate {one.name}, by cross-validation on some training images", one.score, one.seconds)
+        for one in record.race
+    ]
+    words = f"probe: linear head on frozen features of {images} images, {_size(probe.details.get('img_size'))} pixels"
+    rows.append(_row(words, probe.score, probe.seconds, kept=not outcome.best and not finish.epochs))
+    rows += [_row(f"trial: {one.name}", one.score, one.seconds) for one in record.trials]
+    if outcome.rows:
+        scores = [row[measure.column] for row in outcome.rows if measure.column in row]
+        name = "tuned: the best epoch" if scores else "tuned: the last epoch"
+        kept = bool(outcome.best) and not finish.epochs
+        rows.append(_row(name, max(scores, default=None), outcome.seconds, kept=kept))
+    if finish.epochs:
+        rows.append(_row(_describe_average(finish), finish.score, 0.0, kept=True))
+    return rows
+
+
+def _describe_average(finish: Finish) -> str:
+    """Return which epochs were averaged, as text."""
+    return f"the mean of the weights of epochs {', '.join(map(str, finish.epochs))}"
+
+
+def describe_kept_model(record: TuneRecord | None, outcome: Outcome, finish: Finish, selected: bool) -> str:
+    """Return which weights a run kept as its model, and why."""
+    if finish.epochs:
+        return f"{_describe_average(finish)}, better on the validation images than each of them"
+    if record is not None and record.probe is not None and not outcome.best:
+        return "the probe: no epoch of tuning was better on the validation images" if outcome.rows else record.plan
+    why = "the best on the validation images"
+    if not selected:
+        why = "the last: without validation images nothing was selected"
+    return f"epoch {outcome.best.get('epoch', 0):g}, {why}"
+
+
+def kept_model_score(
+    record: TuneRecord | None, outcome: Outcome, finish: Finish, measure: PrimaryMetric
+) -> float | None:
+    """Return the validation score of the run's model; None if unknown."""
+    if finish.epochs:
+        return finish.score
+    if not outcome.best and record is not None and record.probe is not None:
+        return record.probe.score
+    return outcome.best.get(measure.column)
+
+
+def total_seconds(record: TuneRecord | None, outcome: Outcome) -> float:
+    """Return the seconds of a run, from opening the images to the end of training."""
+    return outcome.seconds + (0.0 if record is None else record.spent)
+
+
+def _row(name: str, score: float | None, seconds: float, kept: bool = False) -> dict[str, Any]:
+    return {"name": name, "score": score, "time": duration(seconds), "kept": kept}
+
+
+def _size(sides: Any) -> str:
+    return "x".join(map(str, sides)) if isinstance(sides, Sequence) else "?"

@@ -1,0 +1,172 @@
+"""Presets for fine-tuning a network from its probe, and a short trial of each on the user's own images."""
+
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lightning.pytorch import Callback
+from torch import nn
+
+from paucal.backbones.layers import count_stages
+from paucal.runner.console import Console
+from paucal.runs import RunFolder
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.record import TuneStep
+from paucal.tasks.classification.loaders import train_loader, validation
+from paucal.tasks.classification.optimizer import optimization
+from paucal.training import (
+    CosineWarmup,
+    Optimization,
+    Outcome,
+    Plan,
+    Records,
+    TimePlan,
+    Watch,
+    checkpoint_position,
+    fit,
+)
+from paucal.training.memory import memory_advice
+from paucal.types import UserError
+
+FOLDER = "trials"
+MIN_STEPS = 8  # shorter trials say nothing
+TRAINED = "trained"  # key of a trial's details: seconds of its steps and its validation
+WORST = 1e9  # loss of a trial that ended with NaN or infinite values
+WARMUP = 0.1  # share of a trial
+
+
+@dataclass(frozen=True)
+class TuningPreset:
+    """Settings for fine-tuning.
+
+    Attributes:
+        name: Name to print.
+        settings: Settings by name; settings given by the user are not changed.
+        passes: Epochs that it needs: if fewer fit in the time, smaller images are used.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    passes: int = 6
+
+
+# Measured in docs/which_model.md: each of the first two won by far on a set on which the other lost.
+KEEPING = "norms still"
+WITH_BATCH_NORM = (
+    TuningPreset(
+        f"last stages alone, {KEEPING}, rate 3e-4", {"eval_mode": True, "lr": 3e-4, "crop_scale": 0.5}, passes=3
+    ),
+    TuningPreset("all layers, norms learning, rate 1e-3", {"eval_mode": False, "lr": 1e-3, "crop_scale": 0.6}),
+    TuningPreset(f"all layers, {KEEPING}, rate 2e-4", {"eval_mode": True, "lr": 2e-4, "crop_scale": 0.35}),
+)
+WITHOUT = (
+    TuningPreset("last stages alone, rate 1e-4", {"lr": 1e-4, "crop_scale": 0.5}, passes=3),
+    TuningPreset("all layers, rate 3e-4, layer decay 0.75", {"lr": 3e-4, "layer_decay": 0.75, "crop_scale": 0.5}),
+    TuningPreset("all layers, rate 5e-5, layer decay 0.75", {"lr": 5e-5, "layer_decay": 0.75, "crop_scale": 0.35}),
+)
+FROZEN_SHARE = 0.6  # share of the stages that is frozen if only the last ones are tuned, which halves the time
+
+
+def presets_for(model: nn.Module) -> Sequence[TuningPreset]:
+    """Return the presets that suit a network, the most careful one first."""
+    normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    partly, *whole = WITH_BATCH_NORM if normed else WITHOUT
+    try:
+        frozen = int(FROZEN_SHARE * count_stages(model))
+    except UserError:  # timm does not know its stages
+        return whole
+    return [replace(partly, settings={"freeze": frozen, **partly.settings}), *whole] if frozen else whole
+
+
+def run_trial(
+    run: RunFolder,
+    setup: TrainingSetup,
+    preset: TuningPreset,
+    steps: int,
+    console: Console,
+    callbacks: Sequence[Callback] = (),
+    time_plan: TimePlan | None = None,
+) -> TuneStep | None:
+    """Train for a few steps from the probe, and evaluate on the validation images.
+
+    Args:
+        run: Run folder; the trial keeps its state in a subfolder and resumes from it.
+        setup: Setup with the settings of the preset and the probe's head.
+        preset: Preset to try.
+        steps: Optimizer steps.
+        console: Console for progress.
+        callbacks: Further Lightning callbacks.
+        time_plan: Time limit of the trial, which makes fewer steps if they become slower; None for all steps.
+
+    Returns:
+        The trial; None if it was stopped before its end.
+    """
+    start_time = time.monotonic()
+    folder = RunFolder(run.path / FOLDER / preset.name.replace(" ", "-").replace(",", ""))
+    (folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    plan = replace(setup.plan, total_steps=steps, steps_per_epoch=steps, time=time_plan)
+    scores = validation(setup.data, setup.card.preprocessing, setup.settings)
+    start = checkpoint_position(folder.last)[1] if folder.last.exists() else 0
+    records = Records(folder, lambda module: None, Watch(scores))
+    try:
+        with memory_advice(plan):
+            outcome = _fit(setup, plan, start, records, console, callbacks)
+    except UserError as problem:  # the training diverged or the memory was too small: the preset loses
+        console.say(f"note: {preset.name}: {problem}")
+        return TuneStep(
+            preset.name, 0.0, time.monotonic() - start_time, {"loss": WORST, "steps": steps, **preset.settings}
+        )
+    if not outcome.finished:
+        return None
+    row = outcome.rows[-1]
+    details = {"loss": row["val_loss"], "steps": outcome.step, TRAINED: row["seconds"], **preset.settings}
+    return TuneStep(preset.name, row[setup.data.primary_metric.column], time.monotonic() - start_time, details)
+
+
+def _fit(
+    setup: TrainingSetup,
+    plan: Plan,
+    start: int,
+    records: Records,
+    console: Console,
+    callbacks: Sequence[Callback],
+) -> Outcome:
+    settings, request = setup.settings, setup.objective.data_request
+    return fit(
+        setup.objective,
+        lambda: train_loader(setup.data, setup.card.preprocessing, settings, plan, request, start),
+        trial_optimization(optimization(settings, plan), settings.lr or 0.0, plan.total_steps),
+        plan,
+        records,
+        [*console.callbacks(), *callbacks],
+    )
+
+
+def trial_optimization(usual: Optimization, peak: float, steps: int) -> Optimization:
+    """Return the optimization of a trial: a warm-up and a cosine over its steps, without a moving average."""
+    schedule = CosineWarmup(peak=peak, horizon=steps, warmup=round(WARMUP * steps), start=0.1 * peak, floor=0.0)
+    return replace(usual, schedule=schedule, average_decay=None)
+
+
+def clear_trials(run: RunFolder) -> None:
+    """Remove the states of all trials; their scores are in the record."""
+    shutil.rmtree(run.path / FOLDER, ignore_errors=True)
+
+
+def best_trial(trials: Sequence[TuneStep], images: int) -> int:
+    """Return the position of the trial whose preset is used.
+
+    It is the first one unless another leads by more than the standard error of their difference: trials are short and
+    evaluated on few images. In one case the first lost by four of 81 images, and won by three points after all epochs.
+
+    Args:
+        trials: Trials, that of the default preset first.
+        images: Number of validation images.
+    """
+    best = max(range(len(trials)), key=lambda number: (trials[number].score, -trials[number].details["loss"]))
+    lead = trials[best].score - trials[0].score
+    variance = sum(trial.score * (1 - trial.score) for trial in (trials[0], trials[best])) / max(images, 1)
+    return best if lead > math.sqrt(variance) else 0

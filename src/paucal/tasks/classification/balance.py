@@ -1,0 +1,90 @@
+"""Class weights and balanced sampling for classes of different sizes."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paucal.methods.training_settings import TrainSettings
+from paucal.objectives import Objective, Supervised
+from paucal.runner.images import SplitImages
+from paucal.types import UserError
+
+
+def balanced_weights(counts: NDArray[np.int64]) -> Tensor:
+    """Return (K,) class weights with equal total weight per class, and mean 1 over the images.
+
+    The weight of a class is N / (K' n) with n images of N in all, as scikit-learn's "balanced" (King and Zeng 2001,
+    "Logistic regression in rare events data"); K' counts the classes that have images, and one without any gets 1.
+
+    Example:
+        >>> balanced_weights(np.array([30, 10])).tolist()
+        [0.6666666865348816, 2.0]
+    """
+    present = counts > 0
+    weights = np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 1.0)
+    return torch.from_numpy(weights).float()
+
+
+def positive_weights(multi_hot: NDArray[np.int8]) -> Tensor:
+    """Return (K,) factors that give the images of a class the same total weight as all others.
+
+    Args:
+        multi_hot: (N, K) labels of 1, 0 and -1 (unknown).
+
+    Example:
+        >>> positive_weights(np.array([[1, 0], [0, 0], [0, 1], [0, 1]])).tolist()
+        [3.0, 1.0]
+    """
+    positive, negative = (multi_hot == 1).sum(0), (multi_hot == 0).sum(0)
+    return torch.from_numpy(np.where(positive > 0, negative / np.maximum(positive, 1), 1.0)).float()
+
+
+def suit_labels(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
+    """Let an objective learn one sigmoid per class if images may have several labels.
+
+    Raises:
+        UserError: The method or balanced sampling needs a single label per image.
+    """
+    if data.images.multi_hot is None:
+        return
+    if not isinstance(objective, Supervised):
+        raise UserError(
+            f"--method {settings.method} needs one label for each image, and these have several: give --method "
+            "supervised or drloc, or --label-separator none where a cell names one class."
+        )
+    if settings.sampling == "balanced":
+        raise UserError(
+            "--sampling balanced shows equally many images of every class, but these images have several: leave "
+            "it out, or give --class-weights auto."
+        )
+    objective.judge_classes_apart()
+
+
+def balance(settings: TrainSettings, data: SplitImages, objective: Objective) -> None:
+    """Weight the classes in an objective's loss, if the settings say so.
+
+    Raises:
+        UserError: The method has no class weights, weights and balanced sampling are combined, or balanced sampling is
+            used with shards.
+    """
+    if settings.sampling == "balanced" and data.images.stream is not None:
+        raise UserError(
+            "--sampling balanced would read from all shards for every batch, which is too slow for training: use "
+            "--class-weights auto."
+        )
+    if settings.class_weights == "none":
+        return
+    if settings.sampling == "balanced":
+        raise UserError(
+            "--class-weights auto and --sampling balanced together would favour rare classes twice: leave "
+            "one of them out."
+        )
+    if not isinstance(objective, Supervised):
+        raise UserError(
+            f"--class-weights is not supported for --method {settings.method}, which learns from label maps: "
+            "use --sampling balanced."
+        )
+    train, rows = data.part("train"), data.images.multi_hot
+    several = None if rows is None else positive_weights(rows[train])
+    objective.weigh_classes(balanced_weights(data.images.class_counts(train)) if several is None else several)

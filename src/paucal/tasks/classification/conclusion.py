@@ -1,0 +1,263 @@
+"""The end of a training run: the kept model is evaluated once on the test images, drawn and reported."""
+
+import shlex
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.distributed import rank
+from paucal.evaluation.calibration import FEWEST, Calibration, calibration
+from paucal.evaluation.classification import classification_report
+from paucal.evaluation.curves import curves_figure, with_speed
+from paucal.evaluation.figures import save_figure
+from paucal.evaluation.multi_label import multi_label_report
+from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.record import record_classification, record_multi_label
+from paucal.evaluation.results import MultiLabelReport, Report
+from paucal.evaluation.tables import due_line, report_table, score_lines
+from paucal.memory import peak_memory
+from paucal.methods.training import method_of, unused_by
+from paucal.methods.training_settings import TrainSettings
+from paucal.models.saved import read_card
+from paucal.models.trained import load_trained
+from paucal.report.page import write_report
+from paucal.runner.console import Console
+from paucal.runner.finished import FinishedRun
+from paucal.runner.loaders import eval_loader
+from paucal.runner.processes import wait_for_all
+from paucal.runner.trainer_inputs import seconds_of
+from paucal.runs import RunFolder
+from paucal.settings.options import flag_words, setting_fields
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.auto_tune.summary import (
+    describe_kept_model,
+    kept_model_score,
+    step_rows,
+    total_seconds,
+)
+from paucal.tasks.classification.finishing import Finish, clear_epochs, finish_model
+from paucal.tasks.classification.mistakes import draw_mistakes
+from paucal.training import Outcome
+from paucal.wording import counted, percent
+
+
+@dataclass(frozen=True)
+class Result(FinishedRun):
+    """The result of a finished training run.
+
+    Attributes:
+        folder: Run folder.
+        report: Test scores with intervals, also per class, with the confusion matrix for single labels.
+        seconds: Seconds of training.
+    """
+
+    report: Report
+    seconds: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The test scores as plain numbers: "top1", "loss" and others; "map" for several labels."""
+        return self.report.values
+
+    @property
+    def test_scores(self) -> dict[str, float]:
+        """The same as `metrics`."""
+        return self.metrics
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """The final evaluation of a run's model.
+
+    Attributes:
+        report: Report on the test images.
+        finish: Changes of the model after its last step.
+        calibrated: Calibration before and after temperature scaling; None without it.
+    """
+
+    report: Report
+    finish: Finish
+    calibrated: Calibration | None
+
+
+def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Result:
+    """Evaluate the kept model on the test images, which were not used before, and write the results.
+
+    All processes share the test images and get the result; the first one writes it.
+    """
+    finish = finish_model(run, setup, outcome, console)
+    plain = _predict_test(run, setup, console)
+    predictions = plain.at_temperature(finish.temperature)
+    if rank() != 0:
+        report = _score(setup, predictions, finish)
+        return Result(run.path, report, outcome.seconds)
+    chance = {f"train_{name}": value for name, value in setup.objective.chance_levels().items()}
+    best = outcome.best.get("epoch") if _selected(setup) else None
+    if outcome.rows:
+        rows = with_speed(outcome.rows, len(setup.data.part("train")))
+        save_figure(run.plots / "curves.png", curves_figure(rows, chance=chance, best=best))
+    report = _record(run, setup, predictions)
+    calibrated = calibration(plain, finish.temperature, finish.images) if finish.images else None
+    evaluation = FinalEvaluation(report, finish, calibrated)
+    run.write_json("summary.json", summary(run, setup, outcome, evaluation))
+    clear_epochs(run, setup)
+    if not setup.card.several:
+        draw_mistakes(run.plots, predictions, setup.data.images, load_trained(run), console.say)
+    page = write_report(run.path)
+    console.show(report_table(report))
+    for line in closing_lines(run, setup, outcome, evaluation, page):
+        console.say(line)
+    return Result(run.path, report, outcome.seconds)
+
+
+def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
+    settings, data = setup.settings, setup.data
+    device = settings.device or "cpu"
+    wait_for_all()  # for the model file of the first process
+    # Load the stored files, so that exactly the deployed model is evaluated.
+    model = load_trained(run, device)
+    indices = data.part("test")
+    loader = eval_loader(data, indices, model.card.preprocessing, settings)
+    with console.progress("testing") as advance:
+        return predict_all(model.module, loader, device, progress=lambda done: advance(done, len(indices)))
+
+
+def _score(setup: TrainingSetup, predictions: Predictions, finish: Finish) -> Report:
+    """Return the report without writing anything."""
+    classes = setup.card.classes
+    if setup.card.several:
+        return multi_label_report(predictions, classes, finish.thresholds or setup.card.thresholds or ())
+    return classification_report(predictions, classes, _train_labels(setup))
+
+
+def _record(run: RunFolder, setup: TrainingSetup, predictions: Predictions) -> Report:
+    images, classes = setup.data.images, setup.card.classes
+    if setup.card.several:
+        card = read_card(run)
+        return record_multi_label(run.evaluation("test"), run.plots, predictions, images, card)
+    labels = _train_labels(setup)
+    return record_classification(run.evaluation("test"), run.plots, predictions, images, classes, labels)
+
+
+def _selected(setup: TrainingSetup) -> bool:
+    """Return whether the kept epoch was selected on validation images."""
+    return len(setup.data.part("val")) > 0
+
+
+def _train_labels(setup: TrainingSetup) -> torch.Tensor:
+    data = setup.data
+    return torch.from_numpy(data.images.labels[data.part("train")])
+
+
+def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation) -> dict:
+    """Return the content of `summary.json`, which the page shows."""
+    data, card, finish = setup.data, setup.card, evaluation.finish
+    per_class = {
+        part: dict(zip(card.classes, data.images.class_counts(data.part(part)).tolist(), strict=True))
+        for part in data.counts()
+    }
+    objective, one_epoch = setup.objective, bool(outcome.best) and not finish.epochs
+    measure = data.primary_metric
+    return {
+        "title": f"{card.backbone.name} on {data.images.name}",
+        "model": card.backbone.name,
+        "method": setup.settings.method,
+        "data": f"{data.images.name}: {counted(len(data.images), 'image')}, "
+        f"{counted(len(card.classes), 'class', 'classes')}",
+        "split": data.split.description,
+        "parts": per_class,
+        "parameters": sum(p.numel() for p in objective.deployable().parameters()),
+        "grid": setup.grid_text,
+        "epochs": outcome.passes(setup.settings.epochs),
+        "rungs": step_rows(setup.tune_record, outcome, finish, measure),
+        "kept": None if one_epoch else describe_kept_model(setup.tune_record, outcome, finish, _selected(setup)),
+        f"kept_val_{measure.score}": kept_model_score(setup.tune_record, outcome, finish, measure),
+        "averaged_epochs": list(finish.epochs),
+        "calibration": None if evaluation.calibrated is None else asdict(evaluation.calibrated),
+        "selected": _selected(setup),
+        "best_epoch": outcome.best.get("epoch"),
+        f"best_val_{measure.score}": outcome.best.get(measure.column),
+        "seconds": round(total_seconds(setup.tune_record, outcome), 1),
+        "peak_memory": peak_memory(setup.settings.device or "cpu"),
+        f"test_{measure.score}": evaluation.report.scores[measure.score].value,
+        "start": None if setup.start is None else setup.start.short(),
+        "remarks": [*setup.remarks, *outcome.remarks],
+        "next_steps": next_steps(run, setup),
+    }
+
+
+def closing_lines(
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: FinalEvaluation, page: Path
+) -> list[str]:
+    """Return the last lines to print: the test score, what was trained, where it is, and what to do next."""
+    report, score = evaluation.report, score_lines(evaluation.report)[0]
+    several = isinstance(report, MultiLabelReport)
+    usual = percent(report.chance) if several else percent(report.majority.top1)
+    baseline = "a random order" if several else f"always answering {report.majority.name!r}"
+    kept = describe_kept_model(setup.tune_record, outcome, evaluation.finish, _selected(setup))
+    due = due_line(report, setup.data.images.name)
+    return [
+        "",
+        f"test {setup.data.primary_metric.title}: {score.value} (95 % interval {score.interval}, "
+        f"{counted(report.images, 'image')}); {baseline}: {usual}",
+        *([due] if due else []),
+        *([calibration_line(evaluation.calibrated)] if evaluation.calibrated else []),
+        f"trained: {setup.describe()}, {setup.settings.method}, "
+        f"epochs: {outcome.passes(setup.settings.epochs)}, "
+        f"{total_seconds(setup.tune_record, outcome):.0f} s; kept: {kept}",
+        f"results are in {run.path}: {page.name} (open it in a browser), {run.weights.name}, "
+        f"{'metrics.csv, ' if outcome.rows else ''}plots/",
+        "try next:",
+        *(f"  {step}" for step in next_steps(run, setup)),
+    ]
+
+
+def calibration_line(found: Calibration) -> str:
+    """Return a line on the effect of temperature scaling."""
+    (before, after), images = found.error, counted(found.images, "validation image")
+    if found.temperature == 1.0:
+        why = "are too few to correct it" if found.images < FEWEST else "show no need to correct it"
+        return f"confidence: off by {percent(before)} on average; {images} {why}"
+    return (
+        f"confidence: off by {percent(before)} on average before, by {percent(after)} after a temperature of "
+        f"{found.temperature:.2f}, fitted to {images}"
+    )
+
+
+def next_steps(run: RunFolder, setup: TrainingSetup) -> list[str]:
+    """Return commands to run next."""
+    settings = setup.settings
+    steps = [f"paucal predict {run.path} new_images/     # classify images with this model"]
+    contrast = method_of(settings).contrast
+    if contrast is not None:
+        steps.append(f"{command_again(setup, method=contrast[0])}     # {contrast[1]}")
+    if settings.data == "digits":
+        steps.append("paucal train photos/     # your own images, one folder per class")
+    else:
+        longer = command_again(setup, epochs=2 * (settings.epochs or 1))
+        if settings.time is not None:
+            longer = command_again(setup, time=f"{max(1, round(seconds_of(settings.time) / 30))}m")
+        steps.append(f"{longer}     # train for longer")
+    return steps
+
+
+def command_again(setup: TrainingSetup, **changes: Any) -> str:
+    """Return the command of this run with other settings and without its output folder."""
+    settings = {**vars(setup.settings), **changes}
+    given = {name for name, origin in setup.origin.items() if origin in ("flag", "config", "given")}
+    # Settings of the method and of the length are chosen again if these change.
+    dropped = {"data", "output", "overwrite", "schedule_epochs" if "epochs" in changes else ""}
+    if "method" in changes:
+        dropped |= unused_by(replace(setup.settings, method=changes["method"]))
+    defaults = {name: field.default for name, field in setting_fields(TrainSettings).items()}
+    words = ["paucal", "train", *([settings["data"]] if settings["data"] != "digits" else [])]
+    if "init" in given and settings["init"] is None:
+        words += ["--init", "none"]  # otherwise the command would look for pretrained weights
+    for name, value in settings.items():
+        kept = name in changes or (name in given and name not in dropped)
+        if not kept or value is False or (value == defaults[name] and name not in changes):
+            continue
+        words += flag_words(name, value)
+    return shlex.join(words)

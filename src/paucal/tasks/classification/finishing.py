@@ -1,0 +1,137 @@
+"""Changes of the model between the last step and the test: averaged epochs, temperature and thresholds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from paucal.distributed import rank
+from paucal.evaluation.calibration import fit_temperature
+from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.thresholds import choose_thresholds
+from paucal.models.trained import TrainedModel, load_trained, save_trained
+from paucal.runner.console import Console
+from paucal.runner.loaders import eval_loader
+from paucal.runner.processes import wait_for_all
+from paucal.runs import RunFolder
+from paucal.tasks.classification.assembly import TrainingSetup
+from paucal.tasks.classification.loaders import validation
+from paucal.training import Outcome, Watch
+from paucal.training.keeper import kept_epochs
+from paucal.training.soup import KeptEpochs, greedy_soup
+from paucal.wording import counted, percent
+
+LOSS = "val_loss"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Changes of a trained model before its evaluation.
+
+    Attributes:
+        epochs: Epochs whose weights were averaged; empty for the model of one epoch or the probe.
+        score: Validation score of the average; None without one.
+        temperature: Temperature that divides the logits.
+        images: Validation images that the temperature was fitted to; 0 for none.
+        thresholds: Probability above which each class is predicted, chosen on the validation images; None for single
+            labels or without validation images.
+    """
+
+    epochs: tuple[int, ...] = ()
+    score: float | None = None
+    temperature: float = 1.0
+    images: int = 0
+    thresholds: tuple[float, ...] | None = None
+
+
+def watch_of(setup: TrainingSetup) -> Watch:
+    """Return how the epochs of a run are scored on its validation images, which must exist."""
+    tune_record, settings = setup.tune_record, setup.settings
+    floor = None if tune_record is None or tune_record.probe is None else tune_record.probe.score
+    scores = validation(setup.data, setup.card.preprocessing, settings)
+    return Watch(scores, setup.data.primary_metric.column, LOSS, floor, settings.soup or 0)
+
+
+def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Console) -> Finish:
+    """Average epochs if that improves validation, fit the temperature or the thresholds, and store the model again.
+
+    All processes share the validation images and get the result; the first one writes. A run that is killed here
+    repeats this when it is resumed.
+    """
+    if not len(setup.data.part("val")):
+        return Finish()
+    wait_for_all()  # for the files of the first process
+    watch = watch_of(setup)
+    done, kept = Finish(), kept_epochs(run, watch)
+    if kept is not None and outcome.rows:
+        done = _averaged(run, setup, outcome, kept, watch, console)
+    if setup.card.several:
+        return _with_thresholds(run, setup, done, console)
+    if setup.settings.calibrate == "none":
+        return done
+    model = load_trained(run, setup.settings.device or "cpu")
+    predictions = _predict_validation(model, setup, console)
+    temperature = fit_temperature(predictions.logits, predictions.labels)
+    wait_for_all()  # until all have read the model
+    if rank() == 0:
+        save_trained(run, model.module, model.card.at_temperature(temperature))
+    return Finish(done.epochs, done.score, temperature, len(predictions))
+
+
+def _with_thresholds(run: RunFolder, setup: TrainingSetup, done: Finish, console: Console) -> Finish:
+    """Choose the probability above which each class is predicted, and store it with the model."""
+    model = load_trained(run, setup.settings.device or "cpu")
+    predictions = _predict_validation(model, setup, console)
+    thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
+    wait_for_all()  # until all have read the model
+    if rank() == 0:
+        save_trained(run, model.module, model.card.with_thresholds(thresholds))
+    return replace(done, thresholds=thresholds)
+
+
+def clear_epochs(run: RunFolder, setup: TrainingSetup) -> None:
+    """Remove the weights of single epochs, once the run's model is final."""
+    if len(setup.data.part("val")) and (kept := kept_epochs(run, watch_of(setup))) is not None:
+        kept.clear()
+
+
+def _averaged(
+    run: RunFolder, setup: TrainingSetup, outcome: Outcome, kept: KeptEpochs, watch: Watch, console: Console
+) -> Finish:
+    files = kept.kept(outcome.rows)
+    if len(files) < 2:
+        return Finish()
+    # A new network: the trained one may be sharded.
+    measure = setup.data.primary_metric
+    module = replace(setup.card.backbone, pretrained=False).build().model.eval()
+    device = torch.device(setup.settings.device or "cpu")
+
+    def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
+        module.load_state_dict(dict(state))
+        scores = watch.validate(module.to(device), device)
+        return scores[measure.column], -scores[LOSS]
+
+    mean, chosen, score = greedy_soup(files, evaluate)
+    best = (outcome.best[measure.column], -outcome.best[LOSS]) if outcome.best else (watch.floor or 0.0, 0.0)
+    wait_for_all()
+    if len(chosen) < 2 or score <= best:
+        return Finish()
+    module.load_state_dict(mean)
+    if rank() == 0:
+        save_trained(run, module, setup.card)
+    wait_for_all()
+    epochs = tuple(sorted(math.ceil(row["epoch"]) for row in outcome.rows if kept.file(row) in chosen))
+    console.say(
+        f"averaged the weights of {counted(len(epochs), 'epoch')} ({', '.join(map(str, epochs))}): "
+        f"{measure.format_score(score[0], 'validation images')}, the best alone {percent(best[0])}"
+    )
+    return Finish(epochs, score[0])
+
+
+def _predict_validation(model: TrainedModel, setup: TrainingSetup, console: Console) -> Predictions:
+    indices = setup.data.part("val")
+    loader = eval_loader(setup.data, indices, model.card.preprocessing, setup.settings)
+    with console.progress("calibrating") as advance:
+        return predict_all(model.module, loader, model.device, progress=lambda done: advance(done, len(indices)))

@@ -1,0 +1,149 @@
+"""Cross-validation: one run per fold, each tested on another fold, and their mean scores."""
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from paucal.evaluation.results import read_report
+from paucal.methods.training_settings import TrainSettings
+from paucal.reading import named_path
+from paucal.runner.console import Console
+from paucal.runner.life import Stopped, begin, resume
+from paucal.runner.outputs import DEFAULT, refuse_inside_images
+from paucal.runs import RunFolder
+from paucal.tasks.classification.job import TrainingJob
+from paucal.types import UserError
+
+RECORD = "folds.json"
+_OWN = ("folds", "fold", "output", "overwrite", "time_limit")  # not part of what makes the folds comparable
+
+
+@dataclass(frozen=True)
+class CrossValidated:
+    """The scores of a cross-validation.
+
+    Attributes:
+        folder: Folder of the runs `fold-1`, `fold-2`, ...
+        folds: Scores of each run on its test fold.
+    """
+
+    folder: Path
+    folds: Sequence[Mapping[str, float]]
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of every score over the folds."""
+        return {name: statistics.fmean(scores[name] for scores in self.folds) for name in self.folds[0]}
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """The standard deviation of every score over the folds, with n - 1 in the denominator."""
+        return {name: statistics.stdev(scores[name] for scores in self.folds) for name in self.folds[0]}
+
+
+def cross_validate(settings: TrainSettings, given: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
+    """Train once per fold and evaluate each model on the fold that it has not seen.
+
+    Finished folds are not trained again and a stopped one is resumed, so the same call continues after an interrupt.
+
+    Args:
+        settings: Settings of every run, with `folds`; `--time` and `--time-limit` apply to each run.
+        given: Origin of each setting that was given.
+        console: Console for messages and progress.
+
+    Returns:
+        The scores, or the point at which a run was stopped.
+
+    Raises:
+        UserError: The data or a setting is invalid, or the folder holds other runs.
+    """
+    folds = settings.folds
+    if folds is None or settings.fold is not None:
+        raise UserError("--folds trains all folds and --fold one of them: give one of the two.")
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise UserError("--folds uses one process: with several, train each fold separately, such as --fold 1/5.")
+    folder, found = _folder(settings), []
+    for number in range(1, folds + 1):
+        console.say(f"fold {number} of {folds}")
+        scores = _train_fold(folder / f"fold-{number}", number, settings, given, console)
+        if isinstance(scores, Stopped):
+            console.say(
+                f"cross-validation was stopped in fold {number}: resume with the same call and --output {folder}"
+            )
+            return scores
+        found.append(scores)
+    result = CrossValidated(folder, found)
+    content = {"settings": _comparable(settings), "folds": found, "mean": result.metrics, "spread": result.spread}
+    RunFolder(folder).write_json(RECORD, content)
+    console.show(_table(result))
+    console.say(f"results are in {folder}: {RECORD} and a run for each fold")
+    return result
+
+
+def _train_fold(
+    path: Path, number: int, settings: TrainSettings, given: Mapping[str, str], console: Console
+) -> dict[str, float] | Stopped:
+    run = RunFolder(path)
+    if not settings.overwrite and run.finished:
+        console.say(f"{path} is finished already")
+        return _scores(run)
+    if not settings.overwrite and run.config.is_file():
+        result = resume(TrainingJob(), path, console)
+    else:
+        own = replace(settings, folds=None, fold=f"{number}/{settings.folds}", output=str(path))
+        origin = {name: word for name, word in given.items() if name != "folds"}
+        result = begin(TrainingJob(), own, {**origin, "fold": given.get("folds", "given"), "output": "given"}, console)
+    return result if isinstance(result, Stopped) else _scores(run)
+
+
+def _scores(run: RunFolder) -> dict[str, float]:
+    return dict(read_report(run.read_json("evaluation/test/metrics.json")).values)
+
+
+def _folder(settings: TrainSettings) -> Path:
+    """Return the folder of all folds, after storing their common settings in it."""
+    if settings.output is None:
+        number = 1
+        while (DEFAULT / f"folds-{number}").exists():
+            number += 1
+        folder = DEFAULT / f"folds-{number}"
+    else:
+        folder = named_path(settings.output)
+    refuse_inside_images(folder, {"DATA": settings.data}, settings.data_root)
+    record = folder / RECORD
+    if folder.exists() and not settings.overwrite and any(folder.iterdir()):
+        stored = RunFolder(folder).read_json(RECORD).get("settings") if record.is_file() else None
+        if stored != _comparable(settings):
+            raise UserError(
+                f"--output: {str(folder)!r} holds something else than folds with these settings: choose another "
+                "folder, or replace it with --overwrite."
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    RunFolder(folder).write_json(RECORD, {"settings": _comparable(settings)})
+    return folder
+
+
+def _comparable(settings: TrainSettings) -> dict[str, Any]:
+    """Return the common settings of all folds, as values of JSON."""
+    values = {name: value for name, value in vars(settings).items() if name not in _OWN or name == "folds"}
+    return json.loads(json.dumps(values, default=str))
+
+
+def _table(result: CrossValidated) -> Table:
+    table = Table(title=f"{len(result.folds)} folds", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("score")
+    for heading in (*(f"fold {number + 1}" for number in range(len(result.folds))), "mean", "spread"):
+        table.add_column(heading, justify="right")
+    for name, mean in result.metrics.items():
+        cells = [f"{scores[name]:.4g}" for scores in result.folds]
+        table.add_row(name, *cells, f"{mean:.4g}", f"± {result.spread[name]:.2g}")
+    return table

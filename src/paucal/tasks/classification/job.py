@@ -1,0 +1,137 @@
+"""What `paucal train` says about its runs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paucal.data.loader import TrainLoader
+from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner.console import Console
+from paucal.runner.images import pin_data
+from paucal.runner.job import Bars, Watcher
+from paucal.runner.start_weights import pin_start, plain_init
+from paucal.runner.trainer_inputs import seconds_of
+from paucal.runs import RunFolder, write_atomically
+from paucal.settings.options import check_ranges
+from paucal.tasks.classification.assembly import TrainingSetup, assemble
+from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
+from paucal.tasks.classification.conclusion import Result, conclude
+from paucal.tasks.classification.finishing import watch_of
+from paucal.tasks.classification.loaders import deployed_sheet, train_loader, training_sheet
+from paucal.tasks.classification.optimizer import optimization
+from paucal.tasks.classification.quick_check import write_findings
+from paucal.training import Optimization, Outcome, Watch
+from paucal.training.memory import memory_advice
+from paucal.types import UserError
+
+CONFIG = "config"  # the origin of a setting from a file
+
+
+class TrainingWatcher(Watcher[TrainingSetup]):
+    """Scores each epoch on the validation images."""
+
+    def watch(self) -> Watch | None:
+        """Return the scores on the validation images; without them the newest state is kept."""
+        return watch_of(self.setup) if len(self.setup.data.part("val")) else None
+
+
+def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
+    """Return settings in which either the time or the epochs decide the length of the run.
+
+    Flags take precedence over a config, and a config over a recipe; within a config the epochs win, since they were
+    planned from its time.
+
+    Raises:
+        UserError: Both were given, or the time is invalid.
+    """
+    if settings.time is not None:
+        seconds_of(settings.time, "--time")
+    if settings.time is None or settings.epochs is None:
+        return settings
+    if origin.get("time") == CONFIG:
+        return replace(settings, time=None)
+    if origin.get("epochs", "").startswith((CONFIG, "recipe")):
+        lengths = ("epochs", "schedule_epochs", "warmup_epochs")
+        return replace(settings, **{name: None for name in lengths if origin.get(name) == origin["epochs"]})
+    raise UserError(
+        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
+    )
+
+
+class TrainingJob:
+    """Supervised training, with any of its methods; a `Job`."""
+
+    verb = "train"
+    kind = TrainSettings
+    reads: tuple[str, ...] = ("data", "data_root", "init", "classes", *sorted(paths_of_methods()))
+
+    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+        """Fill in the recipe and refuse settings that contradict each other."""
+        settings = plain_init(settings)
+        if settings.folds is not None:
+            raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
+        terms_of(settings)  # checks the names before the recipe changes them
+        settings, origin = with_recipe(settings, given)
+        check_used(settings, origin)
+        check_ranges(settings)
+        return one_length(settings, origin), origin
+
+    def pin(self, settings: TrainSettings) -> TrainSettings:
+        """Return settings with absolute paths."""
+        return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
+
+    def assemble(
+        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    ) -> TrainingSetup:
+        """Open the data, choose the open settings and build the objective."""
+        return assemble(settings, given, bars, run)
+
+    def announce(self, setup: TrainingSetup, console: Console) -> None:
+        """Print the data, the model, and the settings with their reasons."""
+        data, classes = setup.data, setup.card.classes
+        counts = data.counts()
+        console.say(
+            f"data: {data.images.name}, {len(data.images)} images, {len(classes)} classes; "
+            f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
+        )
+        console.say(f"split: {data.split.description}")
+        console.say(f"model: {setup.describe()}; method: {setup.settings.method}")
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
+
+    def needs_planning(self, setup: TrainingSetup) -> bool:
+        """Return whether auto-tuning still has to decide the length of the run."""
+        return setup.tune_record is not None and not setup.tune_record.plan
+
+    def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
+        """Auto-tune the run; return False if a signal stopped it."""
+        with memory_advice(setup.plan):
+            return auto_tune(run, setup, console)
+
+    def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
+        """Write the first files, and draw images as the network will see them in training and evaluation."""
+        if setup.tune_record is not None:
+            setup.tune_record.write(run)
+        write_findings(run, setup.findings, setup.data.images)
+        sheet = training_sheet(setup.data, setup.card, setup.settings, setup.plan)
+        write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
+        plain = deployed_sheet(setup.data, setup.card, setup.settings)
+        write_atomically(run.plots / "eval_batch.png", lambda file: plain.save(file, "PNG"))
+
+    def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
+        """Return the training loader of this process, starting at a forward pass."""
+        request, preprocess = setup.objective.data_request, setup.card.preprocessing
+        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
+
+    def optimization(self, setup: TrainingSetup) -> Optimization:
+        """Return AdamW and its schedule."""
+        return optimization(setup.settings, setup.plan)
+
+    def watcher(self, run: RunFolder, setup: TrainingSetup, console: Console) -> TrainingWatcher:
+        """Return the watcher that scores each epoch."""
+        return TrainingWatcher(setup, console)
+
+    def conclude(
+        self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, watcher: TrainingWatcher, console: Console
+    ) -> Result:
+        """Evaluate the best model on the test images and write the results."""
+        return conclude(run, setup, outcome, console)

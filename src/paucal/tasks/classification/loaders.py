@@ -1,0 +1,165 @@
+"""Loaders of a supervised run: augmented images for training, images as in deployment for validation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from PIL import Image
+from torch import nn
+
+from paucal.backbones.weights.inputs import ImageInput, input_of_scratch
+from paucal.data.batch_cache import KeptBatches
+from paucal.data.dataset import ViewDataset
+from paucal.data.images import spread
+from paucal.data.loader import TrainLoader
+from paucal.data.views.augment import Augmentation
+from paucal.data.views.normalisation import Normalisation
+from paucal.data.views.preview import MOST_IMAGES, sheet
+from paucal.data.views.transforms import TrainTransform, ViewTransform
+from paucal.evaluation.classification import quick_scores
+from paucal.evaluation.multi_label import quick_multi_label_scores
+from paucal.evaluation.predictions import predict_all
+from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.rules.model import SMALL
+from paucal.runner.images import SplitImages
+from paucal.runner.loaders import eval_loader, normalisation, step_loader, stored_preprocessing
+from paucal.runs import RunFolder
+from paucal.settings.options import USUAL_SIDE
+from paucal.training import Plan
+from paucal.types import Crops, DataRequest, height_and_width
+
+PAD_SHARE = 8  # a padded crop shifts by up to 1/8 of the side
+
+
+def run_preprocessing(
+    settings: TrainSettings, data: SplitImages, start: ImageInput | None, run: RunFolder | None
+) -> Preprocessing:
+    """Return the preprocessing of a run: as stored, or from its settings and its pretrained weights.
+
+    Args:
+        settings: Resolved settings of the run.
+        data: Images of the run.
+        start: Preprocessing of the pretrained weights.
+        run: Run to resume; None for a new one.
+
+    Raises:
+        UserError: The run's model card is damaged.
+    """
+    stored = stored_preprocessing(run)
+    if stored is not None and stored.image_size == height_and_width(settings.img_size or USUAL_SIDE):
+        return stored  # otherwise it belongs to the probe at another image size
+    statistics = normalisation(settings, data, start)
+    reading = data.images.reading
+    fed = preprocessing(settings, statistics, start, reading.value_range)
+    return replace(fed, channel_ranges=reading.channel_ranges)
+
+
+def preprocessing(
+    settings: TrainSettings,
+    statistics: Normalisation,
+    start: ImageInput | None = None,
+    value_range: tuple[float, float] | None = None,
+) -> Preprocessing:
+    """Return the preprocessing of the trained model: the whole image if training shows it whole, else a crop.
+
+    The crop and its interpolation are those of the pretrained weights, or else of the recipe or the model.
+    """
+    size = height_and_width(settings.img_size or USUAL_SIDE)
+    recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
+    fed = ImageInput() if recipe else start or input_of_scratch(settings.model or "")
+    whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
+    ratio = 1.0 if whole else fed.crop_ratio
+    return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range, settings.resize)
+
+
+def augmentation(settings: TrainSettings) -> Augmentation:
+    """Return the augmentation of training images."""
+    policy = settings.rand_augment
+    return Augmentation(
+        crop=settings.crop or "random-resized",
+        scale=(settings.crop_scale or 0.08, 1.0),
+        padding=max(1, min(height_and_width(settings.img_size or USUAL_SIDE)) // PAD_SHARE),
+        hflip=settings.hflip or 0.0,
+        rand_augment=None if policy in (None, "none") else policy,
+        erase_prob=settings.erase or 0.0,
+    )
+
+
+def train_loader(
+    data: SplitImages,
+    preprocess: Preprocessing,
+    settings: TrainSettings,
+    plan: Plan,
+    request: DataRequest,
+    start: int,
+) -> TrainLoader:
+    """Return the training loader for an objective's request, starting at a forward pass."""
+    dataset = ViewDataset(
+        data.images,
+        [(view_transform(crops, preprocess, settings, request.geometry), crops.count) for crops in request.views],
+        settings.seed,
+        labels=request.labels,
+        geometry=request.geometry,
+        label_maps=data.label_maps if request.label_maps else None,
+    )
+    balanced = settings.sampling == "balanced"
+    return step_loader(dataset, data, settings, plan, start, settings.repeats, balanced)
+
+
+def view_transform(
+    crops: Crops, preprocess: Preprocessing, settings: TrainSettings, exact_geometry: bool
+) -> ViewTransform:
+    """Return the training transform of a group of views."""
+    size = crops.sides or preprocess.image_size
+    change = augmentation(settings)
+    if crops.scale is not None:  # the method's own crops, such as local crops of self-distillation
+        change = replace(change, crop="random-resized", scale=crops.scale)
+    statistics = Normalisation(preprocess.mean, preprocess.std)
+    return TrainTransform(size, change, statistics, exact_geometry, preprocess.resize)
+
+
+def validation(
+    data: SplitImages, preprocess: Preprocessing, settings: TrainSettings
+) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
+    """Return a function that scores a model on the validation images.
+
+    The preprocessing is deterministic, so the batches are cached if they take little memory.
+    """
+    indices = data.part("val")
+    height, width = preprocess.image_size
+    batches = KeptBatches(
+        lambda workers: eval_loader(data, indices, preprocess, replace(settings, workers=workers)),
+        n_bytes=len(indices) * height * width * preprocess.channels * 4,
+        workers=settings.workers or 0,
+        device=settings.device or "cpu",
+    )
+
+    score = quick_scores if data.images.multi_hot is None else quick_multi_label_scores
+
+    def validate(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        return {f"val_{name}": value for name, value in score(predict_all(module, batches, device)).items()}
+
+    return validate
+
+
+def deployed_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings) -> Image.Image:
+    """Return a picture of validation or else training images exactly as the deployed model will see them."""
+    indices = data.part("val") if len(data.part("val")) else data.part("train")
+    alone = replace(settings, workers=0)
+    batch = next(iter(eval_loader(data, indices[spread(len(indices), MOST_IMAGES)], card.preprocessing, alone)))
+    statistics = Normalisation(card.preprocessing.mean, card.preprocessing.std)
+    return sheet(batch, statistics, card.classes)
+
+
+def training_sheet(data: SplitImages, card: ModelCard, settings: TrainSettings, plan: Plan) -> Image.Image:
+    """Return a picture of training images as the network will see them, with mixing if the run uses it."""
+    preprocess = card.preprocessing
+    alone = replace(settings, workers=0)
+    batch = next(iter(train_loader(data, preprocess, alone, plan, DataRequest(), 0)))
+    if plan.mixing is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            batch = plan.mixing.mix(batch, plan.n_classes)
+    return sheet(batch, Normalisation(preprocess.mean, preprocess.std), card.classes)  # type: ignore[arg-type]

@@ -1,0 +1,65 @@
+"""Training a detector, as the trainer sees it."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from paucal.backbones import FeatureBackbone
+from paucal.objectives.base import Objective
+from paucal.objectives.finetuning import MAIN, BackboneTuner, FineTuning
+from paucal.tasks.detection.batch import BoxBatch
+from paucal.tasks.detection.detector import Detector
+from paucal.types import DataRequest, GroupScale, GroupScales, LossTerms, Progress
+
+BACKBONE = "detector.stages.backbone.model."
+SLOWER = "backbone"
+
+
+class Detection(Objective):
+    """The losses of a detector.
+
+    Args:
+        detector: what is trained and deployed.
+        tuning: what of the backbone never changes, and whether its batch norms keep their statistics.
+        backbone_rate: factor on the learning rate of the backbone.
+    """
+
+    data_request = DataRequest(labels=False, mixing=False)
+
+    def __init__(self, detector: Detector, tuning: FineTuning, backbone_rate: float = 1.0) -> None:
+        super().__init__()
+        self.detector = detector
+        self.tuner = BackboneTuner(detector.stages.backbone.model, tuning, BACKBONE)
+        self._rate = backbone_rate
+
+    def forward(self, batch: BoxBatch, progress: Progress) -> LossTerms:  # type: ignore[override]
+        """Return the losses of proposals and regions: if there is an object, of which class, where, and its mask."""
+        self.tuner.set_modes(progress)
+        values = self.detector.losses(batch.images, batch.image_sizes(), batch.boxes, batch.labels, batch.masks)
+        return LossTerms(values, self.detector.loss_weights())
+
+    def deployable(self) -> nn.Module:
+        """Return the whole detector."""
+        return self.detector
+
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the one backbone."""
+        return [self.detector.stages.backbone]
+
+    def compilable(self) -> Iterable[nn.Module]:
+        """Return nothing: images of many sizes would each be compiled anew."""
+        return []
+
+    def parameter_group(self, name: str) -> str:
+        """Return the label of the backbone's parameters, which may have a rate of their own."""
+        label = self.tuner.label(name)
+        return SLOWER if label == MAIN and name.startswith(BACKBONE) else label
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the factors of the backbone's layers."""
+        scales = {SLOWER: GroupScale(1.0), **self.tuner.scales(progress)}
+        return {name: GroupScale(one.lr * self._rate, one.weight_decay) for name, one in scales.items()}
+
+    def before_step(self, progress: Progress) -> None:
+        """Hold still what the fine-tuning holds."""
+        self.tuner.before_step(progress)

@@ -1,0 +1,237 @@
+"""Assembly of a pre-training run from its settings and its images."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from paucal.backbones.spec import BackboneSpec
+from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.data.channels.counting import spoken
+from paucal.data.images import ImageSet
+from paucal.data.sources.listing import hold_out_listed
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import Split, held_out_part
+from paucal.data.views.normalisation import Normalisation
+from paucal.methods.pretraining import method_of, resolve_pretraining
+from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.objectives import Objective
+from paucal.rules.backbone import backbone_spec
+from paucal.rules.facts import DataAndMachine
+from paucal.rules.model import SMALL
+from paucal.rules.resolve import origins
+from paucal.runner.images import Advance, SplitImages, decoded, first_reading, reading_for
+from paucal.runner.job import Bars
+from paucal.runner.loaders import normalisation, stored_preprocessing, stored_reading
+from paucal.runner.memory_check import check_memory, explain_memory_errors
+from paucal.runner.resuming import stored_split
+from paucal.runner.setup import RunSetup
+from paucal.runner.start_weights import Start, find_start, load_start
+from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
+from paucal.runs import RunFolder
+from paucal.settings.options import USUAL_SIDE
+from paucal.tasks.pretraining.crops import crop_groups, describe_crops, relative_pixels, views
+from paucal.tasks.pretraining.monitor import Monitor, knn_monitor
+from paucal.tasks.pretraining.published_order import timm_name, with_published_order
+from paucal.tasks.pretraining.stages import epochs_done
+from paucal.training import Optimization, Plan, WarmupThenCosine
+from paucal.types import UserError, height_and_width
+from paucal.wording import counted
+
+
+@dataclass(frozen=True)
+class PretrainingSetup(RunSetup[PretrainSettings]):
+    """The setup of a pre-training run, before anything is written."""
+
+    monitor: Monitor | None = None
+
+    def describe(self) -> str:
+        """Return one line with name, parameters, crops, grid and method."""
+        crops, title = describe_crops(self.settings), method_of(self.settings).title(self.settings)
+        return f"{self.card.backbone.name}, {self.weights_text}, {crops}, grid {self.grid_text}; {title}"
+
+
+def assemble(
+    settings: PretrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+) -> PretrainingSetup:
+    """Open the images, choose the open settings and build the objective, without writing anything.
+
+    Args:
+        settings: Settings as given or stored.
+        given: Origin of each setting that was given.
+        bars: Function that shows a progress bar.
+        run: Run to resume; None for a new one.
+
+    Raises:
+        UserError: The images or a setting are invalid.
+    """
+    start = find_start(settings, run)
+    data, facts, settings, reasons = _open(settings, bars, run, start)
+    images = data.images
+    if run is None:
+        check_rates(settings)
+    settings, renamed = with_published_order(settings)
+    method = method_of(settings)
+    method.check(settings)
+    _check_images(settings, facts.n_train, method.smallest_set)
+    objective, spec, notes = _build(method.stage(settings, epochs_done(run)), images.reading.channels)
+    named = timm_name(settings.model or "")  # timm's name of the published weights
+    card = ModelCard(spec, (), _run_preprocessing(settings, data, (start.input or input_of_timm)(named), run))
+    views(settings, Normalisation(card.preprocessing.mean, card.preprocessing.std))  # raises if the settings do not fit
+    monitor = open_monitor(settings, card)
+    loaded = load_start(start, named, objective, ())
+    remarks = [
+        *images.notes,
+        *filter(None, [spoken(images.reading.channels)]),
+        *renamed,
+        *check_length(settings, facts.n_train),
+        *(loaded.lines() if loaded else ()),
+        *notes,
+    ]
+    origin, plan = origins(settings, given, reasons), trainer_plan(settings, facts.n_train)
+    return PretrainingSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded, monitor=monitor)
+
+
+def _open(
+    settings: PretrainSettings, bars: Bars, run: RunFolder | None, start: Start
+) -> tuple[SplitImages, DataAndMachine, PretrainSettings, dict[str, str]]:
+    """Open the images, choose the open settings, and decode the images at the chosen size.
+
+    Settings that depend on the number of images are chosen again if some could not be read.
+    """
+    with bars("looking through shards") as advance:
+        found = load_unlabelled(settings, advance)
+    like = first_reading(settings, found, stored_reading(run))
+    size = settings.img_size or resolve_pretraining(settings, _facts(found, start))[0].img_size or [USUAL_SIDE]
+    with bars("reading images") as advance:
+        images = decoded(found, settings, reading_for(size, like), advance)
+    data = SplitImages(images, _split(images) if run is None else stored_split(run, images))
+    facts = replace(data.facts(), start=start.facts)
+    settings, reasons = resolve_pretraining(settings, facts)
+    if settings.img_size is not None and reading_for(settings.img_size).side != images.reading.side:
+        data = replace(data, images=decoded(images, settings, reading_for(settings.img_size, images.reading)))
+    return data, facts, settings, reasons
+
+
+def _facts(images: ImageSet, start: Start) -> DataAndMachine:
+    return replace(SplitImages(images, _split(images)).facts(), start=start.facts)
+
+
+def _build(settings: PretrainSettings, channels: int) -> tuple[Objective, BackboneSpec, list[str]]:
+    groups = crop_groups(settings, height_and_width(settings.img_size or USUAL_SIDE))
+    # The initial weights must not depend on earlier random numbers, nor change later ones.
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
+        torch.manual_seed(settings.seed)
+        spec, notes = backbone_spec(settings, 0, channels)
+        notes = [*check_memory(settings, spec, relative_pixels(groups)), *notes]
+        return method_of(settings).build(settings, spec, groups), spec, notes
+
+
+def _run_preprocessing(
+    settings: PretrainSettings, data: SplitImages, start: ImageInput, run: RunFolder | None
+) -> Preprocessing:
+    """Return the preprocessing of a run: as stored, or with the mean and deviation of the pretrained weights.
+
+    The crop is always EsViT's, since these weights will be trained on such crops.
+    """
+    stored = stored_preprocessing(run)
+    if stored is not None:
+        return stored
+    statistics = normalisation(settings, data, start)
+    size = height_and_width(settings.img_size or USUAL_SIDE)
+    ratio = 1.0 if min(size) <= SMALL or settings.resize != "crop" else ImageInput().crop_ratio
+    reading, interpolation = data.images.reading, ImageInput().interpolation
+    fed = Preprocessing(size, ratio, interpolation, statistics.mean, statistics.std, reading.value_range)
+    return replace(fed, channel_ranges=reading.channel_ranges, resize=settings.resize)
+
+
+def load_unlabelled(settings: PretrainSettings, advance: Advance | None = None) -> ImageSet:
+    """Open images in any nesting of folders, without labels and without reading their pixels.
+
+    Args:
+        settings: Location of the images.
+        advance: Called with (shards read, shards in total) for shards.
+
+    Raises:
+        UserError: There are no images, or a list of test images in the folder is damaged.
+    """
+    images = open_images(
+        settings.data,
+        labelled=False,
+        image_column=settings.image_column,
+        root=settings.data_root,
+        download=settings.download,
+        progress=advance,
+    )
+    folder = Path(settings.data).expanduser()
+    if images.location == str(folder.resolve()) and folder.is_dir():
+        root = settings.data_root
+        images = hold_out_listed(images, folder, None if root is None else Path(root).expanduser())
+    return images
+
+
+def open_monitor(settings: PretrainSettings, card: ModelCard) -> Monitor | None:
+    """Return the monitor of nearest neighbours on labelled images; None without such images.
+
+    Raises:
+        UserError: The images cannot be used.
+    """
+    if settings.monitor is None:
+        return None
+    return knn_monitor(
+        settings.monitor,
+        card.preprocessing,
+        most=settings.monitor_images,
+        seed=settings.seed,
+        workers=settings.workers or 0,
+        on_bad_image=settings.on_bad_image,
+        device=settings.device or "cpu",
+        data_root=settings.data_root,
+    )
+
+
+def _split(images: ImageSet) -> Split:
+    """Use all images except those that supervised training on the same data would test with."""
+    part = held_out_part(images.declared)
+    held_out = np.asarray([bool(part) and declared == part for declared in images.declared])
+    parts = np.where(held_out, "unused", "train").astype("<U6")
+    why = ", which others test with," if part == "val" else ""
+    left = int(held_out.sum())
+    words = "all images are used"
+    if left:
+        words = (
+            f"the {counted(left, 'image')} of the data's own {part} part{why} {'is' if left == 1 else 'are'} left out"
+        )
+    return Split(parts, f"{words}; labels are not used")
+
+
+def _check_images(settings: PretrainSettings, n_train: int, smallest: int) -> None:
+    """Refuse data sets that are too small.
+
+    Raises:
+        UserError: There are fewer images than the method compares, or than a step takes.
+    """
+    if n_train < smallest:
+        raise UserError(f"there is {n_train} image, and {settings.method} compares several: give more images.")
+    if n_train < settings.effective_batch:
+        raise UserError(
+            f"a step takes {counted(settings.effective_batch, 'image')} and there are {n_train}: "
+            "give a smaller --batch-size, or "
+            "more images."
+        )
+
+
+def optimization(settings: PretrainSettings, plan: Plan) -> Optimization:
+    """Return the optimizer with its schedule in steps; special rules of a method are in its objective."""
+    method, warmup = method_of(settings), round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
+    schedule = WarmupThenCosine(settings.lr or 0.0, plan.total_steps, warmup, settings.min_lr or 0.0)
+    return Optimization(
+        schedule,
+        weight_decay=method.weight_decay(settings),
+        clip=method.clip(settings),
+        optimizer=settings.optimizer,
+    )

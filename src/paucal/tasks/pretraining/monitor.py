@@ -1,0 +1,143 @@
+"""The monitor: nearest neighbours on labelled images while a backbone is trained without labels."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paucal.backbones import FeatureBackbone
+from paucal.backbones.layout import Size
+from paucal.data.batch_cache import KeptBatches
+from paucal.data.decode import Reading
+from paucal.data.images import ImageSet
+from paucal.data.loader import images_together, make_eval_loader
+from paucal.data.sources.opening import open_images
+from paucal.data.splits.split import make_split
+from paucal.distributed import rank, world_size
+from paucal.evaluation.predictions import Predictions, predict_all
+from paucal.evaluation.protocols.judged_data import balanced, judged_data
+from paucal.evaluation.protocols.knn import HEADLINE, knn_scores
+from paucal.metrics.measures import hits
+from paucal.models.preprocessing import Preprocessing
+from paucal.runner.images import decoded
+from paucal.settings.groups import DataSettings
+from paucal.types import UserError
+
+Monitor = Callable[[nn.Module, torch.device], Mapping[str, float]]
+
+MAX_IMAGES = 5000
+QUERY_EVERY = 4  # one image in four is a query, the others are possible neighbours
+NAME = "val_knn"
+
+
+def knn_monitor(
+    location: str,
+    preprocess: Preprocessing,
+    *,
+    most: int = MAX_IMAGES,
+    seed: int = 0,
+    workers: int = 0,
+    device: str = "cpu",
+    data_root: str | None = None,
+    on_bad_image: Literal["refuse", "skip"] = "refuse",
+) -> Monitor:
+    """Open labelled images and return a function that scores a backbone by weighted nearest neighbours.
+
+    Each test image is classified by its 20 nearest training images (`protocols.knn`); the score is the accuracy.
+    Nothing is trained, and no image is augmented. Images without parts of their own are split once, by the seed. With
+    several processes, each reads its share of the images, and all get the score.
+
+    Args:
+        location: Images, as for `paucal train`.
+        preprocess: Preprocessing of the backbone.
+        most: Images to use at most; of more, three quarters are neighbours and one quarter queries, with the classes as
+            balanced as possible.
+        seed: Seed of the selection and the split.
+        workers: Processes that load images.
+        device: Device of the training; on a CPU no workers are started for cached batches.
+        data_root: Folder of published data sets.
+        on_bad_image: Treatment of unreadable images.
+
+    Returns:
+        A function of a timm model and its device that returns {"val_knn": accuracy}, NaN if features are not finite.
+
+    Raises:
+        UserError: The images cannot be opened, have no labels or a single class, or are too few.
+    """
+    if most < QUERY_EVERY:
+        raise UserError(f"--monitor-images is {most}; expected at least {QUERY_EVERY}, better some thousands.")
+    settings = DataSettings(location, data_root, on_bad_image=on_bad_image)
+    images, bank, queries = _open(settings, most, seed, preprocess.reading)
+    used = np.concatenate([bank, queries])
+    height, width = preprocess.image_size
+    batches = KeptBatches(
+        lambda workers: make_eval_loader(
+            *(images, used, preprocess.transform(), images_together(preprocess.image_size, device)),
+            *(workers, rank(), world_size()),
+        ),
+        n_bytes=len(used) * height * width * 3 * 4,
+        workers=workers,
+        device=device,
+    )
+    readers: list[_Pooled] = []
+
+    def score(module: nn.Module, device: torch.device) -> Mapping[str, float]:
+        if not readers or readers[0].backbone.model is not module:
+            readers[:] = [_Pooled(module, preprocess.image_size)]
+        features = predict_all(readers[0], batches, device)
+        return {NAME: _accuracy(features, bank, queries, len(images.classes))}
+
+    return score
+
+
+class _Pooled(nn.Module):
+    """Returns pooled features instead of logits, so that predictions can be gathered as for a classifier."""
+
+    def __init__(self, model: nn.Module, image_size: Size) -> None:
+        super().__init__()
+        self.backbone = FeatureBackbone(model, image_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (B, D) features of (B, C, H, W) images."""
+        return self.backbone(images).pooled
+
+
+def _open(
+    settings: DataSettings, most: int, seed: int, reading: Reading
+) -> tuple[ImageSet, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the images, the positions of the neighbours and those of the queries."""
+    with _asking_for_labels():
+        images = open_images(settings.data, root=settings.data_root)
+        if not images.labelled:
+            raise UserError(f"{images.location} has images without a label")
+    try:
+        images = decoded(images, settings, reading)
+    except UserError as problem:
+        raise UserError(f"--monitor: {problem}") from problem
+    with _asking_for_labels():
+        # Images of a val part are neighbours too: nothing is selected here.
+        data = judged_data(images, make_split(images, seed, val_fraction=0.0))
+    queries = balanced(data.labels, data.parts["test"], max(1, most // QUERY_EVERY), seed)
+    return images, balanced(data.labels, data.parts["train"], most - len(queries), seed), queries
+
+
+@contextmanager
+def _asking_for_labels() -> Iterator[None]:
+    try:
+        yield
+    except UserError as problem:
+        raise UserError(f"--monitor needs labelled images of two classes or more: {problem}") from problem
+
+
+def _accuracy(predicted: Predictions, bank: NDArray[np.int64], queries: NDArray[np.int64], n_classes: int) -> float:
+    features, place = predicted.logits, {index: row for row, index in enumerate(predicted.ids.tolist())}
+    if not torch.isfinite(features).all():
+        return float("nan")
+    train, test = (torch.tensor([place[int(index)] for index in part]) for part in (bank, queries))
+    votes = knn_scores(features[train], predicted.labels[train], features[test], n_classes, [HEADLINE])
+    scores = next(iter(votes.values()))  # of the 20 nearest, or of all if there are fewer
+    return float(hits(scores, predicted.labels[test]).mean())

@@ -1,0 +1,135 @@
+"""The watcher of a pre-training run: collapse, rollbacks, and the change to the next stage."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from paucal.evaluation.collapse import Verdict, grace_period
+from paucal.methods.contract import HealthScale
+from paucal.methods.pretraining import method_of
+from paucal.runner.console import Console
+from paucal.runner.job import Watcher
+from paucal.runner.resuming import store_changes
+from paucal.runs import RunFolder, keep_as
+from paucal.tasks.pretraining.assembly import PretrainingSetup
+from paucal.tasks.pretraining.collapse_watcher import CollapseWatcher
+from paucal.tasks.pretraining.monitor import NAME
+from paucal.training import Watch, checkpoint_rows
+
+MOST_ROLLBACKS = 2
+HEALTHY = "healthy.ckpt"
+START = "monitor.json"
+ROLLBACKS = "rollbacks"
+
+
+class StageWatch(Watcher[PretrainingSetup]):
+    """Watches a stage of a run for collapse, and for the epoch after which the method changes its objective.
+
+    Args:
+        run: Run folder.
+        setup: Setup of the stage.
+        console: Console for messages.
+    """
+
+    scores_start = True
+
+    def __init__(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> None:
+        super().__init__(setup, console)
+        self.run = run
+        settings, self.method = setup.settings, method_of(setup.settings)
+        scale = health_scale(setup)
+
+        def judge(rows: Sequence[Mapping[str, float]], patience: int | None) -> Verdict | None:
+            return self.method.judge(settings, rows, scale, patience)
+
+        self.watcher = CollapseWatcher(settings.on_collapse, judge, console.say)
+        for row in checkpoint_rows(run.last):  # later rows of `metrics.csv` are computed again
+            self.watcher.look(row, silent=True)
+        self._verdict: Verdict | None = None
+        self._changes = False
+
+    def watch(self) -> Watch | None:
+        """Return the monitor of labelled images; None without one."""
+        return None if self.setup.monitor is None else Watch(self.setup.monitor)
+
+    def on_start(self, scores: Mapping[str, float]) -> None:
+        """Store the monitor's score of the weights at the start of the run."""
+        self.run.write_json(START, {NAME: scores[NAME]})
+
+    def knn_start(self) -> float | None:
+        """Return the monitor's score of the weights at the start of the run; None without one."""
+        return self.run.read_json(START).get(NAME) if (self.run.path / START).exists() else None
+
+    def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> bool:
+        """Print the results of an epoch; return whether the run has to stop here."""
+        self.console.on_epoch(epoch, epochs, row)
+        settings = self.setup.settings
+        self._verdict = self.watcher.look(row)
+        if self._verdict is None and not self.watcher.suspicious:
+            self._keep_healthy()
+        self._changes = epoch == self.method.changes_after(settings) and epoch < epochs
+        collapsed = self._verdict is not None and settings.on_collapse != "warn" and epoch < epochs
+        return collapsed or self._changes
+
+    @property
+    def should_restart(self) -> bool:
+        """Whether the run continues after `advance_stage`."""
+        return self._changes or self._can_roll_back()
+
+    @property
+    def rollbacks(self) -> list[dict[str, Any]]:
+        """Verdict of each rollback to a healthy state, as "epoch", "kind" and "sentence"."""
+        return list(self.run.read_yaml(self.run.config.name).get(ROLLBACKS, []))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the changes of the verdict, with those before rollbacks; see `CollapseWatcher.history`."""
+        return [*self.rollbacks, *self.watcher.history()]
+
+    def advance_stage(self) -> None:
+        """Roll back, or start the next stage; for the first process."""
+        if self._can_roll_back():
+            self._roll_back()
+        else:
+            self.console.say(self.method.stage_news)
+
+    def stop_message(self) -> list[str]:
+        """Return why the run stays stopped, and what to do."""
+        if self._verdict is None or self.setup.settings.on_collapse == "warn":
+            return []
+        return [f"stopped because of {self._verdict.sentence}", self._verdict.advice]
+
+    def _keep_healthy(self) -> None:
+        """Keep the saved state from before this epoch, which is healthy, under a second name."""
+        if self.setup.settings.on_collapse == "rollback" and self.run.last.exists():
+            keep_as(self.run.last, self.run.last.with_name(HEALTHY))
+
+    def _can_roll_back(self) -> bool:
+        settings = self.setup.settings
+        collapsed = self._verdict is not None and settings.on_collapse == "rollback"
+        return collapsed and len(self.rollbacks) < MOST_ROLLBACKS and self.run.last.with_name(HEALTHY).exists()
+
+    def _roll_back(self) -> None:
+        """Restore the last healthy state, with settings that counteract the collapse."""
+        verdict = self._verdict
+        assert verdict is not None
+        settings, origin = self.setup.settings, dict(self.setup.origin)
+        keep_as(self.run.last.with_name(HEALTHY), self.run.last)
+        rows = self.run.read_rows()
+        found = {"epoch": rows[-1]["epoch"], "kind": verdict.kind, "sentence": verdict.sentence}
+        reason = f"rollback {len(self.rollbacks) + 1}, after {verdict.kind}"
+        changes = self.method.calmer(settings, verdict.kind)
+        store_changes(self.run, replace(settings, **changes), origin | dict.fromkeys(changes, reason))
+        config = self.run.read_yaml(self.run.config.name)
+        self.run.write_yaml(self.run.config.name, {**config, ROLLBACKS: [*self.rollbacks, found]})
+        # Rows after the healthy state must not affect later verdicts.
+        self.run.write_rows(checkpoint_rows(self.run.last))
+        values = ", ".join(f"{name.replace('_', ' ')} {value:.5g}" for name, value in changes.items())
+        self.console.say(f"{reason}: back to the last healthy state, with {values}")
+
+
+def health_scale(setup: PretrainingSetup) -> HealthScale:
+    """Return the scale that the health of a run is measured against."""
+    settings, plan = setup.settings, setup.plan
+    warmup = round((settings.warmup_epochs or 0) * plan.steps_per_epoch)
+    dim = setup.objective.backbones()[0].dim
+    return HealthScale(dim, settings.batch_size, grace_period(plan.total_steps, warmup))

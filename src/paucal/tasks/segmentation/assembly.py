@@ -1,0 +1,281 @@
+"""A segmentation run put together from its settings, its images and its masks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from paucal.backbones.layout import Size
+from paucal.backbones.weights.inputs import ImageInput, input_of_timm
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.saved import stored_card
+from paucal.objectives.finetuning import FineTuning
+from paucal.rules.backbone import backbone_spec
+from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import origins, resolve
+from paucal.runner.job import Bars
+from paucal.runner.loaders import normalisation
+from paucal.runner.memory_check import check_memory, explain_memory_errors
+from paucal.runner.setup import RunSetup
+from paucal.runner.start_weights import find_start, load_start
+from paucal.runner.starts import choose
+from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
+from paucal.runs import RunFolder
+from paucal.settings.options import USUAL_SIDE
+from paucal.tasks.segmentation.card import Head, SegmentationCard
+from paucal.tasks.segmentation.crops import CropOptions
+from paucal.tasks.segmentation.images import Segmented, open_segmented
+from paucal.tasks.segmentation.objective import PixelObjective
+from paucal.tasks.segmentation.rules import RULES
+from paucal.tasks.segmentation.settings import SegmentSettings
+from paucal.tasks.segmentation.windows import WindowOptions
+from paucal.training import CosineWarmup, Optimization
+from paucal.training.schedules import LinearWarmup
+from paucal.types import UserError, height_and_width
+
+START_LR = 1e-6  # of the peak, at the first step of the warm-up, as in the papers' programs
+WARMUP = 0.05  # of the epochs, where nobody says
+AUXILIARY_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class SegmentationSetup(RunSetup[SegmentSettings]):
+    """Everything a segmentation run needs, checked, with nothing written yet."""
+
+    @property
+    def segmented(self) -> Segmented:
+        """The images with their masks."""
+        assert isinstance(self.data, Segmented)
+        return self.data
+
+    @property
+    def seg_card(self) -> SegmentationCard:
+        """The card of the model."""
+        assert isinstance(self.card, SegmentationCard)
+        return self.card
+
+    def describe(self) -> str:
+        """Return one line: name, head, parameters, crops."""
+        height, width = self.card.backbone.image_size
+        return (
+            f"{self.card.backbone.name} with UperNet of width {self.seg_card.head.width}, {self.weights_text}, crops "
+            f"{height}x{width}"
+        )
+
+
+def assemble(
+    settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+) -> SegmentationSetup:
+    """Open images and masks, choose what was left open, build the network; write nothing.
+
+    Args:
+        settings: what was given or stored.
+        given: the origin of each setting that was given.
+        bars: shows a bar for countable work.
+        run: the run that goes on; None for a new one.
+
+    Raises:
+        UserError: the images, the masks or a setting do not do.
+    """
+    data = open_segmented(settings, bars, run)
+    remarks: list[str] = []
+    if run is None:
+        settings, given, remarks = _with_start(settings, given, data)
+        check_rates(settings)
+    start = find_start(settings, run)
+    facts = replace(data.facts(), start=start.facts)
+    settings, reasons = resolve(settings, facts, RULES)
+    settings, reasons = _lengths(settings, facts, reasons)
+    card, objective, notes = _build(settings, data, start.input and start.input(settings.model or ""), run)
+    loaded = load_start(start, settings.model, objective, ())
+    _check_batch(settings, objective)
+    remarks += [*data.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(data)]
+    plan = trainer_plan(settings, facts.n_train * (settings.crops or 1))
+    origin = origins(settings, given, reasons)
+    return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
+
+
+def _with_start(
+    settings: SegmentSettings, given: Mapping[str, str], data: Segmented
+) -> tuple[SegmentSettings, dict[str, str], list[str]]:
+    """Look for trained weights where nobody has said how the run begins, or has said "auto"."""
+    asked = settings.init == "auto" or ("init" not in given and settings.recipe is None)
+    if not asked:
+        return settings, dict(given), []
+    facts = data.facts()
+    found = choose(settings.model, settings.device or facts.device, facts.median_side)
+    remarks = [found.remark] if found.remark else []
+    given = {**given, "init": f"auto: {found.why}"}
+    if not found.candidates:
+        return replace(settings, init=None), given, remarks
+    model = settings.model or found.candidates[0]
+    given = {"model": f"auto: {found.why}", **given}
+    return replace(settings, init="auto", model=model), given, remarks
+
+
+def _lengths(
+    settings: SegmentSettings, facts: DataAndMachine, reasons: Mapping[str, str]
+) -> tuple[SegmentSettings, dict[str, str]]:
+    """Fill in what follows from the number of epochs, where that is known."""
+    reasons = dict(reasons)
+    if settings.epochs is None and settings.time is None:
+        settings, reasons["epochs"] = replace(settings, epochs=50), "where neither --epochs nor --time is given"
+    if settings.warmup_epochs is None and settings.epochs is not None:
+        settings = replace(settings, warmup_epochs=WARMUP * settings.epochs)
+        reasons["warmup_epochs"] = "a twentieth of the epochs"
+    return settings, reasons
+
+
+def _build(
+    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
+) -> tuple[SegmentationCard, PixelObjective, list[str]]:
+    """Build card and objective, with weights that depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]), explain_memory_errors():
+        torch.manual_seed(settings.seed)
+        spec, notes = backbone_spec(settings, 0)
+        notes = [*check_memory(settings, spec, 2.0), *notes]  # the head keeps about as much as the backbone
+        card = SegmentationCard(
+            backbone=spec,
+            classes=data.images.classes,
+            preprocessing=_feeding(settings, data, fed, run),
+            head=Head(settings.width or 64, settings.dropout),
+            coding=data.masked.coding,  # type: ignore[union-attr]
+            overlap=settings.overlap,
+            whole=settings.test_mode == "whole",
+            resize_to=_sides(settings),
+        )
+        network = with_joint_norms(settings, card.build(drop_path_rate=settings.drop_path))
+        _refuse_whole(settings, network.maps.fixed_size)
+        objective = PixelObjective(
+            network,
+            settings.auxiliary,
+            fine_tuning(settings),
+            settings.backbone_lr or 1.0,
+            settings.auxiliary_width or min(AUXILIARY_WIDTH, settings.width or 64),
+            settings.dropout,
+        )
+        objective.auxiliary = objective.auxiliary and with_joint_norms(settings, objective.auxiliary)
+        return card, objective, notes
+
+
+def _feeding(
+    settings: SegmentSettings, data: Segmented, fed: ImageInput | None, run: RunFolder | None
+) -> Preprocessing:
+    """Return how images are prepared: as the run has stored, or with the start's mean and deviation."""
+    if stored := stored_card(run, SegmentationCard):
+        return stored.preprocessing
+    statistics = normalisation(settings, data, fed or input_of_timm(settings.model or ""))
+    reading = data.images.reading
+    return Preprocessing(
+        height_and_width(settings.img_size or USUAL_SIDE),
+        1.0,
+        "bilinear",
+        statistics.mean,
+        statistics.std,
+        value_range=reading.value_range,
+    )
+
+
+def fine_tuning(settings: SegmentSettings) -> FineTuning:
+    """Return layer-wise decay and freezing.
+
+    Raises:
+        UserError: running statistics shall be kept that mean nothing yet.
+    """
+    if settings.eval_mode and settings.init is None:
+        raise UserError(
+            "--eval-mode keeps the running statistics of what the run starts from, and there is nothing to start from: "
+            "give --init, or leave it out."
+        )
+    freeze = None if settings.freeze in (None, "none") else settings.freeze
+    return FineTuning(settings.layer_decay or 1.0, freeze, settings.freeze_epochs, settings.eval_mode)  # type: ignore[arg-type]
+
+
+def optimization(setup: SegmentationSetup) -> Optimization:
+    """Return AdamW and the course of its rate."""
+    settings, plan = setup.settings, setup.plan
+    peak, horizon = settings.lr or 0.0, plan.total_steps
+    kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
+    schedule = kind(
+        peak=peak,
+        horizon=horizon,
+        warmup=round((settings.warmup_epochs or 0.0) * plan.steps_per_epoch),
+        start=peak * START_LR,
+        floor=settings.min_lr or 0.0,
+    )
+    return Optimization(
+        schedule,
+        weight_decay=settings.weight_decay,
+        clip=settings.clip or None,
+        average_decay=settings.average or None,
+    )
+
+
+def crop_options(settings: SegmentSettings) -> CropOptions:
+    """Return how training crops are made."""
+    low, high = settings.scale or [0.5, 2.0]
+    return CropOptions(
+        size=height_and_width(settings.img_size or USUAL_SIDE),
+        scale=(low, high),
+        hflip=settings.hflip or 0.0,
+        vflip=settings.vflip,
+        colour=settings.colour or 0.0,
+        resize_to=_sides(settings),
+    )
+
+
+def fast_inference(settings: SegmentSettings) -> WindowOptions:
+    """Return how validation images are looked at after each epoch: once, with windows side by side."""
+    return replace(full_inference(settings), overlap=0.0, scales=(1.0,), mirror=False)
+
+
+def full_inference(settings: SegmentSettings) -> WindowOptions:
+    """Return how the test images are looked at."""
+    return WindowOptions(
+        height_and_width(settings.img_size or USUAL_SIDE),
+        settings.overlap,
+        tuple(settings.scales or (1.0,)),
+        settings.mirror,
+        whole=settings.test_mode == "whole",
+        resize_to=_sides(settings),
+    )
+
+
+def _sides(settings: SegmentSettings) -> Size | None:
+    """Return the shorter and the longer side that images are brought to; None for their own size."""
+    return (min(settings.resize_to), max(settings.resize_to)) if settings.resize_to else None
+
+
+def _refuse_whole(settings: SegmentSettings, fixed: Size | None) -> None:
+    """Raise a UserError where whole images are wanted of a model that takes one size."""
+    if settings.test_mode == "whole" and fixed is not None:
+        raise UserError(
+            f"--test-mode is whole, and {settings.model} takes images of {fixed[0]}x{fixed[1]} pixels only: use "
+            "--test-mode windows, or a model that takes any size, such as a Swin or a ResNet."
+        )
+
+
+def _check_batch(settings: SegmentSettings, objective: PixelObjective) -> None:
+    least = objective.data_request.smallest_batch
+    if settings.images_per_pass < least:
+        raise UserError(
+            f"--batch-size is {settings.images_per_pass}, and the head's batch norms need at least {least} crops in a "
+            "forward pass: give more, and --accumulate none."
+        )
+
+
+def _remarks(data: Segmented) -> list[str]:
+    """Return what people should know of the masks before they trust a score."""
+    masked = data.masked
+    assert masked is not None
+    found = masked.doubts()
+    for part, words in (("train", "to learn from"), ("test", "to be judged by")):
+        missing = [
+            name
+            for name, pixels in zip(data.images.classes, masked.pixels[data.part(part)].sum(0), strict=True)
+            if pixels == 0
+        ]
+        if missing:
+            shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+            found.append(f"{len(missing)} of the classes have no pixel {words}: {shown}")
+    return found

@@ -1,0 +1,86 @@
+"""The training method: cross-entropy of pixels from the head, and a part of it from an auxiliary head."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.data.masks.coding import IGNORED
+from paucal.losses import pixel_loss
+from paucal.objectives.base import Objective
+from paucal.objectives.finetuning import MAIN, BackboneTuner, FineTuning
+from paucal.tasks.segmentation.crops import MASK
+from paucal.tasks.segmentation.network import SegmentationNetwork
+from paucal.types import Batch, DataRequest, GroupScale, GroupScales, LossTerms, Progress
+
+BACKBONE = "backbone"
+PREFIX = "network.maps.backbone.model."
+
+
+class PixelObjective(Objective):
+    """Trains a segmentation network.
+
+    Args:
+        network: what is deployed.
+        auxiliary: weight of the auxiliary head's loss; 0 for no such head.
+        tuning: layer-wise decay and freezing of the backbone.
+        backbone_rate: factor on the backbone's learning rate.
+        auxiliary_width: channels within the auxiliary head.
+        dropout: of the auxiliary head.
+    """
+
+    # Batch norms of the pooled maps have one value for each image and channel, so that one image has no deviation.
+    data_request = DataRequest(label_maps=True, mixing=False, labels=False, smallest_batch=2)
+
+    def __init__(
+        self,
+        network: SegmentationNetwork,
+        auxiliary: float = 0.4,
+        tuning: FineTuning | None = None,
+        backbone_rate: float = 1.0,
+        auxiliary_width: int = 256,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.auxiliary = network.auxiliary_head(auxiliary_width, dropout) if auxiliary > 0 else None
+        self.weight, self.backbone_rate = auxiliary, backbone_rate
+        self.tuner = BackboneTuner(network.maps.backbone.model, tuning or FineTuning(), PREFIX)
+
+    def forward(self, batch: Batch, progress: Progress) -> LossTerms:
+        """Return the losses "pixels" and "auxiliary" of a batch, whose label maps have the masks."""
+        self.tuner.set_modes(progress)
+        images, mask = batch.views[0], (batch.label_maps or {})[MASK]
+        maps = self.network.maps(images)
+        logits = self.network.to_pixels(self.network.head(maps), images)
+        values, weights = {"pixels": pixel_loss(logits, mask, IGNORED)}, {}
+        if self.auxiliary is not None:
+            coarse = self.network.to_pixels(self.auxiliary(maps[self.network.auxiliary_level]), images)
+            values["auxiliary"], weights["auxiliary"] = pixel_loss(coarse, mask, IGNORED), self.weight
+        return LossTerms(values, weights)
+
+    def deployable(self) -> nn.Module:
+        """Return the network; the auxiliary head stays behind."""
+        return self.network
+
+    def backbones(self) -> Sequence[FeatureBackbone]:
+        """Return the one backbone."""
+        return [self.network.maps.backbone]
+
+    def compilable(self) -> Sequence[nn.Module]:
+        """Return the head: the backbone is read map by map, around its own forward pass."""
+        return [self.network.head]
+
+    def parameter_group(self, name: str) -> str:
+        """Return the label of the backbone's layer where layers have rates of their own, or "backbone"."""
+        label = self.tuner.label(name)
+        return BACKBONE if label == MAIN and name.startswith(PREFIX) else label
+
+    def group_scales(self, progress: Progress) -> GroupScales:
+        """Return the factors of the fine-tuning, times the backbone's own."""
+        scales = {BACKBONE: GroupScale(), **self.tuner.scales(progress)}
+        return {name: GroupScale(one.lr * self.backbone_rate, one.weight_decay) for name, one in scales.items()}
+
+    def before_step(self, progress: Progress) -> None:
+        """Hold still what the fine-tuning holds."""
+        self.tuner.before_step(progress)

@@ -1,1 +1,0 @@
-"""Tasks beyond classes of whole images: boxes and masks, with the project's backbones."""

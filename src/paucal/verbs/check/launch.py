@@ -1,0 +1,325 @@
+"""`paucal.check`: what a data set holds and what is wrong with it."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paucal.data.channels.counting import count_channels
+from paucal.data.checking.duplicates import CANDIDATE_SIDE, Pair, alike_pairs, exact_groups, joined
+from paucal.data.checking.findings import Checked, Finding, ranked, refusal
+from paucal.data.checking.labels import label_findings, size_findings, split_problem
+from paucal.data.checking.pictures import UNREADABLE, picture_findings
+from paucal.data.checking.survey import Survey, survey_images
+from paucal.data.decode import WHOLE, Reading
+from paucal.data.decoded.read_as import ReadAs, smaller
+from paucal.data.decoded.value_range import with_ranges
+from paucal.data.images import ImageSet
+from paucal.data.sources.opening import open_images
+from paucal.data.sources.several import roots_of
+from paucal.data.sources.stores import FileStore
+from paucal.data.sources.table_rows import TABLE_SUFFIXES
+from paucal.data.splits.classes import choose_classes
+from paucal.data.splits.split import Split, make_split
+from paucal.reading import named_path
+from paucal.rules.model import SIDES
+from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.forecast import duration
+from paucal.runner.images import SplitImages
+from paucal.runner.outputs import refuse_inside_images
+from paucal.runs.writable import try_folder
+from paucal.settings.options import USUAL_SIDE, check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.tasks.classification.assembly import chosen_image_size
+from paucal.types import NoLabelsError, UserError
+from paucal.verbs.check.boxes import BAD_BOXES, open_with_boxes
+from paucal.verbs.check.features import Reader, open_reader, weights_at_hand
+from paucal.verbs.check.masks import BAD_MASKS, BOXES, MASKS, crop_findings, for_masks, open_masked
+from paucal.verbs.check.result import CheckResult, facts_of, tell
+from paucal.verbs.check.settings import CheckSettings
+from paucal.verbs.check.suspects import SuspectLabel, find_suspects
+from paucal.verbs.check.writing import require_ours, write_check
+from paucal.wording import counted, percent, was
+
+MOST_CONFIRMED = 2000  # images whose features are read to confirm near duplicates: a minute on a laptop
+_AT_ONCE = 1 << 14  # pairs whose features are held together
+
+
+@shows_settings(CheckSettings)
+def check(data: str | os.PathLike[str] = "digits", **settings: Any) -> CheckResult:
+    """Look at every image of a set once, and say what the set holds and what is wrong; the same as `paucal check`.
+
+    Args:
+        data: anything that `paucal.train`, `paucal.segment` or `paucal.detect` takes, or a folder of images without
+            labels.
+        **settings: any field of `paucal.verbs.check.settings.CheckSettings`, such as `labels=True`.
+
+    Returns:
+        Facts, findings (the gravest first) and suspected labels; `result.misleads` is what the exit code says.
+
+    Raises:
+        UserError: there are no images, or a setting does not do.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> found = paucal.check("photos/", labels=True)  # doctest: +SKIP
+        >>> found.misleads, [one.text for one in found.findings]  # doctest: +SKIP
+        (True, ['3 images are the same as another image, and would fall into several parts: ...'])
+    """
+    console = RecordingConsole()
+    found = check_set(from_python(CheckSettings, {**settings, "data": data}, "paucal.check", "check"), console)
+    return replace(found, said=tuple(console.said))
+
+
+def check_set(settings: CheckSettings, console: Console) -> CheckResult:
+    """Check a set of images, and write the page where a folder for it is given; see `check`."""
+    check_ranges(settings)
+    folder = _place(settings)
+    images, opening = _open(settings)
+    images, channels = as_pictures(images, settings.channels)
+    begin = time.monotonic()
+    with console.progress("looking at images") as advance:
+        survey = survey_images(images, progress=advance)
+    if settings.on_bad_image == "skip":
+        images, survey, opening = without_unreadable(images, survey, opening)
+    checked, dividing = divide(images, settings.seed, _verb(opening))
+    pairs, reader = alike_pairs(survey, smaller(images, CANDIDATE_SIDE).store), None
+    if settings.labels or (pairs and (settings.model or weights_at_hand())):
+        reader = open_reader(settings, _side(survey))
+    if reader is not None and reader.trained:
+        pairs = _confirmed(pairs, reader, images, settings, console, max(1, _side(survey) // 2))
+    found = [
+        *opening,
+        *channels,
+        *dividing,
+        *label_findings(checked),
+        *crop_findings(opening, survey, settings.device),
+        *(_small(checked, survey) if _verb(opening) == "train" else ()),
+        *picture_findings(checked, survey, pairs),
+    ]
+    suspects, judged = None, ""
+    if settings.labels and reader is not None:
+        suspects, judged = _judge_labels(images, survey, pairs, reader, settings, console)
+    result = CheckResult(checked, facts_of(checked, survey), ranked(for_masks(found)), suspects, judged, folder)
+    console.note(f"checked in {duration(time.monotonic() - begin)}")
+    if folder is not None:
+        write_check(folder, result, settings.seed)
+    return result
+
+
+def show(result: CheckResult, console: Console) -> None:
+    """Show a result on a terminal, and where its page lies."""
+    tell(result, console)
+    if result.folder is not None:
+        console.say(f"everything lies in {result.folder}: check.html (open it in a browser), check.json")
+    elif any(one.groups for one in result.findings) or result.suspects:
+        console.say("--output FOLDER writes a page with all of these images.")
+
+
+def divide(images: ImageSet, seed: int, verb: str = "train") -> tuple[Checked, list[Finding]]:
+    """Return a set with its own parts, or with those that a run would cut, and what is wrong with them.
+
+    Args:
+        images: The set.
+        seed: Seed of the cut.
+        verb: Verb that would cut it: "train", "detect" or "segment".
+    """
+    declared = np.asarray(images.declared, dtype="<U6")
+    own, whole = len(set(images.declared)) > 1, np.where(declared == "", "train", declared)
+    if not images.labelled and images.multi_hot is None:
+        return Checked(images, whole, bool(declared.any()), "not divided"), []
+    try:
+        parts = make_split(images, seed=seed).parts
+    except UserError as problem:
+        return Checked(images, whole, bool(declared.any()), "not divided"), [split_problem(problem)]
+    return Checked(images, declared if own else parts, own, f"as paucal {verb} would cut them"), []
+
+
+def without_unreadable(
+    images: ImageSet, survey: Survey, opening: Sequence[Finding]
+) -> tuple[ImageSet, Survey, list[Finding]]:
+    """Return a set, what was seen of it and what was found of it, without the images that a run would leave out.
+
+    Where no image can be read nothing is left out: a run would be refused.
+    """
+    good = survey.readable
+    if len(good) in (0, len(images)):
+        return images, survey, list(opening)
+    place = {old: new for new, old in enumerate(good.tolist())}
+    kept = [replace(one, groups=_renumbered(one.groups, place)) for one in opening]
+    bad = sorted(survey.unreadable)
+    words = f"{counted(len(bad), 'image')} of {len(images)} cannot be read and {was(len(bad))} left out "
+    words += f"(the first: {survey.unreadable[bad[0]]})"
+    return images.select(good), survey.of(good), [*kept, Finding(UNREADABLE, "warning", words, "repair or remove them")]
+
+
+def _renumbered(groups: tuple[tuple[int, ...], ...], place: Mapping[int, int]) -> tuple[tuple[int, ...], ...]:
+    kept = (tuple(place[old] for old in group if old in place) for group in groups)
+    return tuple(group for group in kept if group)
+
+
+def _verb(opening: Sequence[Finding]) -> str:
+    """Return the verb that learns from images that were opened with these findings."""
+    names = {one.name for one in opening}
+    if names & {MASKS, BAD_MASKS}:
+        return "segment"
+    return "detect" if names & {BOXES, BAD_BOXES} else "train"
+
+
+def _small(checked: Checked, survey: Survey) -> list[Finding]:
+    """Return findings on images far smaller than `paucal train` would look at them; none of a set of tiny images."""
+    good = survey.readable
+    if not len(good) or not checked.images.classes or _side(survey) <= SIDES[0]:
+        return []
+    prepared = SplitImages(checked.images, Split(checked.parts, checked.cut_by))
+    return size_findings(survey.sizes[good], min(chosen_image_size(prepared)), good)
+
+
+def _open(settings: CheckSettings) -> tuple[ImageSet, list[Finding]]:
+    """Open a set with its labels, or with the classes of its masks or boxes; without any where it has none."""
+    masked = open_masked(settings) or open_with_boxes(settings.data)
+    if masked is not None:
+        return masked
+    try:
+        images = open_images(
+            settings.data,
+            label_column=settings.label_column,
+            label_separator=settings.label_separator,
+            image_column=settings.image_column,
+            root=settings.data_root,
+            download=settings.download,
+        )
+    except UserError as problem:
+        images = _without_labels(settings, problem)
+        if isinstance(problem, NoLabelsError) or _has_only_paths(images, settings):
+            advice = "without labels these images do for paucal pretrain and paucal predict"
+            return images, [Finding("unlabelled", "warning", f"there are no labels to train with: {problem}", advice)]
+        return images, [refusal("refused", problem, "paucal train would refuse these images: ")]
+    if settings.classes is not None:
+        images = choose_classes(images, settings.classes)
+    return images, []
+
+
+def _has_only_paths(images: ImageSet, settings: CheckSettings) -> bool:
+    """Return whether a table says nothing of its images but where they lie."""
+    is_table = settings.data.lower().endswith(TABLE_SUFFIXES)
+    return is_table and bool(len(images)) and not images.columns and settings.label_column is None
+
+
+def _without_labels(settings: CheckSettings, problem: UserError) -> ImageSet:
+    """Open the images of a place that cannot be opened with labels; of one that cannot be opened at all, none.
+
+    Raises:
+        UserError: the place is not there, or a flag is wrong: a mistake of the call, not of the data.
+    """
+    if str(problem).startswith("--"):
+        raise problem
+    try:
+        return open_images(settings.data, labelled=False, root=settings.data_root)
+    except UserError:
+        places = [Path(os.path.expanduser(one)) for one in roots_of(settings.data)]
+        if not all(place.exists() for place in places):
+            raise problem from None
+    nothing = np.zeros(0, dtype=np.int64)
+    return ImageSet(places[0].name, str(places[0].resolve()), (), [], nothing, [], FileStore(places[0], []))
+
+
+def as_pictures(images: ImageSet, channels: int | None) -> tuple[ImageSet, list[Finding]]:
+    """Return a set as training reads it, with its channels and its range of values, and what is wrong with those.
+
+    Args:
+        images: as they were opened.
+        channels: that somebody says they have.
+    """
+    found: list[Finding] = []
+    try:
+        reading = Reading(channels=channels or count_channels(images))
+    except UserError as problem:
+        found, reading = [refusal("channels", problem)], WHOLE
+    reading, notes = with_ranges(reading, images)
+    found += [Finding("values", "warning", note) for note in notes]
+    return replace(images, store=ReadAs(images.store, reading), reading=reading), found
+
+
+def _place(settings: CheckSettings) -> Path | None:
+    if settings.output is None:
+        return None
+    path = named_path(settings.output)
+    places = {"DATA": settings.data, "--images": settings.images, "--masks": settings.masks}
+    refuse_inside_images(path, places, settings.data_root)
+    try_folder(path)
+    require_ours(path)
+    return path
+
+
+def _side(survey: Survey) -> int:
+    good = survey.readable
+    return int(np.median(survey.sizes[good].min(axis=1))) if len(good) else USUAL_SIDE
+
+
+def _confirmed(
+    pairs: Sequence[Pair], reader: Reader, images: ImageSet, settings: CheckSettings, console: Console, detail: int
+) -> list[Pair]:
+    """Return pairs with the cosine of their features; as they were where they are too many, with a note."""
+    positions = np.asarray([(pair.first, pair.second) for pair in pairs], dtype=np.int64).reshape(-1, 2)
+    told, rows = np.unique(positions, return_inverse=True)
+    if len(told) > MOST_CONFIRMED:
+        console.say(
+            f"note: {len(told)} images look like another one, too many to compare what they show (the most are "
+            f"{MOST_CONFIRMED}): some may share no more than a background"
+        )
+    if not 0 < len(told) <= MOST_CONFIRMED:
+        return list(pairs)
+    with console.progress("comparing what looks alike") as advance:
+        features = reader.read(images, told, settings, _telling(advance, console), detail)
+    unit = (features - features.mean(0)) if len(told) > 100 else features
+    unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-8)
+    cosines = [
+        (unit[some[:, 0]] * unit[some[:, 1]]).sum(1) for some in torch.from_numpy(rows.reshape(-1, 2)).split(_AT_ONCE)
+    ]
+    return [replace(pair, features=one) for pair, one in zip(pairs, torch.cat(cosines).tolist(), strict=True)]
+
+
+def _judge_labels(
+    images: ImageSet, survey: Survey, pairs: Sequence[Pair], reader: Reader, settings: CheckSettings, console: Console
+) -> tuple[list[SuspectLabel] | None, str]:
+    if images.multi_hot is not None:
+        console.say("note: --labels judges one label for each image (confident learning), and these have several")
+        return None, ""
+    indices = survey.readable[images.labels[survey.readable] >= 0]
+    if not images.labelled or len(np.unique(images.labels[indices])) < 2:
+        console.say("note: --labels judges labels, and there are none to judge")
+        return None, ""
+    with console.progress("reading features") as advance:
+        features = reader.read(images, indices, settings, _telling(advance, console))
+    together = joined([*exact_groups(survey.digests), *([pair.first, pair.second] for pair in pairs)])
+    number = np.arange(len(images))
+    for group in together:
+        number[group] = group[0]
+    suspects, agreed = find_suspects(images, indices, features, number[indices], settings.seed, console)
+    source = f"frozen features of {reader.name}" if reader.trained else (
+        "the pixels alone, since there are no trained weights on this machine: for photographs that is a weak judge "
+        '(pip install "paucal[weights]" gives a better one)'
+    )  # fmt: skip
+    told = f"{source}; {counted(len(indices), 'image')}, each by a classifier that has not seen it"
+    return suspects, f"{told}, which agrees with {percent(agreed)} of the labels"
+
+
+def _telling(advance: Any, console: Console) -> Any:
+    """Return a progress function that says once, after some images, how long all will take."""
+    begin, told = time.monotonic(), []
+
+    def step(done: int, total: int) -> None:
+        advance(done, total)
+        if not told and done:
+            told.append(True)
+            left = (time.monotonic() - begin) / done * (total - done)
+            if left > 20:
+                console.say(f"time: about {duration(left)} to read the features of {total} images")
+
+    return step

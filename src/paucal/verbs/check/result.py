@@ -1,0 +1,181 @@
+"""What a check returns: facts, findings and suspected labels, as values, as JSON and as lines for a terminal."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from paucal.data.checking.findings import Checked, Finding, misleads
+from paucal.data.checking.labels import classes_table
+from paucal.data.checking.survey import Survey
+from paucal.runner.console import Console
+from paucal.verbs.check.suspects import SuspectLabel
+from paucal.wording import counted, percent
+
+MOST_CLASSES, MOST_LISTED = 20, 10
+MARKS = {"misleads": "[bold red]misleads[/]", "warning": "[yellow]warning[/]", "note": "[dim]note[/]"}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a check has found.
+
+    Attributes:
+        checked: the set and its parts.
+        facts: counts, sizes, kinds of pixels and brightness, as plain values.
+        findings: the gravest first.
+        suspects: labels that are probably wrong, the most suspect first; None where they were not looked for.
+        judged_by: what the labels were judged by, and how often it agreed with them; "" where they were not.
+        folder: where the page lies; None where there is none.
+        said: what the command line prints beside the table.
+    """
+
+    checked: Checked
+    facts: dict[str, Any]
+    findings: Sequence[Finding]
+    suspects: Sequence[SuspectLabel] | None = None
+    judged_by: str = ""
+    folder: Path | None = None
+    said: tuple[str, ...] = field(default=())
+
+    @property
+    def misleads(self) -> bool:
+        """Whether training on these images would mislead, or could not begin."""
+        return misleads(self.findings)
+
+    def of(self, name: str) -> Finding | None:
+        """Return the finding of a kind, such as "duplicates-across-parts"; None where there is none."""
+        return next((one for one in self.findings if one.name == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        images = self.checked.images
+        return {
+            "misleads": self.misleads,
+            **self.facts,
+            "findings": [one.to_dict(images.keys) for one in self.findings],
+            "suspected_labels": None if self.suspects is None else [one.to_dict(images) for one in self.suspects],
+            "judged_by": self.judged_by,
+        }
+
+
+def facts_of(checked: Checked, survey: Survey) -> dict[str, Any]:
+    """Return what a set holds, in plain values."""
+    images, good = checked.images, survey.readable
+    parts = Counter(checked.parts.tolist())
+    return {
+        "name": images.name,
+        "location": images.location,
+        "images": len(images),
+        "readable": len(good),
+        "classes": len(images.classes),
+        "parts": {part: parts[part] for part in ("train", "val", "test") if parts[part]},
+        "parts_are": "the data's own" if checked.declared else checked.cut_by,
+        "per_class": classes_table(images, checked.parts) if images.classes else {},
+        "sizes": _sizes(survey.sizes[good]),
+        "channels": dict(Counter(mode for mode in survey.modes if mode).most_common()),
+        "brightness": _spread(survey.brightness[good]),
+        "contrast": _spread(survey.contrast[good]),
+    }
+
+
+def tell(result: CheckResult, console: Console) -> None:
+    """Show what a check has found on a terminal."""
+    facts = result.facts
+    console.say(
+        f"{facts['name']}: {counted(facts['images'], 'image')}, {counted(facts['classes'], 'class', 'classes')}"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for row in fact_rows(facts):
+        table.add_row(*row)
+    console.show(table)
+    if facts["per_class"]:
+        console.show(_class_table(facts["per_class"]))
+    if not result.findings:
+        console.say("nothing to complain of.")
+    for finding in result.findings:
+        advice = f" -> {finding.advice}" if finding.advice else ""
+        console.terminal.print(f"{MARKS[finding.level]}  ", end="")
+        console.say(f"{finding.text}{advice}")
+        for line in _listed(result, finding):
+            console.say(f"            {line}")
+    _tell_suspects(result, console)
+
+
+def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (heading, value) lines about a set."""
+    parts = ", ".join(f"{name} {count}" for name, count in facts["parts"].items())
+    rows = [("parts", f"{parts} ({facts['parts_are']})")]
+    if sizes := facts["sizes"]:
+        low, middle, high = (f"{w} x {h}" for h, w in (sizes["smallest"], sizes["median"], sizes["largest"]))
+        rows.append(
+            ("width x height", f"medians {middle}, images from {low} to {high}; {sizes['different']} different")
+        )
+    kinds = ", ".join(f"{mode}: {count}" for mode, count in facts["channels"].items())
+    rows += [("channels", kinds)] if kinds else []
+    for name in ("brightness", "contrast"):
+        if spread := facts[name]:
+            words = f"{spread['mean']:.2f} on average, from {spread['low']:.2f} to {spread['high']:.2f} (of 1)"
+            rows.append((name, words))
+    return rows
+
+
+def _listed(result: CheckResult, finding: Finding) -> list[str]:
+    keys, lines = result.checked.images.keys, []
+    for group in finding.groups[:3] if finding.level != "note" else ():
+        shown = [f"{keys[i]} [{result.checked.parts[i]}]" for i in group[:3]]
+        lines.append(" = ".join(shown) + (" = ..." if len(group) > 3 else ""))
+    more = len(finding.groups) - len(lines)
+    return [*lines, f"and {more} more"] if lines and more > 0 else lines
+
+
+def _tell_suspects(result: CheckResult, console: Console) -> None:
+    if result.suspects is None:
+        return
+    console.say(f"labels judged by {result.judged_by}")
+    console.say(f"{counted(len(result.suspects), 'label')} probably wrong, the most suspect first:")
+    for one in result.suspects[:MOST_LISTED]:
+        console.say(
+            f"            {result.checked.images.keys[one.position]}: '{one.given}' ({percent(one.confidence)}), "
+            f"rather '{one.suggested}' ({percent(one.suggested_confidence)})"
+        )
+    if len(result.suspects) > MOST_LISTED:
+        console.say(f"            and {len(result.suspects) - MOST_LISTED} more (--output FOLDER shows all of them)")
+
+
+def _class_table(per_class: dict[str, dict[str, int]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("class", overflow="fold")
+    for part in per_class:
+        table.add_column(part, justify="right")
+    names = list(next(iter(per_class.values())))
+    for name in names[:MOST_CLASSES]:
+        table.add_row(name, *(str(per_class[part][name]) for part in per_class))
+    if len(names) > MOST_CLASSES:
+        table.add_row(f"and {len(names) - MOST_CLASSES} more", *("" for _ in per_class))
+    return table
+
+
+def _sizes(sizes: np.ndarray) -> dict[str, Any]:
+    if not len(sizes):
+        return {}
+    areas = sizes.prod(axis=1)
+    order = np.argsort(areas, kind="stable")
+    return {
+        "smallest": sizes[order[0]].tolist(),
+        "median": np.median(sizes, axis=0).astype(np.int64).tolist(),  # of the heights, and of the widths
+        "largest": sizes[order[-1]].tolist(),
+        "different": len(np.unique(sizes, axis=0)),
+        "median_short_side": int(np.median(sizes.min(axis=1))),
+    }
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    if not len(values):
+        return {}
+    low, high = np.quantile(values, (0.01, 0.99))
+    return {"mean": round(float(values.mean()), 4), "low": round(float(low), 4), "high": round(float(high), 4)}

@@ -1,0 +1,14 @@
+"""One worker, as a process of its own: `python -m paucal.verbs.compare.cells GRID`."""
+
+import sys
+
+from paucal.types import UserError
+from paucal.verbs.compare.cells.train import work_silently
+
+if __name__ == "__main__":
+    try:
+        sys.exit(0 if work_silently(sys.argv[1], led=True) else 130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UserError as problem:
+        sys.exit(f"error: {problem}")

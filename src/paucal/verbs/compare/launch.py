@@ -1,0 +1,216 @@
+"""`paucal.compare`: train every arm with every seed, and test whether their differences are more than chance."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paucal.evaluation.comparison import Difference, Repeated
+from paucal.methods.training_settings import TrainSettings
+from paucal.reading import named_path
+from paucal.runner.console import Console, SilentConsole
+from paucal.settings.options import check_ranges, flag
+from paucal.settings.values import from_python, given_names, shows_settings
+from paucal.types import UserError
+from paucal.verbs.compare.arms import make_arms
+from paucal.verbs.compare.cells.cell import cells_of, state_of
+from paucal.verbs.compare.cells.grid import Grid, is_grid, read_grid, require_images
+from paucal.verbs.compare.outcome.evidence import Findings, find
+from paucal.verbs.compare.outcome.tables import terminal_table
+from paucal.verbs.compare.outcome.words import failures, fairness, verdicts
+from paucal.verbs.compare.outcome.writing import PAGE, write_findings
+from paucal.verbs.compare.preparation import fingerprint_of, prepare_grid
+from paucal.verbs.compare.run_workers import run_workers
+from paucal.verbs.compare.settings import REFUSED, TAKEN, GridSettings
+from paucal.verbs.compare.workers.clusters import require_team
+from paucal.wording import counted
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison.
+
+    Attributes:
+        folder: Folder of the runs, the tables and the page.
+        findings: Results of all runs.
+        settled: Whether every run is done or has failed.
+    """
+
+    folder: Path
+    findings: Findings
+    settled: bool
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def scores(self) -> dict[str, Repeated]:
+        """Test accuracy over seeds, by the name of the way to train."""
+        return {outcome.arm.name: outcome.top1 for outcome in self.findings.arms if outcome.top1 is not None}
+
+    @property
+    def differences(self) -> dict[str, Difference]:
+        """Gains in test accuracy over the baseline of each arm, by name."""
+        return {outcome.arm.name: outcome.gain for outcome in self.findings.arms if outcome.gain is not None}
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Reasons of failed runs, by name."""
+        return self.findings.failed
+
+
+@shows_settings(GridSettings)
+def compare(
+    data: str | os.PathLike[str] | None = None,
+    *,
+    ways: Mapping[str, Mapping[str, Any]] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Train every arm with every seed and compare the scores; the same as `paucal compare`.
+
+    Args:
+        data: Images, as in `paucal.train`.
+        ways: Further arms: settings of `paucal.train` by name; `--arms` on the command line.
+        resume: Folder of a stored comparison to resume.
+        **settings: Fields of `paucal.verbs.compare.settings.GridSettings`, and settings of `paucal.train` that all
+            runs share.
+
+    Returns:
+        Scores over seeds and differences with their intervals.
+
+    Raises:
+        UserError: The data or a setting is invalid, or the comparison was stopped; the same call resumes it.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> found = paucal.compare("photos/", methods=["supervised", "drloc"], epochs=20)  # doctest: +SKIP
+        >>> found.differences["drloc"].value, found.differences["drloc"].clear  # doctest: +SKIP
+        (0.012, False)
+    """
+    own = {item.name for item in fields(GridSettings)}
+    if settings.get("arms") is not None:
+        raise TypeError("paucal.compare takes arms as ways={name: settings}, with the settings of paucal.train.")
+    asked = from_python(GridSettings, {n: v for n, v in settings.items() if n in own}, "paucal.compare", "compare")
+    given = {name: value for name, value in settings.items() if name not in own}
+    shared = _train_values({**given, **({} if data is None else {"data": data})})
+    refuse_varied(shared)
+    named = {name: _train_values(values) for name, values in (ways or {}).items()}
+    if resume is not None:
+        result = go_on(Path(os.fspath(resume)), asked, SilentConsole())
+    else:
+        result = compare_all(asked, shared, named, f"paucal.compare({data!r}, ...)", SilentConsole())
+    if not result.settled and asked.jobs:
+        raise UserError(f"the comparison was stopped; resume with: paucal.compare(resume={str(result.folder)!r}).")
+    return result
+
+
+def compare_all(
+    asked: GridSettings,
+    shared: Mapping[str, Any],
+    named: Mapping[str, Mapping[str, Any]],
+    command: str,
+    console: Console,
+) -> Comparison:
+    """Create or extend a grid, and compute it; see `compare`.
+
+    Args:
+        asked: Settings of the grid and its workers.
+        shared: Settings of `paucal.train` for all runs.
+        named: Settings of further arms by name.
+        command: Command to store with the grid.
+        console: Console for messages and progress.
+    """
+    # A stored grid can be shown without workers; they are checked once there is something to compute.
+    known = asked.output is not None and is_grid(named_path(asked.output))
+    _check(asked, 0 if known else asked.jobs)
+    arms = make_arms(asked, named)
+    threads = torch.get_num_threads()
+    try:
+        grid = prepare_grid(asked, arms, shared, command, console)
+        if len(arms) == 1 and len(grid.arms) == 1:
+            console.say(f"note: {arms[0].name} is the only way to train, so there is nothing to compare it with")
+        return _conclude(grid, asked, console)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def go_on(folder: Path, asked: GridSettings, console: Console) -> Comparison:
+    """Compute a stored grid.
+
+    Raises:
+        UserError: There is no grid, or a given setting would change it.
+    """
+    _check(asked, 0)
+    changed = [
+        name for name in ("methods", "models", "arms", "seeds", "labels", "lrs", "output") if getattr(asked, name)
+    ]
+    if changed:
+        raise UserError(
+            f"--resume uses a comparison as it is stored; to extend it leave --resume out and give "
+            f"{flag(changed[0])} with --output {folder}."
+        )
+    grid = read_grid(folder)
+    if grid.verb != "train":
+        raise UserError(f"{str(folder)!r} belongs to a study: resume it with its own command, {grid.commands[-1]}.")
+    if asked.jobs and not all(state_of(cell).settled for cell in cells_of(grid)):
+        require_images(grid, fingerprint_of(grid.shared, grid.arms[0]))
+    threads = torch.get_num_threads()
+    try:
+        return _conclude(grid, asked, console)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def refuse_varied(shared: Mapping[str, Any]) -> None:
+    """Refuse settings of `paucal.train` that a comparison varies itself or does not support.
+
+    Raises:
+        UserError: There is one.
+    """
+    for name in shared:
+        if name in REFUSED:
+            raise UserError(
+                f"{flag(name)} is not supported for comparisons, whose runs have one process each: leave it out."
+            )
+        if name in TAKEN and name != "data":
+            advice = {"method": "--methods", "model": "--models", "seed": "--seeds", "fraction": "--labels"}.get(name)
+            raise UserError(f"{flag(name)} is varied by a comparison: use {advice or '--arms'}.")
+
+
+def _check(asked: GridSettings, workers: int) -> None:
+    check_ranges(asked)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise UserError("paucal compare starts its workers itself: call it without a launcher, with --jobs N.")
+    require_team(asked.on, asked.slurm, workers)
+
+
+def _conclude(grid: Grid, asked: GridSettings, console: Console) -> Comparison:
+    again = f"paucal compare --resume {shlex.quote(str(grid.folder))}"
+    settled = run_workers(grid, asked, again, console)
+    found = find(read_grid(grid.folder))
+    page = write_findings(found)
+    _print_findings(found, page, console)
+    if not settled:
+        left = sum(not state.settled for state in found.states.values())
+        console.say(f"{counted(left, 'run')} to come; resume with: {again}")
+    return Comparison(grid.folder, found, settled)
+
+
+def _print_findings(found: Findings, page: Path, console: Console) -> None:
+    console.show(terminal_table(found))
+    for line in [*verdicts(found), *fairness(found), *failures(found)]:
+        console.say(line)
+    if found.failed:
+        console.say("once the reason is fixed, --retry runs failed ones again")
+    console.say(f"results are in {page.parent}: {PAGE} (open it in a browser), differences.csv, arms.csv, runs.csv")
+
+
+def _train_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `paucal.train` given in Python, converted to their types."""
+    settings = from_python(TrainSettings, values, "paucal.compare", "compare")
+    return {name: getattr(settings, name) for name in given_names(values)}

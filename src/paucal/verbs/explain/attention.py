@@ -1,0 +1,116 @@
+"""What single images show of a network's attention: heads, rollout, features, DHVT's head tokens."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from matplotlib.figure import Figure
+
+from paucal.backbones.attention_layout import Token
+from paucal.explain.attention.heads import MASS, view_heads
+from paucal.explain.attention.maps import AttentionMap, averaged, head_token_maps
+from paucal.explain.attention.reading import read_attention
+from paucal.explain.attention.rollout import attention_rollout
+from paucal.explain.features import feature_colours
+from paucal.explain.figures.attention import features_figure, heads_figure, maps_figure, matrices_figure, queries_figure
+from paucal.models.trained import TrainedModel
+from paucal.types import UserError
+from paucal.verbs.explain.inputs import Viewed, stacked, stem
+from paucal.verbs.explain.settings import CELL, ExplainSettings
+
+SHOWN_LAYERS = 4  # one from the middle of each quarter of the depth: 2, 5, 8 and 11 of 12, as in DHVT's figures 3 to 5
+EVERY = "all"  # as --layer
+MOST_TOKENS = 900  # of a matrix that can be drawn
+
+
+def heads_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+    """Draw the heads of layers for some queries: by default the class token, or else the middle of the image."""
+    maps = read_attention(model.module, stacked([image], model))
+    places = _places(maps, settings.layer) or [len(maps) - 1]
+    labels = [f"attention_layer_{place + 1}" for place in places] if len(places) > 1 else ["attention"]
+    return {label: _heads_of(image, maps[place], settings.token) for label, place in zip(labels, places, strict=True)}
+
+
+def _heads_of(image: Viewed, layer: AttentionMap, asked: list[str] | None) -> Figure:
+    tokens = _tokens(asked, layer)
+    views, name = [view_heads(layer, token) for token in tokens], f"layer {layer.layer}"
+    if len(tokens) == 1:
+        return heads_figure(image.picture, views[0], tokens[0], name, MASS)
+    return queries_figure(image.picture, views, tokens, name, MASS)
+
+
+def rollout_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+    """Draw attention rollout."""
+    values = attention_rollout(model.module, stacked([image], model))[0].cpu()
+    note = "where the last tokens' information could come from, for no class in particular"
+    return {"rollout": maps_figure(image.picture, [values], ["attention rollout"], note, smooth=True)}
+
+
+def features_figures(model: TrainedModel, batch: Sequence[Viewed]) -> Iterator[tuple[str, Figure]]:
+    """Draw the last features of images as colours, which mean the same in all images of the batch."""
+    for image, colours in zip(batch, feature_colours(model.module, stacked(batch, model)).cpu(), strict=True):
+        yield f"{stem(image.name)}_features", features_figure(image.picture, colours)
+
+
+def head_tokens_view(model: TrainedModel, image: Viewed, settings: ExplainSettings) -> dict[str, Figure]:
+    """Draw DHVT's two figures: averaged attention between all tokens, and each head token's attention to the cells."""
+    maps = read_attention(model.module, stacked([image], model))
+    places = _places(maps, settings.layer) or _spread(len(maps))
+    chosen = [maps[place] for place in places]
+    panels = [
+        (f"layer {place + 1}, head {head + 1}", values)
+        for place, one in zip(places, chosen, strict=True)
+        for head, values in enumerate(head_token_maps(one)[0].cpu())
+    ]
+    label = "attention of each head token to the cells in its own head"
+    figures = {"head_tokens": maps_figure(image.picture, [v for _, v in panels], [t for t, _ in panels], label)}
+    if len(chosen[-1].tokens) <= MOST_TOKENS:
+        titles = [f"layer {place + 1}" for place in places]
+        matrices = [averaged(one)[0].cpu() for one in chosen]
+        figures["averaged_attention"] = matrices_figure(matrices, chosen[-1].tokens, titles)
+    return figures
+
+
+# One image at a time: the attention of all layers takes gigabytes for one large image.
+SINGLE: dict[str, Callable[[TrainedModel, Viewed, ExplainSettings], dict[str, Figure]]] = {
+    "attention": heads_view,
+    "rollout": rollout_view,
+    "head-tokens": head_tokens_view,
+}
+
+
+def _spread(depth: int) -> list[int]:
+    """Return the layer in the middle of each of `SHOWN_LAYERS` parts of a depth, counted from 0.
+
+    Example:
+        >>> _spread(12), _spread(4), _spread(1)
+        ([1, 4, 7, 10], [0, 1, 2, 3], [0])
+    """
+    return sorted({(2 * part + 1) * depth // (2 * SHOWN_LAYERS) for part in range(SHOWN_LAYERS)})
+
+
+def _places(maps: Sequence[AttentionMap], asked: Sequence[int | str] | None) -> list[int]:
+    """Return the layers that are asked for, counted from 0 and in the order of the network; [] where none are named.
+
+    Raises:
+        UserError: there is no such layer.
+    """
+    if asked is None:
+        return []
+    if EVERY in asked:
+        return list(range(len(maps)))
+    names = [one.layer for one in maps]
+    known = {str(place + 1): place for place in range(len(maps))} | {name: place for place, name in enumerate(names)}
+    for word in asked:
+        if str(word) not in known:
+            raise UserError(
+                f"--layer is {str(word)!r}; expected {EVERY}, a number from 1 to {len(maps)}, or one of "
+                f"{', '.join(names)}."
+            )
+    return sorted({known[str(word)] for word in asked})
+
+
+def _tokens(asked: list[str] | None, layer: AttentionMap) -> list[Token]:
+    rows, columns = layer.tokens.grid
+    if not asked:
+        return [layer.tokens.prefix[0] if layer.tokens.prefix else (rows // 2, columns // 2)]
+    cells = [CELL.fullmatch(one) for one in asked]
+    return [(int(cell[1]), int(cell[2])) if cell else one for cell, one in zip(cells, asked, strict=True)]

@@ -1,0 +1,102 @@
+"""Where a model looked for a class, and why not for another: `--show attribution`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paucal.explain.attribution.methods import METHODS, attribute, best_method, methods_of
+from paucal.explain.figures.attribution import Explained
+from paucal.explain.figures.pictures import spoken
+from paucal.explain.prepared import explainable, run
+from paucal.explain.scores import on_cells
+from paucal.models.trained import TrainedModel
+from paucal.types import UserError
+from paucal.verbs.explain.inputs import Viewed, stacked
+from paucal.wording import did_you_mean
+
+MOST_CELLS = 56  # along a side, of a grid that is drawn cell by cell
+
+
+def choose_method(model: TrainedModel, asked: str) -> tuple[str, str]:
+    """Return the method, and the sentence that says why.
+
+    Raises:
+        UserError: there is no such method, or the model lacks what it needs.
+    """
+    if asked == "auto":
+        method, reason = best_method(model.module)
+        return method, f"method: {METHODS[method].title}; auto: {reason}"
+    if asked not in METHODS:
+        raise UserError(
+            f"--method is {asked!r}{did_you_mean(asked, METHODS)}; expected auto or one of {', '.join(METHODS)}."
+        )
+    possible = methods_of(model.module)
+    if asked not in possible:
+        raise UserError(
+            f"--method {asked} needs {_NEEDS[METHODS[asked].needs]}, which {model.card.backbone.name} lacks: use "
+            f"{', '.join(possible)}, or auto."
+        )
+    return asked, f"method: {METHODS[asked].title}"
+
+
+_NEEDS = {"attention": "attention", "rules": "a ViT, DeiT, LV-ViT or DHVT"}
+
+
+def class_numbers(model: TrainedModel, names: Sequence[str] | None) -> list[int] | None:
+    """Return the numbers of classes given by name; None for the likeliest of each image.
+
+    Raises:
+        UserError: the model knows no such class.
+    """
+    model.require_classifier()
+    if names is None:
+        return None
+    words = [spoken(one) for one in model.classes]
+    return [_class_number(name, model.classes, words) for name in names]
+
+
+def _class_number(name: str, classes: Sequence[str], words: Sequence[str]) -> int:
+    if name in classes:
+        return list(classes).index(name)
+    found = [number for number, word in enumerate(words) if word.lower() == name.lower() and word != classes[number]]
+    if len(found) > 1:
+        several = " and ".join(classes[number] for number in found)
+        raise UserError(f"--explain-class: {name!r} is the word for {several}: give one of these.")
+    if not found:
+        known = ", ".join(words[:10]) + (", ..." if len(words) > 10 else "")
+        raise UserError(
+            f"--explain-class: the model knows no class {name!r}{did_you_mean(name, words)}; it knows {known}."
+        )
+    return found[0]
+
+
+def _drawn(maps: Tensor) -> Tensor:
+    """Return maps of pixels averaged over cells, as they are scored; single pixels are noise to the eye."""
+    return on_cells(maps) if max(maps.shape[1:]) > MOST_CELLS else maps
+
+
+def explain_batch(
+    model: TrainedModel, batch: Sequence[Viewed], method: str, classes: list[int] | None, top: int
+) -> list[Explained]:
+    """Return the attribution of some images for the given classes, or for each image's likeliest ones."""
+    images = stacked(batch, model)
+    with explainable(model.module) as module, torch.no_grad():
+        shares = model.card.shares(run(module, images.to(next(module.parameters()).dtype))).cpu()
+    count = min(top, len(model.classes))
+    if classes is None:
+        chosen = shares.argsort(dim=1, descending=True, stable=True)[:, :count]
+    else:
+        chosen = torch.tensor(classes).expand(len(batch), -1)
+    columns = chosen.T if METHODS[method].asks_class else chosen.T[:1]
+    maps: list[Tensor] = [_drawn(attribute(model.module, images, column, method).float().cpu()) for column in columns]
+    return [
+        Explained(
+            image.name,
+            image.picture,
+            torch.stack([one[index] for one in maps]),
+            tuple(spoken(model.classes[number]) for number in chosen[index].tolist()),
+            tuple(shares[index, chosen[index]].tolist()),
+        )
+        for index, image in enumerate(batch)
+    ]

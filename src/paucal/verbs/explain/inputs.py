@@ -1,0 +1,93 @@
+"""The model and the images of a call, the images as the model's input and as people see them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from paucal.data.channels.decoding import as_read
+from paucal.data.given import Given
+from paucal.explain.figures.pictures import Picture, seen
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console
+from paucal.runner.input_images import open_sources, read_all
+from paucal.types import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Viewed:
+    """One image.
+
+    Attributes:
+        name: for people and files.
+        picture: (H, W, 3), the part that the model sees.
+        view: (3, H, W), the model's input.
+    """
+
+    name: str
+    picture: Picture
+    view: Tensor
+
+
+def read_images(
+    sources: Sequence[str | Given], model: TrainedModel, on_bad: str, console: Console
+) -> tuple[int, Iterator[Viewed]]:
+    """Return how many images there are at most, and an iterator that holds one at a time.
+
+    Raises:
+        UserError: there is nothing at a path, or an image cannot be read.
+    """
+    reading = model.card.preprocessing.reading
+    opened = open_sources(sources, console, reading)
+    return sum(map(len, opened)), _viewed(read_all(opened, reading, on_bad, console), model)
+
+
+def _viewed(pictures: Iterator[tuple[str | None, Image.Image]], model: TrainedModel) -> Iterator[Viewed]:
+    transform, size = model.card.preprocessing.transform(), model.card.preprocessing.image_size
+    for number, (path, picture) in enumerate(pictures, start=1):
+        try:
+            upright = as_read(picture, model.card.preprocessing.reading)
+        except ValueError as problem:
+            raise UserError(f"image {number} cannot be used ({problem}): convert it to RGB.") from problem
+        view, geometry = transform(upright)
+        yield Viewed(f"image {number}" if path is None else Path(path).name, seen(upright, geometry, size), view)
+
+
+def batched(images: Iterator[Viewed], size: int) -> Iterator[list[Viewed]]:
+    """Yield lists of up to `size` images."""
+    batch: list[Viewed] = []
+    for image in images:
+        batch.append(image)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def stacked(batch: Sequence[Viewed], model: TrainedModel) -> Tensor:
+    """Return the model's input (B, 3, H, W) on its device."""
+    return torch.stack([image.view for image in batch]).to(model.device)
+
+
+def view_of(images: Tensor, model: TrainedModel, other: TrainedModel) -> Tensor:
+    """Return the input (B, 3, H, W) of a model as another one is fed: the same part of the image at its own size."""
+    mine, its = model.card.preprocessing, other.card.preprocessing
+    images = images.to(other.device)
+    if (mine.mean, mine.std) != (its.mean, its.std):
+        mean, std, its_mean, its_std = (
+            images.new_tensor(values).view(1, -1, 1, 1) for values in (mine.mean, mine.std, its.mean, its.std)
+        )
+        images = (images * std + mean - its_mean) / its_std
+    if tuple(images.shape[2:]) != its.image_size:
+        images = functional.interpolate(images, its.image_size, mode="bicubic", antialias=True)
+    return images
+
+
+def stem(name: str) -> str:
+    """Return an image's name without its ending, as the beginning of its pictures' names."""
+    return Path(name).stem or name

@@ -1,0 +1,208 @@
+"""`paucal.explain_images`: pictures of what a model sees in images."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from paucal.data.given import Given, given_path, given_sources
+from paucal.explain.attention.reading import require_attention
+from paucal.explain.attribution.methods import METHODS
+from paucal.explain.figures.attribution import Explained, attribution_figure, contact_sheet
+from paucal.explain.prepared import plain
+from paucal.models.named import open_named
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.memory_check import check_batch_memory
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.explain.attention import SINGLE, features_figures
+from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
+from paucal.verbs.explain.entropy import Entropies
+from paucal.verbs.explain.inputs import Viewed, batched, read_images, stem
+from paucal.verbs.explain.localization import localization_figures, open_localizer
+from paucal.verbs.explain.matches import matches_figures
+from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
+from paucal.verbs.explain.tokens import open_token_views
+from paucal.verbs.explain.writing import Pictures, settle_folder
+from paucal.wording import counted, did_you_mean
+
+Source = str | os.PathLike[str] | Image.Image
+MOST_ON_A_SHEET = 48
+NEEDS_ATTENTION = {"attention", "rollout", "head-tokens", "entropy"}
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """What `paucal explain` has drawn.
+
+    Attributes:
+        folder: where the pictures lie.
+        pictures: their files, in the order they were drawn.
+        method: of attribution; None where none was drawn.
+        said: what the command line prints.
+    """
+
+    folder: Path
+    pictures: tuple[Path, ...]
+    method: str | None
+    said: tuple[str, ...] = ()
+
+
+@shows_settings(ExplainSettings)
+def explain_images(
+    model: TrainedModel | str | os.PathLike[str], images: Source | Sequence[Source], /, **settings: Any
+) -> Explanations:
+    """Draw what a model sees in images; the same as `paucal explain`. Arrays instead of pictures: `paucal.explain`.
+
+    Args:
+        model: a run, the name of a timm model with published weights, or a model that `paucal.load` has loaded.
+        images: image files, folders, Parquet files, patterns, PIL images and arrays; one or several of them.
+        **settings: any field of `paucal.verbs.explain.settings.ExplainSettings`.
+
+    Raises:
+        UserError: there is no such model, class, layer or image, or the model lacks what a picture needs.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> paucal.explain_images("runs/1", "cat.jpg", show=["attribution", "attention"])  # doctest: +SKIP
+    """
+    sources = given_sources(images)
+    chosen = from_python(ExplainSettings, settings, "paucal.explain_images", "explain")
+    console = RecordingConsole()
+    made = explain_all(
+        model if isinstance(model, TrainedModel) else given_path(model, "the model"), sources, chosen, console
+    )
+    return Explanations(made.folder, made.pictures, made.method, tuple(console.said))
+
+
+def explain_all(
+    name: TrainedModel | str, sources: Sequence[str | Given], settings: ExplainSettings, console: Console
+) -> Explanations:
+    """Draw everything that is asked for; see `explain_images`."""
+    check_ranges(settings)
+    views = _views(settings)
+    require_use(views, settings)
+    if not sources:
+        raise UserError("there are no images to explain: give files, folders or pictures.")
+    model = open_named(name, settings.device) if isinstance(name, str) else replace(name, module=plain(name.module))
+    method = None
+    if "attribution" in views:
+        method, sentence = choose_method(model, settings.method)
+        console.say(sentence)
+        class_numbers(model, settings.explain_class)
+    extra = _opened(views, name, model, settings)
+    count, images = read_images(sources, model, settings.on_bad_image, console)
+    check_batch_memory(min(settings.batch_size, count), model.card.preprocessing.image_size)
+    pictures = Pictures(settle_folder(settings.output, sources), settings.format)
+    console.say(f"{counted(count, 'image')}, {', '.join(views)}; the pictures go to {pictures.folder}")
+    with console.progress("explaining") as advance:
+        done = 0
+        for batch in _in_batches(images, views, settings.batch_size):
+            for label, figure in _figures(model, batch, views, method, settings, extra):
+                pictures.write(label, figure)
+            done += len(batch)
+            advance(done, count)
+    for label, figure in extra.last():
+        pictures.write(label, figure)
+    if extra.entropies is not None and extra.entropies.images:
+        pictures.write_table("entropy", extra.entropies.table())
+    console.say(f"{counted(len(pictures.written), 'picture')} in {pictures.folder}")
+    return Explanations(pictures.folder, tuple(pictures.written), method)
+
+
+def _views(settings: ExplainSettings) -> list[str]:
+    views = settings.show or ["attribution"]
+    for view in views:
+        if view not in VIEWS:
+            raise UserError(f"--show is {view!r}{did_you_mean(view, VIEWS)}; expected some of {', '.join(VIEWS)}.")
+    return list(dict.fromkeys(views))
+
+
+class _Extra:
+    """What is drawn once, from all images, and what some views need beside the model."""
+
+    def __init__(self) -> None:
+        self.sheet: list[Explained] = []
+        self.method = ""
+        self.entropies: Entropies | None = None
+        self.localizer: Any = None
+        self.token_views: Any = None
+
+    def last(self) -> Iterator[tuple[str, Figure]]:
+        """Yield the figures that are drawn once."""
+        if len(self.sheet) > 1:
+            for start in range(0, len(self.sheet), MOST_ON_A_SHEET):
+                method = METHODS[self.method]
+                shown = self.sheet[start : start + MOST_ON_A_SHEET]
+                yield "sheet", contact_sheet(shown, method.title, method.asks_class)
+        if self.entropies is not None and self.entropies.images:
+            yield from self.entropies.figures()
+
+
+def _opened(views: Sequence[str], name: TrainedModel | str, model: TrainedModel, settings: ExplainSettings) -> _Extra:
+    """Open what some views need beside the model, before any work is done."""
+    extra = _Extra()
+    if set(views) & NEEDS_ATTENTION:
+        require_attention(model.module)
+    if "localization" in views:
+        extra.localizer = open_localizer(name, model)
+    if "tokens" in views:
+        extra.token_views = open_token_views(model, settings.teacher, settings.device)
+    if "entropy" in views:
+        extra.entropies = Entropies(model, settings.against or (), settings.device)
+    return extra
+
+
+def _in_batches(images: Iterator[Viewed], views: Sequence[str], size: int) -> Iterator[list[Viewed]]:
+    if "matches" not in views:
+        return batched(images, size)
+    pair = list(images)
+    if len(pair) > 2:
+        raise UserError(f"--show matches draws one image beside its mirror, or two, and {len(pair)} are given.")
+    return iter([pair])
+
+
+def _figures(
+    model: TrainedModel,
+    batch: list[Viewed],
+    views: Sequence[str],
+    method: str | None,
+    settings: ExplainSettings,
+    extra: _Extra,
+) -> Iterator[tuple[str, Figure]]:
+    if method is not None:
+        extra.method = method
+        numbers = class_numbers(model, settings.explain_class)
+        for one in explain_batch(model, batch, method, numbers, settings.top):
+            yield (
+                f"{stem(one.name)}_attribution",
+                attribution_figure(one, METHODS[method].title, METHODS[method].asks_class),
+            )
+            extra.sheet.append(one)
+    if "features" in views:
+        yield from features_figures(model, batch)
+    for image in batch:
+        yield from _figures_of(model, image, views, settings, extra)
+    if extra.entropies is not None:
+        extra.entropies.add(batch)
+    if "matches" in views:
+        yield from matches_figures(model, batch)
+
+
+def _figures_of(
+    model: TrainedModel, image: Viewed, views: Sequence[str], settings: ExplainSettings, extra: _Extra
+) -> Iterator[tuple[str, Figure]]:
+    for view in views:
+        if view in SINGLE:
+            for label, figure in SINGLE[view](model, image, settings).items():
+                yield f"{stem(image.name)}_{label}", figure
+    if extra.localizer is not None:
+        yield from localization_figures(extra.localizer, model, image, settings.token)
+    if extra.token_views is not None:
+        yield f"{stem(image.name)}_tokens", extra.token_views.figure(image)

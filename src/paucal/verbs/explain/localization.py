@@ -1,0 +1,111 @@
+"""What dense relative localization taught: `--show localization`.
+
+The head stays behind when a model is deployed; it is read from the checkpoint of the run's best epoch.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from paucal.backbones.features import FeatureBackbone
+from paucal.explain.figures.offsets import OffsetView, all_pairs, offsets_figure
+from paucal.explain.prepared import explainable
+from paucal.losses.drloc_targets import pair_classes, pair_targets
+from paucal.methods.drloc.entry import TERM
+from paucal.models.trained import TrainedModel
+from paucal.objectives import DrLoc
+from paucal.objectives.drloc_options import DrLocOptions
+from paucal.runs import load_checkpoint, open_model
+from paucal.types import UserError
+from paucal.verbs.explain.inputs import Viewed, stacked, stem
+from paucal.verbs.explain.settings import CELL
+
+_KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
+
+
+def open_localizer(name: TrainedModel | str, model: TrainedModel) -> DrLoc:
+    """Return the run's DrLoc term with its trained heads.
+
+    Raises:
+        UserError: the model is no run, was trained without DrLoc, or its checkpoint is gone.
+    """
+    if isinstance(name, TrainedModel):
+        raise UserError("--show localization reads the head from the run: give the run's folder instead of a model.")
+    run = open_model(name)
+    if not run.best.is_file():
+        raise UserError(f"--show localization reads {str(run.best)!r}, which is not there: keep the run's checkpoints.")
+    state = load_checkpoint(run.best).get("state_dict", {})
+    heads = {found[1]: value for key, value in state.items() if (found := _KEY.fullmatch(key))}
+    if not heads:
+        raise UserError(f"{str(run.path)!r} was trained without DrLoc: train with --add drloc to see what it teaches.")
+    settings: Any = SimpleNamespace(**run.settings)
+    try:
+        backbone = FeatureBackbone(model.module, model.card.preprocessing.image_size)
+        term = TERM.build(settings, model.card.backbone, backbone)
+        assert isinstance(term, DrLoc)
+        term.load_state_dict(heads)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as problem:
+        raise UserError(
+            f"the DrLoc head of {str(run.path)!r} does not fit its settings ({str(problem).splitlines()[0]})."
+        ) from problem
+    return term.to(model.device).eval()
+
+
+@torch.no_grad()
+def look(term: DrLoc, model: TrainedModel, image: Viewed) -> OffsetView:
+    """Return what the head of the last grid says about all pairs of cells of an image."""
+    with explainable(model.module) as module:
+        backbone = FeatureBackbone(module, model.card.preprocessing.image_size)
+        grid = term.pooled(backbone(stacked([image], model), term.request).grids[-1]).float()
+    size = (grid.shape[2], grid.shape[3])
+    pairs = all_pairs(size).to(grid.device)
+    head: nn.Module = term.heads[-1]
+    predicted = _in_cells(head(grid, pairs), term.options, size)
+    signed = _is_signed(term.options)
+    scale = pair_targets(pairs, *size, target="signed" if signed else "absolute", scale="none")
+    cells = size[0] * size[1]
+    return OffsetView(predicted.cpu().view(cells, cells, 2), scale[0].cpu().view(cells, cells, 2), size, signed)
+
+
+def _is_signed(options: DrLocOptions) -> bool:
+    if options.mode in ("l1", "signed"):
+        return options.target != "absolute"
+    return options.classes != "absolute"
+
+
+def localization_figures(
+    term: DrLoc, model: TrainedModel, image: Viewed, tokens: Sequence[str] | None
+) -> Iterator[tuple[str, Figure]]:
+    """Draw one pair of cells and the mean error over the grid; it starts at the first cell given, or the middle."""
+    view = look(term, model, image)
+    rows, columns = view.grid
+    found = next(filter(None, map(CELL.fullmatch, tokens or ())), None)
+    second = (int(found[1]), int(found[2])) if found else (rows // 2, columns // 2)
+    if second[0] >= rows or second[1] >= columns:
+        raise UserError(f"the cell {second} lies outside of the grid of {rows}x{columns} cells: count from 0.")
+    first = (0, 0) if second != (0, 0) else (rows - 1, columns - 1)
+    yield f"{stem(image.name)}_localization", offsets_figure(image.picture, view, first, second)
+
+
+def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple[int, int]) -> Tensor:
+    """Return offsets (pairs, 2) in cells from the head's outputs (1, pairs, C), of whatever form its loss trains."""
+    still = torch.zeros(1, 1, 2, 2, dtype=torch.long)
+    if options.mode in ("l1", "signed"):
+        step = still.clone()
+        step[0, 0, 0] = 1  # one cell down and to the right: what a cell is on the scale of the targets
+        zero, one = (
+            pair_targets(pair, *size, target=options.target, scale=options.scale)[0, 0].to(outputs[0])
+            for pair in (still, step)
+        )
+        return (torch.cat(outputs, 2)[0] - zero) / (one - zero)
+    centre = pair_classes(still, *size, classes=options.classes)[0, 0].tolist()
+    values = []
+    for middle, logits in zip(centre, outputs, strict=True):
+        places = torch.arange(logits.shape[-1], device=logits.device).float() - middle
+        values.append((logits[0].float().softmax(1) * places).sum(1))
+    return torch.stack(values, 1)

@@ -1,0 +1,85 @@
+"""Where pictures go: a folder of their own, names that are fit for files and never taken twice."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from matplotlib.figure import Figure
+
+from paucal.explain.figures.pictures import as_bytes
+from paucal.reading import named_path
+from paucal.runner.outputs import refuse_inside_images
+from paucal.runs import write_atomically, write_text
+from paucal.runs.writable import try_folder
+from paucal.types import UserError
+
+DEFAULT = Path("explanations")
+LONGEST = 60
+_ODD = re.compile(r"[^\w.-]+")
+
+
+def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DEFAULT) -> Path:
+    """Return the folder for what a verb writes, which is empty or not there yet.
+
+    Args:
+        output: what the user has given; None for the next number in `default`.
+        sources: images, PIL images among them, beside which nothing is written.
+        default: a folder of numbered folders.
+
+    Raises:
+        UserError: it holds something, cannot be written, or lies among the images.
+    """
+    path = _next(default) if output is None else named_path(output)
+    for source in sources:
+        if isinstance(source, str) and Path(source).is_dir():
+            refuse_inside_images(path, {"IMAGE": source})
+    try_folder(path)
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"--output: {str(path)!r} holds files already: give another folder, or empty it.")
+    return path
+
+
+def _next(root: Path) -> Path:
+    taken = [int(one.name) for one in root.iterdir() if one.name.isdigit()] if root.is_dir() else []
+    return root / str(max(taken, default=0) + 1)
+
+
+class Pictures:
+    """Writes figures into a folder.
+
+    Args:
+        folder: made with the first picture.
+        kind: "png", "svg" or "both".
+
+    Attributes:
+        written: the files so far.
+    """
+
+    def __init__(self, folder: Path, kind: Literal["png", "svg", "both"]) -> None:
+        self.folder, self.kinds = folder, ("png", "svg") if kind == "both" else (kind,)
+        self.written: list[Path] = []
+        self._taken: set[str] = set()
+
+    def write(self, label: str, figure: Figure) -> None:
+        """Write a figure under a name made of its label."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        stem = self._name(label)
+        for kind in self.kinds:
+            path = self.folder / f"{stem}.{kind}"
+            content = as_bytes(figure, kind)
+            write_atomically(path, lambda file, content=content: file.write(content))
+            self.written.append(path)
+
+    def write_table(self, name: str, text: str) -> None:
+        """Write the numbers behind a figure beside it; `name` is a plain word that no image's pictures have."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / f"{name}.csv", text)
+
+    def _name(self, label: str) -> str:
+        base = _ODD.sub("_", label.encode(errors="replace").decode())[-LONGEST:].strip("._") or "picture"
+        name, number = base, 2
+        while name.lower() in self._taken:
+            name, number = f"{base}_{number}", number + 1
+        self._taken.add(name.lower())
+        return name

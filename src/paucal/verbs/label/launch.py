@@ -1,0 +1,107 @@
+"""`paucal.label`: label maps from a teacher, or from published ones."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paucal.data.images import ImageSet
+from paucal.data.maps.reader import LabelMaps
+from paucal.data.maps.store import require_maps
+from paucal.data.splits.classes import read_class_list
+from paucal.evaluation.figures import save_figure
+from paucal.labeling.picture import map_picture
+from paucal.reading import named_path
+from paucal.runner.console import Console, RecordingConsole
+from paucal.runner.images import load_images
+from paucal.runner.outputs import check_file, refuse_inside_images
+from paucal.runs.writable import try_folder
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.label.make_maps import Labeled, label_images, open_teacher
+from paucal.verbs.label.published_maps import convert_published
+from paucal.verbs.label.settings import LabelSettings
+from paucal.verbs.label.writing import require_free
+
+
+@shows_settings(LabelSettings)
+def label(data: str | os.PathLike[str], **settings: Any) -> Labeled:
+    """Ask a trained classifier what it sees in every part of every image; the same as `paucal label`.
+
+    Args:
+        data: folder of images, Parquet, a list file, the name of a published set, or "digits".
+        **settings: any field of `paucal.verbs.label.settings.LabelSettings`; `output` and either `teacher` or
+            `from_published` are needed. An unfinished folder is gone on with.
+
+    Returns:
+        The folder of maps, as `paucal.train(..., labels=...)` takes it, and what is known of them.
+
+    Raises:
+        UserError: the teacher knows other classes or knows too little, or the folder holds something else.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> maps = paucal.label("photos/", teacher="runs/1", output="labels/")  # doctest: +SKIP
+        >>> paucal.train("photos/", method="token-labeling", labels=maps.folder)  # doctest: +SKIP
+    """
+    chosen = from_python(LabelSettings, {**settings, "data": data}, "paucal.label", "label")
+    console = RecordingConsole()
+    return replace(label_set(chosen, console), said=tuple(console.said))
+
+
+def label_set(settings: LabelSettings, console: Console) -> Labeled:
+    """Make or convert the maps of a set of images, and say what is found; see `label`."""
+    _require_sense(settings)
+    output, picture = _places(settings)
+    with console.progress("reading images") as advance:
+        images = load_images(settings, advance)
+    for note in images.notes:
+        console.say(f"note: {note}")
+    made = (
+        _convert(images, settings, output, console)
+        if settings.teacher is None
+        else _ask(images, settings, output, console)
+    )
+    if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save_figure(picture, map_picture(images, LabelMaps(output)))
+        console.say(f"a picture of some of them: {picture}")
+    return made
+
+
+def _ask(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
+    teacher = open_teacher(str(settings.teacher), settings.img_size, settings.device)
+    limits = (settings.top_k, settings.min_accuracy, settings.batch_size, settings.workers)
+    try:
+        return label_images(images, teacher, output, console, *limits)
+    except KeyboardInterrupt:
+        console.say(f"the maps made so far are in {output}: the same call goes on from there.")
+        raise
+
+
+def _convert(images: ImageSet, settings: LabelSettings, output: Path, console: Console) -> Labeled:
+    names = None if settings.published_classes is None else read_class_list(settings.published_classes)
+    folder = Path(str(settings.from_published)).expanduser()
+    return convert_published(images, folder, output, console, names, settings.min_accuracy)
+
+
+def _require_sense(settings: LabelSettings) -> None:
+    check_ranges(settings)
+    if settings.picture is not None and Path(settings.picture).suffix.lower() != ".png":
+        raise UserError(f"--picture is {settings.picture!r}; give a name that ends in .png.")
+    if (settings.teacher is None) == (settings.from_published is None):
+        raise UserError("give a --teacher, or --from-published with a folder of maps; one of the two.")
+
+
+def _places(settings: LabelSettings) -> tuple[Path, Path | None]:
+    """Return where the maps and their picture go, once it is known that they can."""
+    if settings.output is None:
+        raise UserError("there is no --output: give a folder for the maps.")
+    images, root = {"DATA": settings.data}, settings.data_root
+    output = named_path(settings.output)
+    refuse_inside_images(output, images, root)
+    try_folder(output)
+    require_free(output)
+    require_maps(output)
+    return output, None if settings.picture is None else check_file(settings.picture, images, root, "--picture")

@@ -1,0 +1,120 @@
+"""A model asked about many pictures, a batch at a time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import compress
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from paucal.data.decode import UnreadableImage
+from paucal.models.card import ModelCard
+from paucal.models.features import features_of_calls
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console
+from paucal.runner.input_images import Pictures
+from paucal.verbs.predict.answers import Prediction
+from paucal.verbs.predict.settings import PredictSettings
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """What a model says about pictures that follow each other.
+
+    Attributes:
+        names: N paths; None of pictures that were given in memory.
+        stamps: N, see `Pictures.stamp`.
+        problems: N; why a picture could not be read, None of the M that could.
+        shares: (M, K) float32 probabilities.
+        features: (M, D) float32; None where they are not asked for.
+    """
+
+    names: Sequence[str | None]
+    stamps: Sequence[str]
+    problems: Sequence[str | None]
+    shares: Tensor
+    features: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def readable(self) -> list[bool]:
+        """Which of the N pictures could be read."""
+        return [problem is None for problem in self.problems]
+
+    def predictions(self, card: ModelCard) -> list[Prediction]:
+        """Return the answers for the pictures that could be read."""
+        rows = self.features if self.features is not None else [None] * len(self.shares)
+        return [
+            Prediction(name, card.classes, shares, card.thresholds, features)
+            for name, shares, features in zip(compress(self.names, self.readable), self.shares, rows, strict=True)
+        ]
+
+
+def ask(
+    model: TrainedModel,
+    pictures: Pictures,
+    settings: PredictSettings,
+    console: Console,
+    *,
+    start: int = 0,
+    features: bool = False,
+) -> Iterator[Block]:
+    """Yield what a model says, batch after batch, while a bar shows how far it is.
+
+    Batches are cut by the pictures that can be read, from `start` on: whoever goes on after a whole batch has the same
+    batches, and so the same numbers, as if there had been no pause.
+
+    Raises:
+        UserError: a picture cannot be read and is not to be skipped, or the model has no features.
+    """
+    with ExitStack() as stack:
+        take = stack.enter_context(features_of_calls(model)) if features else None
+        advance = stack.enter_context(console.progress("classifying"))
+        done = start
+        for first, read in _batches(pictures, settings, console, start):
+            yield _answer(model, pictures, first, read, take)
+            done += len(read)
+            advance(done, len(pictures))
+
+
+def _batches(
+    pictures: Pictures, settings: PredictSettings, console: Console, start: int
+) -> Iterator[tuple[int, list[Image.Image | UnreadableImage]]]:
+    """Yield the position of the first picture of a batch and what was read, with whatever could not be in between."""
+    first, read, readable = start, [], 0
+    for position in range(start, len(pictures)):
+        found = pictures.read_or_skip(position, settings.on_bad_image, console)
+        read.append(found)
+        readable += not isinstance(found, UnreadableImage)
+        if readable == settings.batch_size:
+            yield first, read
+            first, read, readable = position + 1, [], 0
+    if read:
+        yield first, read
+
+
+def _answer(
+    model: TrainedModel,
+    pictures: Pictures,
+    first: int,
+    read: list[Image.Image | UnreadableImage],
+    take: Callable[[], Tensor] | None,
+) -> Block:
+    positions = range(first, first + len(read))
+    problems = [str(one) if isinstance(one, UnreadableImage) else None for one in read]
+    readable = [one for one in read if not isinstance(one, UnreadableImage)]
+    shares, features = torch.empty(0, len(model.classes)), None
+    if readable and model.classes:
+        shares = model.probabilities(readable)
+    elif readable:  # a backbone alone, which has features only
+        shares = torch.empty(len(readable), 0)
+        with torch.inference_mode():
+            model.module(model.prepared(readable))
+    if take is not None:
+        features = take() if readable else torch.empty(0, 0)
+    names, stamps = [pictures.name(place) for place in positions], [pictures.stamp(place) for place in positions]
+    return Block(names, stamps, problems, shares, features)

@@ -1,0 +1,120 @@
+"""`paucal predict`: images classified into files, or onto standard output, going on where a stopped call was."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paucal.export.reading import load_model, model_digest
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console
+from paucal.runner.forecast import duration
+from paucal.runner.input_images import Pictures
+from paucal.settings.options import check_ranges
+from paucal.types import UserError
+from paucal.verbs.predict.asking import Block, ask
+from paucal.verbs.predict.journal import ENDING, Journal
+from paucal.verbs.predict.launch import open_pictures
+from paucal.verbs.predict.settings import AnswerSettings, PredictSettings
+from paucal.verbs.predict.writing import Targets, answer_text, check_targets, write_all
+from paucal.wording import counted
+
+
+def predict_to_files(
+    source: str, paths: Sequence[str], settings: PredictSettings, wanted: AnswerSettings, console: Console
+) -> Iterator[str]:
+    """Classify images and write what is asked for; of a model without a classifier the features alone.
+
+    Returns:
+        The answers as pieces of text where no file takes them; none where one does.
+
+    Raises:
+        UserError: the model or an image is not there, cannot be read or does not fit what is asked for; a file exists
+            or cannot be written; unfinished answers of a stopped call are of another model or of other images.
+    """
+    check_ranges(settings)
+    check_ranges(wanted)
+    targets = check_targets(wanted, paths)
+    loaded = load_model(source, settings.device)
+    if targets.features is None or not _features_only(wanted):
+        loaded.require_classifier()
+    model, pictures, settings = open_pictures(loaded, paths, settings, console)
+    if targets.first is None:
+        held = list(_timed(model, pictures, settings, console, 0, targets))
+        write_all(lambda: iter(held), model.card, pictures, targets, console)
+        return answer_text(held, model.card, targets)
+    about = _about(source, settings, targets)
+    part = targets.first.with_name(targets.first.name + ENDING)
+    with Journal(part, len(model.classes), about) as journal:
+        _fill(journal, model, pictures, settings, console, targets)
+        write_all(journal.blocks, model.card, pictures, targets, console)
+        if targets.output is not None or not model.classes:
+            journal.remove()
+            return iter(())
+        pieces = list(answer_text(journal.blocks(), model.card, targets))
+        journal.remove()
+    return iter(pieces)
+
+
+def _features_only(wanted: AnswerSettings) -> bool:
+    return wanted.output is None and wanted.sheet is None and wanted.top_k is None
+
+
+def _about(source: str, settings: PredictSettings, targets: Targets) -> dict[str, Any]:
+    """Return what the numbers of an answer depend on, to the last digit."""
+    return {
+        "model": model_digest(source),
+        "--mirror": settings.mirror,
+        "--batch-size": settings.batch_size,
+        "--device": settings.device,
+        "--features": targets.features is not None,
+    }
+
+
+def _fill(
+    journal: Journal,
+    model: TrainedModel,
+    pictures: Pictures,
+    settings: PredictSettings,
+    console: Console,
+    targets: Targets,
+) -> None:
+    """Answer what has no answer yet."""
+    start = journal.resume(pictures)
+    if start:
+        console.say(f"{start} of {counted(len(pictures), 'image')} have their answers in {journal.folder}: going on")
+    _tell_skipped(journal, settings, console)
+    try:
+        for block in _timed(model, pictures, settings, console, start, targets):
+            journal.add(block)
+    except BaseException:
+        if journal.done:
+            console.say(
+                f"{journal.done} of {counted(len(pictures), 'answer')} are kept in {journal.folder}: the same call "
+                "goes on from there"
+            )
+        raise
+
+
+def _tell_skipped(journal: Journal, settings: PredictSettings, console: Console) -> None:
+    """Name what an earlier call has skipped, or refuse to leave it out where this one may not."""
+    for problem in (problem for block in journal.blocks() for problem in block.problems):
+        if problem is not None and settings.on_bad_image == "refuse":
+            raise UserError(f"{problem}; leave it out with --on-bad-image skip.")
+        if problem is not None:
+            console.say(f"skipped: {problem}")
+
+
+def _timed(
+    model: TrainedModel, pictures: Pictures, settings: PredictSettings, console: Console, start: int, targets: Targets
+) -> Iterator[Block]:
+    """Yield blocks, and say at the end how many images there were, how fast, and how many could not be read."""
+    begun, read, skipped = time.monotonic(), 0, 0
+    for block in ask(model, pictures, settings, console, start=start, features=targets.features is not None):
+        read += len(block.shares)
+        skipped += len(block) - len(block.shares)
+        yield block
+    seconds = max(time.monotonic() - begun, 1e-9)
+    took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    console.say(f"classified {counted(read, 'image')} in {took} ({read / seconds:.3g} images/s on {model.device})")
+    if skipped:
+        console.say(f"skipped {counted(skipped, 'image')} that cannot be read, named above")

@@ -1,0 +1,217 @@
+"""Answers on the disk as they come, so that a stopped call can go on where it was."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from paucal.reading import require_regular
+from paucal.runner.input_images import Pictures
+from paucal.runs.lock import LOCK, RunLock
+from paucal.types import UserError
+from paucal.verbs.predict.asking import Block
+
+ENDING = ".part"
+WHAT = "the folder of unfinished answers"
+_KEY = b"paucal"
+_SCHEMA = pa.schema(
+    {
+        "name": pa.binary(),  # file names on Linux may be any bytes
+        "stamp": pa.string(),
+        "problem": pa.string(),
+        "shares": pa.list_(pa.float32()),
+        "features": pa.list_(pa.float32()),
+    }
+)
+
+
+class Journal:
+    """A folder of Arrow streams, one for each call that has worked on the same answers.
+
+    A block is added as a whole; the end of a stream that was torn off with its process is not read. Numbers are kept as
+    they are, so that what is written of a journal does not tell how often its making was interrupted.
+
+    Args:
+        folder: beside the file of the answers.
+        classes: K of the model.
+        about: what the answers depend on, by the words in which people give it.
+    """
+
+    def __init__(self, folder: Path, classes: int, about: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.classes = classes
+        self.done = 0
+        self._about = dict(about)
+        self._stack: list[Any] = []
+
+    def __enter__(self) -> "Journal":
+        made = not self.folder.exists()
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise UserError(f"{str(self.folder)!r} is in the way: remove it, or give another --output.") from None
+        self._lock = RunLock(self.folder, WHAT)
+        self._lock.acquire()
+        try:
+            if not made:
+                self._check()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        while self._stack:
+            with suppress(OSError):  # a full disk has been told of
+                self._stack.pop().close()
+        self._lock.release()
+        with suppress(OSError):  # what holds answers stays
+            self.folder.rmdir()
+
+    def resume(self, pictures: Pictures) -> int:
+        """Return how many pictures have their answers.
+
+        Raises:
+            UserError: other pictures have them.
+        """
+        for block in self.blocks():
+            for name, stamp in zip(block.names, block.stamps, strict=True):
+                known = self.done < len(pictures)
+                if not known or (pictures.name(self.done), pictures.stamp(self.done)) != (name, stamp):
+                    raise UserError(
+                        f"{str(self.folder)!r} has answers for other images, or {str(name)!r} has changed since: "
+                        "remove that folder to begin anew, or give another --output."
+                    )
+                self.done += 1
+        return self.done
+
+    def add(self, block: Block) -> None:
+        """Keep a block.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self._lock.check()
+        if not self._stack:
+            self._open()
+        self._writer.write_batch(_batch(block))
+        self._file.flush()
+        self.done += len(block)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all blocks that are kept.
+
+        Raises:
+            UserError: they do not fit the model.
+        """
+        for path in self._parts():
+            for block in _read(path):
+                if block.shares.shape[1] != (self.classes if len(block.shares) else 0):
+                    raise UserError(f"{str(path)!r} is damaged: remove its folder to begin anew.")
+                yield block
+
+    def remove(self) -> None:
+        """Remove what is kept, once it has been written elsewhere."""
+        while self._stack:
+            self._stack.pop().close()
+        for path in self._parts():
+            path.unlink()
+
+    def _parts(self) -> list[Path]:
+        found = sorted(self.folder.glob("[0-9][0-9][0-9][0-9].arrow"))
+        return [require_regular(path) for path in found]
+
+    def _open(self) -> None:
+        path = self.folder / f"{len(self._parts()):04d}.arrow"
+        self._file = path.open("xb")
+        self._stack.append(self._file)
+        schema = _SCHEMA.with_metadata({_KEY: json.dumps(self._about, sort_keys=True).encode()})
+        self._writer = pa.ipc.new_stream(self._file, schema)
+        self._stack.append(self._writer)
+
+    def _check(self) -> None:
+        """Refuse a folder of something else, or of answers that depend on something else."""
+        names = {path.name for path in self.folder.iterdir()} - {LOCK}
+        others = sorted(names - {path.name for path in self._parts()})
+        if [name for name in others if not name.startswith(f".{LOCK}")]:
+            raise UserError(
+                f"{str(self.folder)!r} holds {others[0]!r}, which is none of paucal's answers: give another --output."
+            )
+        for path in self._parts():
+            found = _about(path)
+            if found is None or found == self._about:
+                continue
+            word = next((key for key in self._about if found.get(key) != self._about[key]), "version")
+            raise UserError(
+                f"{str(self.folder)!r} has answers with another {word} ({found.get(word)!r}, now "
+                f"{self._about.get(word)!r}): give the same again to go on, remove that folder to begin anew, or give "
+                "another --output."
+            )
+
+
+def _batch(block: Block) -> pa.RecordBatch:
+    names = [None if name is None else os.fsencode(name) for name in block.names]
+    counts = np.asarray(block.readable, dtype=np.int32)
+    columns = [
+        pa.array(names, pa.binary()),
+        pa.array(block.stamps, pa.string()),
+        pa.array(block.problems, pa.string()),
+        _lists(block.shares, counts),
+        _lists(torch.empty(len(block.shares), 0) if block.features is None else block.features, counts),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _lists(rows: Tensor, counts: np.ndarray) -> pa.ListArray:
+    """Return a list for each picture, empty for those that could not be read."""
+    offsets = np.concatenate([[0], np.cumsum(counts * rows.shape[1])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.contiguous().numpy().reshape(-1)))
+
+
+def _read(path: Path) -> Iterator[Block]:
+    """Yield the whole blocks of a stream."""
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+            if not reader.schema.equals(_SCHEMA):
+                raise UserError(f"{str(path)!r} is damaged: remove its folder to begin anew.")
+            while True:
+                try:
+                    batch = reader.read_next_batch()
+                    batch.validate(full=True)
+                except (StopIteration, pa.ArrowException, OSError, EOFError):
+                    return
+                yield _block(batch)
+    except (pa.ArrowException, OSError, EOFError):  # torn off before its first block
+        return
+
+
+def _block(batch: pa.RecordBatch) -> Block:
+    names, stamps, problems = (batch.column(name).to_pylist() for name in ("name", "stamp", "problem"))
+    count = sum(problem is None for problem in problems)
+    names = [None if name is None else os.fsdecode(name) for name in names]
+    shares, features = (_rows(batch.column(name), count) for name in ("shares", "features"))
+    return Block(names, stamps, problems, shares, features if features.shape[1] else None)
+
+
+def _rows(column: pa.ListArray, count: int) -> Tensor:
+    values = torch.from_numpy(column.flatten().to_numpy(zero_copy_only=False).copy())
+    width = len(values) // max(count, 1)
+    if len(values) != width * count:
+        raise UserError("a file of unfinished answers is damaged: remove the folder that ends in .part to begin anew.")
+    return values.reshape(count, width)
+
+
+def _about(path: Path) -> dict[str, Any] | None:
+    try:
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+            found = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
+    except (pa.ArrowException, OSError, EOFError, ValueError):
+        return None
+    return found if isinstance(found, dict) else {}

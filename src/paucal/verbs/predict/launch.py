@@ -1,0 +1,97 @@
+"""`paucal.predict`: probabilities for images, folders, patterns and pictures."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paucal.data.given import Given, given_sources
+from paucal.data.loader import images_together
+from paucal.export.reading import load_model
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console, LoggedConsole
+from paucal.runner.input_images import Pictures, open_sources
+from paucal.runner.memory_check import check_batch_memory
+from paucal.settings.options import check_ranges
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.predict.answers import Prediction
+from paucal.verbs.predict.asking import ask
+from paucal.verbs.predict.settings import PredictSettings
+
+Source = str | os.PathLike[str] | Given
+
+
+@shows_settings(PredictSettings)
+def predict(
+    model: TrainedModel | str | os.PathLike[str],
+    images: Source | Sequence[Source],
+    /,
+    *,
+    features: bool = False,
+    **settings: Any,
+) -> list[Prediction]:
+    """Classify images with the model of a run; the same as `paucal predict`.
+
+    Args:
+        model: a run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
+        images: image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", PIL
+            images, and arrays (H, W) or (H, W, C) of as many channels as the model reads; one or several of them.
+        features: keep with each prediction what the classifier was given of its image.
+        **settings: any field of `paucal.verbs.predict.settings.PredictSettings`: `batch_size`, `device`,
+            `mirror`, `on_bad_image`.
+
+    Returns:
+        A prediction for each image, in the order given, those of folders sorted by name. Images that are skipped are
+        warned of in the log "paucal".
+
+    Raises:
+        UserError: there is no such run, it has no classifier, or an image is not there or cannot be read; or its
+            features are asked of an ONNX model.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> rows = paucal.predict("runs/1", "new_photos/")  # doctest: +SKIP
+        >>> rows[0].path, rows[0].predicted, rows[0].confidence  # doctest: +SKIP
+        ('new_photos/1.jpg', 'cat', 0.98)
+    """
+    sources = given_sources(images)
+    chosen = from_python(PredictSettings, settings, "paucal.predict", "predict")
+    check_ranges(chosen)  # before a model is loaded for nothing
+    if isinstance(model, TrainedModel) and settings.get("device") is not None:
+        raise UserError(f"--device is {chosen.device!r}, and the model is loaded on {model.device}: leave it out.")
+    if not sources:
+        raise UserError("there are no images to classify: give files, folders or pictures.")
+    loaded = model if isinstance(model, TrainedModel) else load_model(model, chosen.device)
+    return classify_all(loaded.require_classifier(), sources, chosen, LoggedConsole(), features)
+
+
+def classify_all(
+    model: TrainedModel,
+    sources: Sequence[str | Given],
+    settings: PredictSettings,
+    console: Console,
+    features: bool = False,
+) -> list[Prediction]:
+    """Classify everything that some sources hold; see `predict`."""
+    check_ranges(settings)
+    asked, pictures, settings = open_pictures(model, sources, settings, console)
+    blocks = ask(asked, pictures, settings, console, features=features)
+    return [row for block in blocks for row in block.predictions(asked.card)]
+
+
+def open_pictures(
+    model: TrainedModel, sources: Sequence[str | Given], settings: PredictSettings, console: Console
+) -> tuple[TrainedModel, Pictures, PredictSettings]:
+    """Return the model as the settings want it asked, the pictures as it reads them, and the settings with a batch.
+
+    Raises:
+        UserError: there is no image at a place, a batch cannot fit in the memory, or a setting is of other models.
+    """
+    if settings.scales is not None:
+        raise UserError("--scales is of models that give every pixel a class, and this one classifies: leave it out.")
+    fed = model.card.preprocessing
+    pictures = Pictures(open_sources(sources, console, fed.reading), fed.reading)
+    together = settings.batch_size or images_together(fed.image_size, model.device.type)
+    check_batch_memory(min(together, len(pictures)), fed.image_size)
+    return model.mirrored() if settings.mirror else model, pictures, replace(settings, batch_size=together)

@@ -1,0 +1,131 @@
+"""What `paucal predict` writes: answers, features and a contact sheet, each from blocks that may be on the disk."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from paucal.models.card import ModelCard
+from paucal.reading import named_path
+from paucal.runner.console import Console
+from paucal.runner.input_images import Pictures
+from paucal.runner.outputs import TableForm, check_file, check_table
+from paucal.runs.atomic import write_atomically
+from paucal.runs.writable import try_file
+from paucal.types import UserError
+from paucal.verbs.predict.answers import csv_lines, json_lines
+from paucal.verbs.predict.asking import Block
+from paucal.verbs.predict.settings import AnswerSettings
+from paucal.verbs.predict.sheet import MOST_ROWS, SUFFIXES, draw_sheet, save_sheet, sheet_rows
+
+Blocks = Callable[[], Iterator[Block]]
+GROUP = 4096  # rows of features that are compressed together
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Where the answers go; None where a file is not asked for."""
+
+    form: TableForm
+    top_k: int | None
+    output: Path | None
+    features: Path | None
+    sheet: Path | None
+
+    @property
+    def first(self) -> Path | None:
+        """The file beside which unfinished work is kept; a sheet alone is not worth it."""
+        return self.output or self.features
+
+
+def check_targets(wanted: AnswerSettings, sources: Iterable[str]) -> Targets:
+    """Return where the answers go.
+
+    Raises:
+        UserError: a file exists, cannot be written, or would lie among the images.
+    """
+    output, form = (None, wanted.format) if wanted.output is None else check_table(wanted.output, wanted.format)
+    targets = Targets(
+        form or "csv",
+        wanted.top_k,
+        output,
+        _apart(wanted.features, sources, "--features", (".parquet",)),
+        _apart(wanted.sheet, sources, "--sheet", tuple(SUFFIXES)),
+    )
+    places = [os.path.realpath(path) for path in (targets.output, targets.features, targets.sheet) if path is not None]
+    if len(set(places)) < len(places):
+        raise UserError("--output, --features and --sheet name one file twice: give each its own.")
+    return targets
+
+
+def answer_text(blocks: Iterable[Block], card: ModelCard, targets: Targets) -> Iterator[str]:
+    """Yield the answers as CSV or JSON, piece by piece."""
+    rows = (row for block in blocks for row in block.predictions(card))
+    return json_lines(rows, targets.top_k) if targets.form == "json" else csv_lines(rows, card, targets.top_k)
+
+
+def write_all(blocks: Blocks, card: ModelCard, pictures: Pictures, targets: Targets, console: Console) -> None:
+    """Write the files that are asked for: the answers last, so that a call that was stopped before can go on."""
+    if targets.sheet is not None:
+        rows = sheet_rows(blocks(), card)
+        if len(rows) > MOST_ROWS:
+            console.say(f"note: the sheet shows the {MOST_ROWS} most frequent of {len(rows)} classes")
+        with console.progress("drawing the sheet") as advance:
+            page = draw_sheet(rows, pictures.read, advance)
+        write_atomically(targets.sheet, save_sheet(page, targets.sheet))
+    if targets.features is not None:
+        write_atomically(targets.features, lambda file: _write_features(file, blocks()))
+    if targets.output is not None:
+        pieces = answer_text(blocks(), card, targets)
+        # Paths may be any bytes: JSON has escapes for them, and in CSV the bytes themselves lead to the image.
+        errors = "backslashreplace" if targets.form == "json" else "surrogateescape"
+        write_atomically(targets.output, lambda file: file.writelines(piece.encode(errors=errors) for piece in pieces))
+
+
+def _write_features(file: object, blocks: Iterable[Block]) -> None:
+    """Write `path` and `features`, a list of float32 for each image that could be read.
+
+    The rows of a file are compressed in groups whose size does not depend on that of the batches.
+    """
+    schema = pa.schema({"path": pa.string(), "features": pa.list_(pa.field("element", pa.float32()))})
+    waiting: list[pa.Table] = []
+    with pq.ParquetWriter(file, schema) as writer:
+        for block in blocks:
+            waiting.append(_feature_table(block, schema))
+            if sum(map(len, waiting)) >= GROUP:
+                whole = pa.concat_tables(waiting).combine_chunks()
+                full = len(whole) // GROUP * GROUP
+                writer.write_table(whole.slice(0, full), row_group_size=GROUP)
+                waiting = [whole.slice(full)]
+        if sum(map(len, waiting)):
+            writer.write_table(pa.concat_tables(waiting).combine_chunks(), row_group_size=GROUP)
+
+
+def _feature_table(block: Block, schema: pa.Schema) -> pa.Table:
+    names = [_text(name) for name in compress(block.names, block.readable)]
+    rows = [] if block.features is None else block.features.numpy()
+    return pa.Table.from_pydict({"path": names, "features": list(rows)}, schema=schema)
+
+
+def _text(name: str | None) -> str | None:
+    """Return a path as UTF-8, which Parquet asks for; bytes that are none become escapes."""
+    return None if name is None else os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _apart(text: str | None, sources: Iterable[str], flag: str, endings: tuple[str, ...]) -> Path | None:
+    """Return the path of a file that must not lie among the images, where the next look would take it for one."""
+    if text is None:
+        return None
+    path = named_path(text, flag)
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{flag}: {text[:120]!r} must end in {' or '.join(endings)}: give another name.")
+    if not path.parent.exists():
+        raise UserError(f"there is no folder for {text[:120]!r}: make it, or choose another {flag}.")
+    for source in sources:
+        check_file(text, {"PATHS": source}, None, flag)
+    try_file(path, flag)
+    return path

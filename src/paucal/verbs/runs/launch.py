@@ -1,0 +1,159 @@
+"""`paucal.list_runs`: what was tried, what it came to, and what of it can be deleted."""
+
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.measure import Measurement
+from rich.table import Table
+
+from paucal.runner.console import Console
+from paucal.runner.forecast import duration
+from paucal.runner.outputs import DEFAULT, FORMS, check_table
+from paucal.runs import write_text
+from paucal.settings.values import from_python, shows_settings
+from paucal.types import UserError
+from paucal.verbs.runs.filters import matching, ordered, require_known
+from paucal.verbs.runs.leftovers import with_leftovers
+from paucal.verbs.runs.rows import ListedRun
+from paucal.verbs.runs.rows import list_runs as runs_below
+from paucal.verbs.runs.settings import RunsSettings
+from paucal.wording import counted, percent
+
+SHOWN = ("state", "method", "model", "data", "seed", "epochs", "val", "test", "time", "size", "changed")
+WIDEST = 10_000  # characters
+SPARED = ("changed", "size", "time", "seed", "epochs", "method", "data")  # in a narrow terminal, the first one first
+NUMBERS = ("val", "test", "size", "seed", "epochs")
+
+
+@shows_settings(RunsSettings)
+def list_runs(folder: str | os.PathLike[str] = DEFAULT, **settings: Any) -> list[ListedRun]:
+    """Return the runs below a folder with settings, state and scores; the same as `paucal runs`.
+
+    Args:
+        folder: that holds runs, at any depth down to those of a comparison.
+        **settings: any field of `paucal.verbs.runs.settings.RunsSettings`.
+
+    Raises:
+        UserError: there is no such folder, or a condition cannot be read.
+        TypeError: a setting does not exist.
+
+    Example:
+        >>> best = paucal.list_runs(where=["method=drloc"], sort="-test")[0]  # doctest: +SKIP
+        >>> best.value("test"), best.path  # doctest: +SKIP
+        (0.91, PosixPath('runs/7'))
+    """
+    return chosen_runs(Path(os.fspath(folder)), from_python(RunsSettings, settings, "paucal.list_runs", "runs"))
+
+
+def chosen_runs(folder: Path, settings: RunsSettings) -> list[ListedRun]:
+    """Return the runs that are meant, and write them to a file where one is given."""
+    path = None if settings.output is None else check_table(settings.output)[0]
+    if path is not None and path.suffix.lower() not in FORMS:
+        raise UserError(f"--output: {settings.output!r} ends in neither .csv nor .json, which says what is written.")
+    everything = with_leftovers(runs_below(folder))
+    runs = [run for run in everything if run.deletable] if settings.deletable else everything
+    runs = matching(runs, settings.where or ())
+    runs = ordered(runs, settings.sort) if settings.sort is not None else runs
+    columns = [name.replace("-", "_") for name in settings.columns or ()]
+    for name in columns:
+        require_known(name, everything, "--columns")
+    if path is not None:
+        _write(path, runs, columns)
+    return runs
+
+
+def show(runs: Sequence[ListedRun], folder: Path, settings: RunsSettings, console: Console) -> None:
+    """Show runs as a table, with what can be deleted below it."""
+    if not runs:
+        console.say(f"no such runs below {folder}")
+        return
+    more = [name.replace("-", "_") for name in settings.columns or ()]
+    varying = [name for name in SHOWN if name in ("state", "test") or len({str(run.value(name)) for run in runs}) > 1]
+    names = list(dict.fromkeys([*(varying if len(runs) > 1 else SHOWN), *more]))
+    table, left_out = _fitting(runs, names, [name for name in SPARED if name not in more], console)
+    console.show(table)
+    if left_out:
+        console.say(f"no room for {', '.join(left_out)}: widen the terminal, or give --columns or --output")
+    shared = [name for name in SHOWN if name not in names and runs[0].value(name) is not None]
+    if shared:
+        console.say(f"the same for all: {', '.join(f'{name} {_told(runs[0], name)}' for name in shared)}")
+    for run in runs:
+        if run.problem:
+            console.say(f"{run.name} cannot be read: {run.problem}")
+    _show_deletable(runs, console)
+
+
+def _fitting(
+    runs: Sequence[ListedRun], names: Sequence[str], spared: Sequence[str], console: Console
+) -> tuple[Table, list[str]]:
+    """Return a table that fits the terminal, without the columns that can be spared where there is no room for all."""
+    left_out: list[str] = []
+    unbounded = console.terminal.options.update(width=WIDEST)
+    while True:
+        table = _table(runs, [name for name in names if name not in left_out])
+        wide = Measurement.get(console.terminal, unbounded, table).maximum > console.terminal.width
+        spare = next((name for name in spared if name in names and name not in left_out), None)
+        if not wide or spare is None:
+            return table, left_out
+        left_out.append(spare)
+
+
+def _table(runs: Sequence[ListedRun], names: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("run", *names):
+        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+    for run in runs:
+        table.add_row(run.name, *(_told(run, name) for name in names))
+    return table
+
+
+def _show_deletable(runs: Sequence[ListedRun], console: Console) -> None:
+    marked = [run for run in runs if run.deletable]
+    if not marked:
+        return
+    size = _size(sum(run.size for run in marked))
+    console.say(f"{counted(len(marked), 'run')} can be deleted, {size} in all (paucal deletes none of them):")
+    for run in marked:
+        console.say(f"  {run.path}: {run.deletable}")
+
+
+def _told(run: ListedRun, name: str) -> str:
+    value = run.value(name)
+    if value is None:
+        return "-"
+    if name in ("val", "test") and isinstance(value, int | float):
+        return percent(value)
+    if name == "time" and isinstance(value, int | float):
+        return duration(value)
+    if name == "size":
+        return _size(value)
+    if name == "changed":
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
+    if name == "data":
+        return Path(str(value)).name or str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _size(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:.0f} MB" if n_bytes < 10 * 2**30 else f"{n_bytes / 2**30:.1f} GB"
+
+
+def _write(path: Path, runs: Sequence[ListedRun], columns: Sequence[str]) -> None:
+    names = list(dict.fromkeys(["run", *SHOWN, *columns, "deletable"]))
+    rows = [{name: run.value(name) for name in names} for run in runs]
+    if path.suffix.lower() == ".json":
+        write_text(path, json.dumps(rows, indent=1, ensure_ascii=False, default=str) + "\n")
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())

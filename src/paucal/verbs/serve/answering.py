@@ -1,0 +1,141 @@
+"""What a model says about one picture: classes, whether it is like the training images, and why."""
+
+import base64
+import io
+import threading
+from typing import Any
+
+from PIL import Image
+
+from paucal.data.channels.decoding import as_read, decode_image, image_shape
+from paucal.data.channels.depth import describe_depth, has_other_depth
+from paucal.data.decode import UnreadableImage
+from paucal.evaluation.familiarity import INSIDE, Familiarity
+from paucal.evaluation.thresholds import marked
+from paucal.explain.attribution.methods import METHODS
+from paucal.explain.figures.attribution import scale_of
+from paucal.explain.figures.pictures import overlay, seen
+from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.trained import TrainedModel
+from paucal.types import UserError
+from paucal.verbs.explain.attribution import choose_method, explain_batch
+from paucal.verbs.explain.inputs import Viewed
+from paucal.verbs.serve.familiar import features_of
+
+MOST_PIXELS = 64_000_000  # more than any camera in a pocket has
+SHOWN = 10  # classes
+EXPLAINED = 2  # classes, side by side
+
+
+class Answerer:
+    """Answers for one picture at a time, whatever thread asks.
+
+    Args:
+        model: with a classifier.
+        known: tells pictures like the training images from others; None where that is not known.
+    """
+
+    def __init__(self, model: TrainedModel, known: Familiarity | None) -> None:
+        self.model = model.require_classifier()
+        self._known, self._reading = known, model.card.preprocessing.reading
+        self._lock = threading.Lock()
+        can_read = known is not None and linear_classifier(model.module) is not None
+        self._reader = ClassifierInputs(model.module) if can_read else None
+
+    def answer(self, content: bytes, name: str, explain: bool) -> dict[str, Any]:
+        """Return plain values for an encoded picture.
+
+        Args:
+            content: the file.
+            name: how the picture is called in messages.
+            explain: whether to draw what spoke for the likeliest classes, which takes several times as long.
+
+        Raises:
+            UserError: the picture cannot be read, or is too large.
+        """
+        with self._lock:  # decoding too: of large pictures, one at a time is in memory
+            picture = self._decoded(content, name)
+            shares = self.model.probabilities([picture])[0]
+            order = shares.argsort(descending=True, stable=True)[:SHOWN].tolist()
+            thresholds = self.model.card.thresholds
+            chosen = None if thresholds is None else marked(shares, thresholds).tolist()
+            return {
+                "name": name,
+                "classes": [
+                    {
+                        "name": self.model.classes[place],
+                        "probability": round(float(shares[place]), 4),
+                        "chosen": place == order[0] if chosen is None else bool(chosen[place]),
+                    }
+                    for place in order
+                ],
+                "several": thresholds is not None,
+                "unlike": self._unlike(picture),
+                "note": self._note(content, name),
+                "explanation": self._explanation(picture, name) if explain else None,
+            }
+
+    def _note(self, content: bytes, name: str) -> str:
+        """Return what the answer suffers from; "" for nothing that is known."""
+        if not has_other_depth(content, name, self._reading):
+            return ""
+        return f"{describe_depth(self._reading, 'The picture has')}. The answer means little."
+
+    def _decoded(self, content: bytes, name: str) -> Image.Image:
+        try:
+            height, width = image_shape(content, name)  # reads no pixels
+        except UnreadableImage as problem:
+            raise UserError(str(problem)) from problem
+        if width * height > MOST_PIXELS:
+            raise UserError(f"{name} has {width} x {height} pixels; at most {MOST_PIXELS // 10**6} million are read.")
+        try:
+            return decode_image(content, name, self.model.card.preprocessing.reading)
+        except UnreadableImage as problem:
+            raise UserError(str(problem)) from problem
+
+    def _unlike(self, picture: Image.Image) -> dict[str, Any]:
+        """Return whether a picture is further from the training images than nearly all held-out ones."""
+        if self._reader is None or self._known is None:
+            return {"known": False}
+        view = self.model.card.preprocessing.transform()(picture)[0]
+        distance = float(self._known.distances(features_of(self._reader, self.model, view[None])))
+        limit = self._known.limit
+        return {
+            "known": True,
+            "unlike": distance > limit,
+            "distance": round(distance, 4),
+            "limit": round(limit, 4),
+            "inside": INSIDE,
+        }
+
+    def _explanation(self, picture: Image.Image, name: str) -> dict[str, Any]:
+        if next(self.model.module.parameters(), None) is None:
+            return {"maps": [], "why": "an ONNX model shows nothing of its inside: serve the run instead"}
+        try:
+            method, _ = choose_method(self.model, "auto")
+            drawn = explain_batch(self.model, [self._viewed(picture, name)], method, None, EXPLAINED)[0]
+        except UserError as problem:
+            return {"maps": [], "why": str(problem)}
+        low, high = scale_of(drawn.maps)
+        rows = zip(drawn.classes, drawn.shares, drawn.maps, strict=False)
+        maps = [
+            {
+                "name": label,
+                "probability": round(share, 4),
+                "picture": _as_url(overlay(drawn.picture, values, low, high)),
+            }
+            for label, share, values in rows
+        ]
+        return {"maps": maps, "why": METHODS[method].title}
+
+    def _viewed(self, picture: Image.Image, name: str) -> Viewed:
+        fed = self.model.card.preprocessing
+        upright = as_read(picture, fed.reading)
+        view, geometry = fed.transform()(upright)
+        return Viewed(name, seen(upright, geometry, fed.image_size), view)
+
+
+def _as_url(picture: Image.Image) -> str:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

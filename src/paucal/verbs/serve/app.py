@@ -1,0 +1,117 @@
+"""The web application: our page and one endpoint that answers for a picture."""
+
+import asyncio
+from collections.abc import Collection
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from paucal.types import UserError
+from paucal.verbs.serve.answering import Answerer
+from paucal.verbs.serve.http_security import Guard
+
+MOST_WAITING = 16  # pictures that are held at once
+PATIENCE = 30.0  # seconds in which a picture must arrive
+LONGEST_NAME = 200
+KINDS = ("image/", "application/octet-stream")  # what a foreign page may not send without being asked first
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+
+
+class Refused(Exception):
+    """A request that gets no answer.
+
+    Args:
+        status: of HTTP.
+        sentence: for the user.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
+
+
+def make_app(
+    answerer: Answerer, title: str, most_bytes: int, hosts: Collection[str] | None, most_waiting: int = MOST_WAITING
+) -> Guard:
+    """Return the application.
+
+    Args:
+        answerer: says what the model says.
+        title: of the model, for the page.
+        most_bytes: of a picture.
+        hosts: names by which the server may be asked for; None for any.
+        most_waiting: pictures that are held at once; more are turned away with status 503.
+    """
+    held = 0
+
+    async def classify(request: Request) -> Response:
+        nonlocal held
+        if held >= most_waiting:
+            headers = {"Retry-After": "1"}
+            return JSONResponse({"error": "too many pictures at once: try again in a moment."}, 503, headers)
+        held += 1
+        try:
+            content = await _body(request, most_bytes)
+            name = request.query_params.get("name", "picture")[:LONGEST_NAME] or "picture"
+            explain = request.query_params.get("explain") == "1"
+            return JSONResponse(await run_in_threadpool(answerer.answer, content, name, explain))
+        except Refused as problem:
+            return JSONResponse({"error": problem.sentence}, problem.status)
+        except UserError as problem:
+            return JSONResponse({"error": str(problem)}, 422)
+        finally:
+            held -= 1
+
+    async def about(request: Request) -> Response:
+        classes = list(answerer.model.classes)
+        return JSONResponse({"title": title, "classes": classes, "several": answerer.model.card.several})
+
+    routes = [Route(path, _file(*what)) for path, what in FILES.items()]
+    routes += [Route("/api/model", about), Route("/api/classify", classify, methods=["POST"])]
+    return Guard(Starlette(routes=routes), hosts)
+
+
+def _file(name: str, kind: str) -> Any:
+    content = (files("paucal.verbs.serve") / name).read_bytes()
+
+    async def send(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return send
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """Return what was sent, never holding more than `most` bytes of it.
+
+    Raises:
+        Refused: it is too large, too slow, empty, or not sent as a picture.
+    """
+    too_large = Refused(413, f"the picture is larger than {most / 1e6:.3g} MB, the most that is taken (--max-upload).")
+    if not request.headers.get("content-type", "").startswith(KINDS):
+        raise Refused(415, "send the picture itself, with the content type image/jpeg or application/octet-stream.")
+    told = request.headers.get("content-length", "0")
+    if not told.isdecimal() or int(told) > most:
+        raise too_large
+    content = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > most:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(408, "the picture did not arrive in time.") from None
+    except ClientDisconnect:
+        raise Refused(400, "the picture did not arrive.") from None
+    if not content:
+        raise Refused(422, "there was no picture: send one.")
+    return bytes(content)

@@ -1,0 +1,105 @@
+"""What a run's training images look like to its model: read once, and kept with the run."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from paucal.data.images import spread
+from paucal.data.loader import make_eval_loader
+from paucal.data.splits.file import read_split
+from paucal.evaluation.familiarity import Familiarity, fit_familiarity
+from paucal.evaluation.predictions import predict_in_order
+from paucal.models.features import ClassifierInputs, linear_classifier
+from paucal.models.trained import TrainedModel
+from paucal.reading import require_regular
+from paucal.runner.console import Console
+from paucal.runner.images import open_again
+from paucal.runs import RunFolder
+from paucal.runs.atomic import write_atomically
+from paucal.types import UserError
+
+NAME = "familiar.safetensors"
+MOST_TRAIN, MOST_HELD_OUT = 2000, 500  # images, evenly spread
+MOST_BYTES = 256 << 20
+BATCH = 32
+
+
+def familiarity_of(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+    """Return what tells images like a run's from others, kept in its folder; None, said, where it cannot be known."""
+    if linear_classifier(model.module) is None:
+        console.say("note: this model has no linear classifier, so nothing is said on how unlike a picture is")
+        return None
+    key = _weights_key(run)
+    kept = _read(run.path / NAME, key)
+    if kept is not None:
+        return kept
+    try:
+        found = _measured(run, model, console)
+    except (UserError, OSError) as problem:
+        console.say(f"note: whether a picture is like the training images cannot be said: {problem}")
+        return None
+    if found is not None:
+        _write(run.path / NAME, found, key)
+    return found
+
+
+def features_of(reader: ClassifierInputs, model: TrainedModel, batch: Tensor) -> Tensor:
+    """Return the (B, D) float32 features of prepared images, on the CPU."""
+    with torch.inference_mode():
+        return reader(batch.to(model.device)).float().cpu()
+
+
+def _measured(run: RunFolder, model: TrainedModel, console: Console) -> Familiarity | None:
+    with console.progress("reading images") as advance:
+        images = open_again(run, advance, reading=model.card.preprocessing.reading)
+    split = read_split(run.split, images)
+    train, held_out = split.indices("train"), np.concatenate([split.indices("val"), split.indices("test")])
+    train, held_out = train[spread(len(train), MOST_TRAIN)], held_out[spread(len(held_out), MOST_HELD_OUT)]
+    if not len(train) or not len(held_out):
+        console.say("note: the run kept no images back, so nothing is said on how unlike a picture is")
+        return None
+    rows, inputs = np.concatenate([train, held_out]), ClassifierInputs(model.module)
+    try:
+        with console.progress("looking at the training images") as advance:
+            loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), BATCH)
+            features = predict_in_order(inputs, loader, rows, model.device, advance)
+    finally:
+        inputs.close()
+    return fit_familiarity(features[: len(train)], features[len(train) :])
+
+
+def _weights_key(run: RunFolder) -> str:
+    """Return what the kept features belong to: another model of the same run has others."""
+    with run.weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path, key: str) -> Familiarity | None:
+    """Return what is kept; None where nothing is, or it is damaged or of other weights: it is measured anew then."""
+    try:
+        if require_regular(path).stat().st_size > MOST_BYTES:
+            return None
+        with safetensors.safe_open(path, "pt") as file:
+            if (file.metadata() or {}).get("weights") != key:
+                return None
+            features, limit = file.get_tensor("features"), file.get_tensor("limit")
+    except (OSError, SafetensorError, UserError):
+        return None
+    if features.ndim != 2 or not len(features) or limit.numel() != 1:
+        return None
+    return Familiarity(features.float(), float(limit))
+
+
+def _write(path: Path, found: Familiarity, key: str) -> None:
+    """Keep it; a run that cannot be written to is served all the same."""
+    tensors = {"features": found.features.contiguous(), "limit": torch.tensor([found.limit])}
+    content = safetensors.torch.save(tensors, metadata={"weights": key})
+    try:
+        write_atomically(path, lambda file: file.write(content))
+    except OSError:
+        return

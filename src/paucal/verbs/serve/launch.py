@@ -1,0 +1,96 @@
+"""`paucal serve`: a local page to try a model on."""
+
+import ipaddress
+import socket
+from pathlib import Path
+
+from paucal.export.reading import load_model
+from paucal.models.trained import TrainedModel
+from paucal.runner.console import Console
+from paucal.runs import RunFolder, open_run
+from paucal.runs.folder import MARKER
+from paucal.settings.options import check_ranges
+from paucal.types import UserError
+from paucal.verbs.serve.settings import ServeSettings
+
+EVERYWHERE = ("0.0.0.0", "::")
+LOCAL = ("127.0.0.1", "localhost", "::1")
+OPEN_CONNECTIONS = 128
+
+
+def serve(source: str, settings: ServeSettings, console: Console) -> None:
+    """Answer until the user interrupts.
+
+    Args:
+        source: a run, an exported folder, or an ONNX file.
+        settings: where, and how much is taken.
+        console: says the address.
+
+    Raises:
+        UserError: there is no such model, the address cannot be had, or the extra `serve` is missing.
+    """
+    check_ranges(settings)
+    try:
+        import uvicorn
+
+        from paucal.verbs.serve.app import make_app
+    except ImportError as problem:
+        raise UserError(f"paucal serve needs {problem.name}: pip install 'paucal[serve]'") from problem
+    from paucal.verbs.serve.answering import Answerer
+    from paucal.verbs.serve.familiar import familiarity_of
+
+    model = load_model(source, settings.device).require_classifier()
+    with _listening(settings.host, settings.port) as listener:  # before the minute that the images may take
+        known = familiarity_of(open_run(Path(source)), model, console) if _is_run(source) else None
+        app = make_app(
+            Answerer(model, known), _title(source, model), settings.max_upload * 10**6, _hosts(settings.host)
+        )
+        if settings.host not in LOCAL:
+            console.say("note: other machines can reach this page, and nothing asks who they are")
+        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        console.say(f"open http://{shown}:{settings.port}/ in a browser; Ctrl-C ends it")
+        config = uvicorn.Config(
+            app, log_level="warning", limit_concurrency=OPEN_CONNECTIONS, server_header=False, lifespan="off", ws="none"
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+    console.say("ended.")
+
+
+def _is_run(source: str) -> bool:
+    return (Path(source) / MARKER).exists()
+
+
+def _title(source: str, model: TrainedModel) -> str:
+    run = RunFolder(Path(source)).path.resolve().name
+    return f"{run}: {model.card.backbone.name}, {len(model.classes)} classes"
+
+
+def _hosts(host: str) -> tuple[str, ...] | None:
+    """Return the names in whose requests this server is meant: its own, and on this machine those of the machine."""
+    if host in EVERYWHERE:
+        return None
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    return (*LOCAL, host) if loopback else (host,)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+        UserError: it is taken, not of this machine, or not allowed.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    except (socket.gaierror, UnicodeError) as problem:
+        raise UserError(f"--host is {host!r}, which is no address: leave it out, or give 0.0.0.0.") from problem
+    try:
+        return socket.create_server((host, port), family=family, backlog=OPEN_CONNECTIONS)
+    except PermissionError as problem:
+        raise UserError(f"--port {port} may not be used by this user: take one above 1023.") from problem
+    except OSError as problem:
+        raise UserError(
+            f"--port {port} of {host} cannot be had ({problem.strerror}): try --port {port % 65535 + 1}."
+        ) from problem

@@ -1,0 +1,42 @@
+"""What several devices keep of a model: all of it by default, pieces when asked."""
+
+from dataclasses import replace
+
+import pytest
+
+from paucal.methods.training import resolve_training as resolve
+from paucal.methods.training_settings import TrainSettings
+from paucal.rules.facts import DataAndMachine
+from paucal.rules.resolve import origins
+from paucal.runner.trainer_inputs import hardware
+from paucal.tasks.classification.batch import fit_batch
+from paucal.types import UserError
+
+FACTS = DataAndMachine(n_train=1000, n_classes=10, median_side=8, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "stored", "origin"),
+    [
+        (1, None, None, "default"),
+        (1, "auto", "auto", "flag"),
+        (2, None, "ddp", "auto: each device keeps the whole model"),
+        (2, "auto", "ddp", "auto: each device keeps the whole model"),
+        (2, "ddp", "ddp", "flag"),
+        (2, "fsdp", "fsdp", "flag"),
+    ],
+)
+def test_strategy__is_stored_with_its_origin_and_reaches_the_trainer(devices, given, stored, origin):
+    settings, reasons = resolve(TrainSettings(device="cpu", devices=devices, strategy=given), FACTS)
+    assert settings.strategy == stored
+    assert hardware(settings).strategy == (stored or "auto")  # Lightning's word for one process
+    assert hardware(settings).processes == devices
+    assert origins(settings, {"strategy": "flag"} if given else {}, reasons)["strategy"] == origin
+
+
+def test_batch_size_auto__is_refused_where_devices_keep_pieces():
+    settings = TrainSettings(device="cuda", devices=2, strategy="fsdp", batch_size=64)
+    nothing: tuple = (None, None, None)
+    with pytest.raises(UserError, match="give --batch-size as a number"):
+        fit_batch(settings, *nothing)
+    assert fit_batch(replace(settings, device="cpu"), *nothing)[0].batch_size == 64

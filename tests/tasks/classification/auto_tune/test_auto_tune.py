@@ -1,0 +1,370 @@
+"""Auto-tuning from packaged weights: each step is evaluated, stored and resumable, and the probe is the floor."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import paucal
+from paucal.cli.main import main
+from paucal.methods.training_settings import TrainSettings
+from paucal.models.trained import load_trained
+from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped, begin, resume
+from paucal.runs import RunFolder
+from paucal.tasks.classification.assembly import SEVERAL_PROCESSES, assemble
+from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
+from paucal.tasks.classification.auto_tune import start as starting
+from paucal.tasks.classification.auto_tune import trials, tuning
+from paucal.tasks.classification.auto_tune.auto_tune import SCRATCH_EPOCHS
+from paucal.tasks.classification.auto_tune.first_model import affordable, winner_of
+from paucal.tasks.classification.auto_tune.record import TuneStep
+from paucal.tasks.classification.auto_tune.trials import best_trial
+from paucal.tasks.classification.job import TrainingJob, one_length
+from paucal.training.clock import RunClock
+from paucal.types import UserError
+from tasks.classification.auto_tune.carried import MODEL, install
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+SHORT = {"img_size": [32], "batch_size": 16, "workers": 0, "device": "cpu"}
+
+
+def photos(folder, each=80, classes=3, side=40):
+    """Write images of classes that differ in colour, with much noise."""
+    draw = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True)
+        for number in range(each):
+            pixels = draw.integers(0, 256, (side, side, 3))
+            pixels[..., label % 3] = np.clip(pixels[..., label % 3] + 14, 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"class{label}" / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    return photos(tmp_path / "photos")
+
+
+class RecordingConsole(SilentConsole):
+    """Remembers what is said."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+        super().say(text)
+
+
+def started_from(data, output, console=None, **settings):
+    given = {**SHORT, **settings, "data": str(data), "output": str(output)}
+    return begin(TrainingJob(), TrainSettings(**given), dict.fromkeys(given, "flag"), console or SilentConsole())
+
+
+def rungs_of(run):
+    return json.loads((run / "rungs.json").read_text())
+
+
+def test_climb__probe_trials_and_tuning_in_one_run(data, tmp_path):
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=2)
+    found, rows = rungs_of(result.folder), RunFolder(result.folder).read_rows()
+    assert found["probe"]["details"]["images"] > 100
+    assert [trial["name"] for trial in found["trials"]] == [
+        preset.name for preset in tuning.presets_for(load(result).module)
+    ]
+    assert len(rows) == 2
+    settings = RunFolder(result.folder).settings
+    tried = [TuneStep(one["name"], one["score"], one["seconds"], one["details"]) for one in found["trials"]]
+    judges = (result.folder / "split.csv").read_text().count(",val,")
+    assert judges == 24
+    chosen = found["trials"][best_trial(tried, judges)]
+    assert settings["lr"] == chosen["details"]["lr"]
+    assert settings["eval_mode"] == chosen["details"]["eval_mode"]
+    assert settings["freeze"] == chosen["details"].get("freeze")
+    assert settings["model"].startswith(MODEL)
+    assert not (result.folder / "trials").exists()
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert [row["kept"] for row in summary["rungs"]].count(True) == 1
+    said = "\n".join(console.lines)
+    assert "first model after" in said
+    assert "plan: 2 epochs, as given; about" in said
+    assert "The way to this model" in (result.folder / "report.html").read_text()
+
+
+def load(result):
+    return load_trained(result.folder)
+
+
+def test_probe__is_the_model_that_tuning_begins_with(data, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auto_tune_module, "choose_preset", stop)
+    stopped = started_from(data, tmp_path / "run", epochs=1)
+    assert isinstance(stopped, Stopped)
+    found = rungs_of(tmp_path / "run")
+    rows = [line.split(",") for line in (tmp_path / "run" / "split.csv").read_text().splitlines()]
+    part, path = rows[0].index("split"), rows[0].index("key")
+    label = rows[0].index("class") if "class" in rows[0] else None
+    model = load_trained(tmp_path / "run")
+    val = [row for row in rows[1:] if row[part] == "val"]
+    right = 0
+    for row in val:
+        name = row[path].split("/")[0] if label is None else row[label]
+        given = model.probabilities([Image.open(data / row[path])])[0].argmax()
+        right += model.classes[int(given)] == name
+    assert right / len(val) == pytest.approx(found["probe"]["score"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["measure", "choose_way", "run_trial"])
+def test_climb__stopped_anywhere_goes_on_to_the_same_model(data, tmp_path, monkeypatch, moment):
+    whole = started_from(data, tmp_path / "whole", epochs=1)
+    place = tuning if moment == "run_trial" else auto_tune_module
+    real, calls = getattr(place, moment), []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == (2 if moment == "run_trial" else 1):  # between the two trials
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, moment, interrupted)
+        if moment == "measure":
+            with pytest.raises(KeyboardInterrupt):
+                started_from(data, tmp_path / "run", epochs=1)
+        else:
+            assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
+    assert rungs_of(tmp_path / "run")["plan"] == ""
+    result = resume(TrainingJob(), tmp_path / "run", SilentConsole())
+    assert [t["score"] for t in rungs_of(result.folder)["trials"]] == [
+        t["score"] for t in rungs_of(whole.folder)["trials"]
+    ]
+    ours, theirs = load(result).module.state_dict(), load(whole).module.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_probe__is_the_floor(data, tmp_path):
+    result = started_from(
+        data, tmp_path / "run", epochs=2, lr=20.0, label_smoothing=0.0
+    )  # no network survives such a rate
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert [row["name"].split(":")[0] for row in summary["rungs"] if row["kept"]] == ["probe"]
+    assert summary["best_epoch"] is None
+    assert not RunFolder(result.folder).best.exists()
+
+
+def test_climb__few_images_keep_the_probe(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    result = started_from(photos(tmp_path / "photos", each=8, classes=2), tmp_path / "run", time="30s")
+    found = rungs_of(result.folder)
+    assert not found["tune"]
+    assert "the probe is the model" in found["plan"]
+    assert RunFolder(result.folder).read_rows() == []
+    assert result.report.images > 0
+
+
+def test_processes__that_are_several_tune_at_once_and_say_so(data):
+    def setup(devices):
+        given = {**SHORT, "data": str(data), "epochs": 1, "devices": devices}
+        return assemble(TrainSettings(**given), dict.fromkeys(given, "flag"), SilentConsole().progress)
+
+    alone, together = setup(1), setup(2)
+    assert (len(alone.tune_record.candidates), together.tune_record.candidates) == (1, ())
+    assert together.settings.init == alone.settings.init == "auto"
+    assert SEVERAL_PROCESSES in together.remarks
+    assert SEVERAL_PROCESSES not in alone.remarks
+
+
+def test_memory__that_no_way_to_tune_fits_in_keeps_the_probe(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "seconds_per_image", no_memory)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=2)
+    found = rungs_of(result.folder)
+    assert (found["tune"], found["trials"], set(found["sizes"].values())) == (False, [], {None})
+    assert (
+        found["plan"] == "the memory is too small for tuning (--batch-size 8 needs half of it): the probe is the model"
+    )
+    assert "note: the memory is too small for tuning on images of 32" in console.lines
+    assert result.report.images > 0
+
+
+def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
+    real = trials._fit
+
+    def tight(setup, *others):
+        return real(setup, *others) if setup.settings.freeze else no_memory()
+
+    monkeypatch.setattr(trials, "_fit", tight)
+    console = RecordingConsole()
+    result = started_from(data, tmp_path / "run", console, epochs=1)
+    first, *others = rungs_of(result.folder)["trials"]
+    assert first["score"] > 0
+    assert len(others) > 0
+    assert {other["score"] for other in others} == {0.0}
+    assert sum("the memory of the device (cpu) does not suffice" in line for line in console.lines) == len(others)
+    assert RunFolder(result.folder).settings["freeze"]
+    assert len(RunFolder(result.folder).read_rows()) == 1
+
+
+def no_memory(*_):
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+
+@pytest.mark.slow
+def test_race__takes_the_better_candidate(tmp_path, monkeypatch):
+    first, second = install(tmp_path, monkeypatch, (MODEL, "resnet14t"))
+    result = started_from(photos(tmp_path / "photos"), tmp_path / "run", epochs=1)
+    race = [
+        TuneStep(rung["name"], rung["score"], rung["seconds"], rung["details"])
+        for rung in rungs_of(result.folder)["race"]
+    ]
+    assert {rung.name for rung in race} == {first.name, second.name}
+    assert RunFolder(result.folder).settings["model"] == winner_of(race).name
+
+
+@pytest.mark.parametrize(("scores", "winner"), [((0.70, 0.75), "slow"), ((0.70, 0.72), "quick"), ((0.8, 0.7), "quick")])
+def test_race__is_won_by_the_quickest_of_nearly_equal_ones(scores, winner):
+    quick, slow = (
+        TuneStep(name, score, seconds, {"images": 300})
+        for name, score, seconds in zip(("quick", "slow"), scores, (5, 9), strict=True)
+    )
+    assert winner_of([slow, quick]).name == winner  # the standard error is 2.5 %
+
+
+def test_race__leaves_time_to_tune_the_winner():
+    quick, slow = (TuneStep(name, 0.7, seconds, {"images": 300}) for name, seconds in (("quick", 6), ("slow", 9)))
+    assert affordable([slow, quick], left=600, seen=20_000) == [slow, quick]  # 600 and 400 seconds
+    assert affordable([slow, quick], left=500, seen=20_000) == [quick]
+    assert affordable([slow, quick], left=100, seen=20_000) == [quick]
+
+
+def test_time__plans_the_passes_that_fit(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(auto_tune_module, "seconds_per_image", lambda setup, threads: 0.02)
+    monkeypatch.setattr(RunClock, "_find_change", lambda *_: None)  # these steps are quicker than that
+    result = started_from(data, tmp_path / "run", time="40s", init="none", model="vit_mini", model_args=["depth=1"])
+    epochs = RunFolder(result.folder).settings["epochs"]
+    rows = (tmp_path / "run" / "split.csv").read_text().splitlines()
+    per_pass = 0.02 * sum("train" in row for row in rows)
+    assert 40 * 0.5 / per_pass < epochs <= 40 / per_pass
+    assert len(RunFolder(result.folder).read_rows()) == epochs
+    assert "fit in the time" in rungs_of(result.folder)["plan"]
+    kept = json.loads((result.folder / "time_plan.json").read_text())
+    assert (kept["budget"], kept["most_steps"]) == (40.0, SCRATCH_EPOCHS * (sum("train" in row for row in rows) // 16))
+    assert kept["step"] == pytest.approx(16 * 0.02, rel=0.05)
+    assert 0 < kept["spent"] < 40
+
+
+def test_time__that_does_not_suffice_for_a_pass_is_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(auto_tune_module, "seconds_per_image", lambda setup, threads: 10.0)
+    with pytest.raises(UserError, match=r"--time is 1m, and one epoch of \d+ training images takes"):
+        started_from(data, tmp_path / "run", time="1m", init="none", model="vit_mini")
+
+
+def test_time__and_epochs_are_one_too_many(data):
+    with pytest.raises(UserError, match="--time 1m and --epochs 3 both set the length"):
+        paucal.train(data, time="1m", epochs=3)
+
+
+@pytest.mark.parametrize("said", [{"init": "none"}, {"recipe": "small-images"}, {"attention_init": "mimetic"}])
+def test_start__is_not_looked_for_where_somebody_has_said_how_a_run_begins(data, tmp_path, monkeypatch, said):
+    monkeypatch.setattr(starting, "choose", None)
+    started_from(data, tmp_path / "run", epochs=1, model="vit_mini", model_args=["depth=1"], **said)
+    assert RunFolder(tmp_path / "run").settings["init"] is None
+
+
+def test_start__without_any_weights_says_what_would_help(tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, ())
+    monkeypatch.setattr(starting, "TRAINED", ())
+    console = RecordingConsole()
+    started_from(photos(tmp_path / "photos", each=12), tmp_path / "run", console, epochs=1)
+    assert any('pip install "paucal[weights]"' in line for line in console.lines)
+    assert RunFolder(tmp_path / "run").settings["init"] is None
+
+
+def test_epochs__none_at_all_keep_the_probe(data, tmp_path):
+    result = started_from(data, tmp_path / "run", epochs=0)
+    found = rungs_of(result.folder)
+    assert (found["tune"], found["trials"]) == (False, [])
+    with pytest.raises(UserError, match="--epochs 0 keeps the linear probe"):
+        started_from(data, tmp_path / "other", epochs=0, init="none", model="vit_mini")
+
+
+@pytest.mark.slow
+def test_climb__is_repeated_by_its_config(data, tmp_path):
+    whole = started_from(data, tmp_path / "whole", epochs=1)
+    out = tmp_path / "again"
+    assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
+    assert rungs_of(out)["trials"] == []
+    ours, theirs = load_trained(out).module.state_dict(), load(whole).module.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"init": "none", "model": "vit_mini", "epochs": 1}])
+def test_config__of_a_probe_and_of_a_run_from_scratch_repeat_them(data, tmp_path, settings):
+    whole, out = started_from(data, tmp_path / "whole", **settings), tmp_path / "again"
+    assert main(["train", "--config", str(whole.folder / "config.yaml"), "--output", str(out)]) == 0
+    ours, theirs = load_trained(out).module.state_dict(), load(whole).module.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_trials__keep_the_steps_and_the_size_that_they_were_begun_with(data, tmp_path, monkeypatch):
+    real, seen = tuning.run_trial, []
+
+    def slower(run, setup, preset, steps, console, time_plan):
+        seen.append((steps, list(setup.settings.img_size)))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        assert time_plan is None  # so many passes were asked for
+        return real(run, setup, preset, steps, console)
+
+    monkeypatch.setattr(tuning, "run_trial", slower)
+    assert isinstance(started_from(data, tmp_path / "run", epochs=1), Stopped)
+    monkeypatch.setattr(tuning, "TRIAL_SHARE", 1e-9)  # as if the machine had become slow
+    monkeypatch.setattr(tuning, "seconds_per_image", lambda setup: 1e6)
+    resume(TrainingJob(), tmp_path / "run", SilentConsole())
+    assert len(seen) == 4  # three ways, the second one twice
+    assert all(one == seen[0] for one in seen)
+
+
+@pytest.mark.slow
+def test_climb__with_frozen_epochs_and_no_validation_makes_the_passes_that_were_given(data, tmp_path):
+    result = started_from(data, tmp_path / "run", epochs=2, freeze_epochs=1, val_fraction=0.0)
+    assert len(RunFolder(result.folder).read_rows()) == 2
+    assert rungs_of(result.folder)["trials"] == []
+
+
+def test_method__stays_where_its_own_settings_are_given(data, tmp_path):
+    result = started_from(data, tmp_path / "run", epochs=0, drloc_weight=0.3)
+    assert RunFolder(result.folder).settings["method"] == "drloc"
+
+
+def test_time__goes_before_the_epochs_of_a_recipe(tmp_path):
+    settings = TrainSettings(recipe="small-images", time="5m", epochs=30, warmup_epochs=3.0)
+    origin = {"time": "flag", "epochs": "recipe small-images", "warmup_epochs": "recipe small-images"}
+    found = one_length(settings, origin)
+    assert (found.time, found.epochs, found.warmup_epochs) == ("5m", None, None)
+    repeated = one_length(settings, dict.fromkeys(origin, "config"))
+    assert (repeated.time, repeated.epochs) == (None, 30)
+
+
+@pytest.mark.slow
+def test_run__that_climbed_may_be_replaced(data, tmp_path):
+    first = started_from(data, tmp_path / "run", epochs=1)
+    for name in ("head-128.safetensors", "head-128x96.safetensors"):  # as of a run that tuned on smaller images
+        (first.folder / name).write_bytes((first.folder / "probe.safetensors").read_bytes())
+    (first.folder / "trials").mkdir()
+    again = started_from(data, tmp_path / "run", epochs=0, overwrite=True)
+    assert not (again.folder / "head-128.safetensors").exists()
+    (again.folder / "head-mine.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"head-mine\.safetensors"):
+        started_from(data, tmp_path / "run", epochs=0, overwrite=True)

@@ -1,0 +1,147 @@
+"""What comes after the last step: epochs averaged where validation prefers it, confidence corrected, both judged."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import paucal
+from paucal.data.loader import make_eval_loader
+from paucal.data.splits.file import read_split
+from paucal.evaluation.classification import quick_scores
+from paucal.evaluation.predictions import predict_all
+from paucal.models.trained import load_trained
+from paucal.runner.images import open_again
+from paucal.runs import RunFolder, read_weights
+from paucal.tasks.classification import finishing
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+SMALL = {"model": "vit_mini", "img_size": [16], "model_args": ["depth=1", "embed_dim=16", "num_heads=2"]}
+SETTINGS = {**SMALL, "init": "none", "method": "supervised", "epochs": 4, "lr": 2e-3, "batch_size": 16, "workers": 0}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    draw = np.random.default_rng(0)
+    for label in range(3):
+        (tmp_path / "photos" / f"class{label}").mkdir(parents=True)
+        for number in range(70):
+            pixels = draw.integers(0, 256, (16, 16, 3))
+            pixels[..., label] = np.clip(pixels[..., label] + 16, 0, 255)
+            path = tmp_path / "photos" / f"class{label}" / f"{number}.png"
+            Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return tmp_path / "photos"
+
+
+def logits_of(folder, part):
+    run, model = RunFolder(folder), load_trained(folder)
+    images = open_again(run)
+    rows = read_split(run.split, images).indices(part)
+    loader = make_eval_loader(images, rows, model.card.preprocessing.transform(), 16, 0)
+    return predict_all(model.module, loader, "cpu")
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_temperature__is_stored_with_the_model_and_in_all_scores(photos, tmp_path):
+    result = paucal.train(photos, output=tmp_path / "run", **SETTINGS)
+    temperature, found = load_trained(result.folder).card.temperature, logits_of(result.folder, "test")
+    assert temperature != 1.0
+    assert result.metrics["loss"] == pytest.approx(
+        float(F.cross_entropy(found.logits / temperature, found.labels)), rel=1e-4
+    )
+    told = summary_of(result.folder)["calibration"]
+    assert told["temperature"] == temperature
+    assert told["images"] == len(logits_of(result.folder, "val"))
+    assert told["loss"] == pytest.approx([float(F.cross_entropy(found.logits, found.labels)), result.metrics["loss"]])
+    assert told["error"][1] == pytest.approx(result.metrics["calibration_error"], abs=1e-5)
+    again = paucal.evaluate(result.folder)
+    assert again.metrics["loss"] == pytest.approx(result.metrics["loss"], rel=1e-4)
+    page = (result.folder / "report.html").read_text()
+    assert f"temperature of {temperature:.2f}" in page
+
+
+def test_temperature__is_the_likeliest_on_the_validation_images(photos, tmp_path):
+    result = paucal.train(photos, output=tmp_path / "run", **SETTINGS)
+    found, temperature = logits_of(result.folder, "val"), load_trained(result.folder).card.temperature
+
+    def cost(t):
+        return float(F.cross_entropy(found.logits.double() / t, found.labels, reduction="sum")) + np.log(t) ** 2 * 2
+
+    assert cost(temperature) < min(cost(temperature * 1.05), cost(temperature / 1.05))
+
+
+def test_calibrate_none__leaves_the_probabilities_as_they_are(photos, tmp_path):
+    result = paucal.train(photos, output=tmp_path / "run", calibrate="none", **SETTINGS)
+    assert load_trained(result.folder).card.temperature == 1.0
+    assert summary_of(result.folder)["calibration"] is None
+
+
+def test_soup__is_the_model_where_the_validation_images_prefer_it(photos, tmp_path, monkeypatch):
+    """Epochs of one run from the same weights; whether the mean wins depends on them, so that both ends are made."""
+    files = {}
+    original = finishing.greedy_soup
+
+    def seen(paths, judge):
+        mean, chosen, _ = original(paths, lambda state: (0.0, 0.0))  # each is as good as the others: all are taken
+        files.update({path.name: read_weights(path) for path in paths})
+        return mean, chosen, (1.0, 0.0)  # better than any epoch
+
+    monkeypatch.setattr(finishing, "greedy_soup", seen)
+    result = paucal.train(photos, output=tmp_path / "run", soup=3, **SETTINGS)
+    assert len(files) == 3
+    model = read_weights(RunFolder(result.folder).weights)
+    for name, value in model.items():
+        if not value.is_floating_point():
+            continue
+        mean = torch.stack([state[name].double() for state in files.values()]).mean(0)
+        assert torch.allclose(value.double(), mean, atol=1e-6), name
+    told = summary_of(result.folder)
+    assert len(told["averaged_epochs"]) == 3
+    assert told["kept"].startswith("the mean of the weights of epochs ")
+    assert told["kept_val_top1"] == 1.0
+    assert not list((result.folder / "checkpoints").glob("epoch-*"))
+
+
+@pytest.mark.slow
+def test_soup__that_is_not_better_leaves_the_best_epoch(photos, tmp_path, monkeypatch):
+    plain = paucal.train(photos, output=tmp_path / "plain", **SETTINGS)
+    best = read_weights(RunFolder(plain.folder).weights)
+    original = finishing.greedy_soup
+    monkeypatch.setattr(finishing, "greedy_soup", lambda paths, judge: (*original(paths, judge)[:2], (0.0, 0.0)))
+    result = paucal.train(photos, output=tmp_path / "run", soup=3, **SETTINGS)
+    found = read_weights(RunFolder(result.folder).weights)
+    assert all(torch.equal(found[name], value) for name, value in best.items())
+    assert summary_of(result.folder)["averaged_epochs"] == []
+
+
+def test_soup__score_is_that_of_the_stored_model(photos, tmp_path):
+    result = paucal.train(photos, output=tmp_path / "run", soup=4, **SETTINGS)
+    found = quick_scores(logits_of(result.folder, "val"))
+    told = summary_of(result.folder)
+    assert found["top1"] == pytest.approx(told["kept_val_top1"])
+    assert told["kept_val_top1"] >= told["best_val_top1"]
+
+
+@pytest.mark.slow
+def test_soup__of_a_run_that_was_stopped_is_that_of_one_that_was_not(photos, tmp_path):
+    whole = paucal.train(photos, output=tmp_path / "whole", soup=3, **SETTINGS)
+    with pytest.raises(paucal.UserError, match="--resume"):
+        paucal.train(photos, output=tmp_path / "parts", soup=3, time_limit="0.01s", **SETTINGS)
+    parts = paucal.train(resume=tmp_path / "parts", time_limit="1h")
+    expected, found = (read_weights(RunFolder(one.folder).weights) for one in (whole, parts))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert summary_of(parts.folder)["calibration"] == summary_of(whole.folder)["calibration"]
+
+
+def test_without_validation_images__nothing_is_fitted_or_averaged(photos, tmp_path):
+    result = paucal.train(photos, output=tmp_path / "run", soup=3, val_fraction=0, **SETTINGS)
+    assert load_trained(result.folder).card.temperature == 1.0
+    assert summary_of(result.folder)["calibration"] is None
+    assert summary_of(result.folder)["averaged_epochs"] == []

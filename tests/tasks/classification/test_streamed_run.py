@@ -1,0 +1,89 @@
+"""What a run does otherwise with images that are read as they come."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data.shards.made_sets import Numbered, numbered
+from paucal.data.shards.stream import Stream, blocks_of
+from paucal.data.splits.split import make_split
+from paucal.methods.training_settings import TrainSettings
+from paucal.objectives.supervised import Supervised
+from paucal.runner.images import SplitImages, pin_data
+from paucal.runner.starts import Choice
+from paucal.tasks.classification.assembly import _tune_record
+from paucal.tasks.classification.balance import balance
+from paucal.tasks.classification.quick_check import quick_check
+from paucal.types import UserError
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+
+@pytest.fixture
+def data() -> SplitImages:
+    images = numbered(90)
+    images = replace(images, stream=Stream(np.zeros(90, np.int32), blocks_of([90]), 64))
+    return SplitImages(images, make_split(images))
+
+
+def test_balanced_sampling__is_refused_with_what_to_use_instead(data):
+    with pytest.raises(UserError, match=r"--sampling balanced would read from all shards.*--class-weights auto"):
+        balance(TrainSettings(sampling="balanced"), data, None)  # type: ignore[arg-type]
+    balance(TrainSettings(), data, None)  # type: ignore[arg-type]
+
+
+def test_quick_check__reads_no_image_and_takes_no_shard_for_a_group(data, monkeypatch):
+    monkeypatch.setattr(Numbered, "source", lambda *_: pytest.fail("an image was read"))
+    keys = [f"train-00000{n // 30}.tar/frame12_{n:04d}.png" for n in range(90)]
+    found = quick_check(replace(data, images=replace(data.images, keys=keys)))
+    assert [one.name for one in found] == ["not-compared"]
+
+
+def test_rungs__leave_out_the_probe_whose_features_would_not_fit(monkeypatch):
+    settings, found = TrainSettings(time="1h"), Choice(("weights",), "")  # type: ignore[arg-type]
+    tuned, at_once = (_tune_record(settings, found, None, whole=whole) for whole in (True, False))
+    assert tuned is not None
+    assert at_once is not None
+    assert tuned.candidates == ("weights",)
+    assert at_once.candidates == ()
+
+
+def test_pin_data__leaves_a_url_as_it_is():
+    assert pin_data(TrainSettings(data="s3://bucket/set")).data == "s3://bucket/set"
+
+
+def test_epochs_0__which_is_the_probe_alone_is_refused_with_the_reason():
+    settings, found = TrainSettings(time="1h", epochs=0), Choice(("weights",), "")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"--epochs 0 keeps the linear probe.*shards are streamed: give at least 1"):
+        _tune_record(settings, found, None, whole=False)
+
+
+def test_class_weights__of_streamed_images_are_those_of_any_others(data):
+    uneven = replace(data, images=replace(data.images, labels=np.repeat([0, 1, 2], [60, 20, 10])))
+    objective = Supervised.__new__(Supervised)
+    found = []
+    objective.weigh_classes = found.append  # type: ignore[method-assign]
+    balance(TrainSettings(class_weights="auto"), uneven, objective)
+    train = uneven.images.labels[uneven.part("train")]
+    counts = np.bincount(train)
+    assert found[0].tolist() == pytest.approx((len(train) / (3 * counts)).tolist())
+
+
+def test_folds__of_streamed_images_test_each_once_and_train_in_runs(data):
+    tested = np.zeros(90, dtype=int)
+    for number in range(1, 4):
+        split = make_split(data.images, fold=f"{number}/3")
+        tested += split.parts == "test"
+        train = split.indices("train")
+        assert data.images.stream is not None
+        order = train[data.images.stream.take(train).order(np.random.default_rng(0))]
+        assert sorted(order.tolist()) == train.tolist()
+        assert set(data.images.labels[split.indices("test")]) == {0, 1, 2}
+    assert (tested == 1).all()
+
+
+def test_group_by__copies_is_refused_where_nobody_has_looked_at_the_images(data):
+    with pytest.raises(UserError, match=r"--group-by duplicates looks at every image.*paucal check"):
+        make_split(data.images, group_by="duplicates")
+    assert make_split(data.images, group_by=r"/(\d+)").counts()["train"] > 0

@@ -1,0 +1,245 @@
+"""Runs of a detector: from a folder to files, stopped and resumed, planned for a time, and used on images."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from paucal.cli.main import main
+from paucal.models.tasks import DETECTION, task_of
+from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped, begin, resume
+from paucal.runner.start_weights import plain_init
+from paucal.runs import RunFolder, load_checkpoint, read_weights
+from paucal.settings.chosen import CHOSEN
+from paucal.tasks.detection.assembly import assemble
+from paucal.tasks.detection.job import DetectionJob
+from paucal.tasks.detection.launch import detect
+from paucal.tasks.detection.rules import RULES
+from paucal.tasks.detection.settings import DetectSettings
+from paucal.tasks.detection.timing import Pace, measure, planned
+from paucal.types import UserError
+from paucal.verbs.predict.detection import detect_objects
+from paucal.verbs.runs.rows import list_runs
+from tasks.detection.made import write_coco
+from tasks.pretraining.short_runs import StopAfter
+
+TINY = {
+    **{"model": "resnet10t", "init": "none", "img_size": [96], "batch_size": 2, "device": "cpu", "workers": 0},
+    **{"pyramid_channels": 16, "head_dim": 16, "regions": 32, "proposals": 64, "finest": 8, "anchor": 4},
+}
+GIVEN = dict.fromkeys(TINY, "flag")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_coco(tmp_path_factory.mktemp("boxes") / "set", 20).parent
+
+
+@pytest.fixture(scope="module")
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    detect(images, output=str(run), steps=6, judge_every=3, **TINY)
+    return run
+
+
+def test_run__leaves_scores_pictures_and_a_detector(finished: Path, images: Path):
+    run = RunFolder(finished)
+    summary, rows = run.read_json("summary.json"), run.read_rows()
+    assert [row["step"] for row in rows] == [3, 6]
+    assert {"val_ap", "val_ap50", "train_class", "train_proposal"} <= set(rows[0])
+    metrics = run.read_json("evaluation/detection/metrics.json")
+    assert metrics["scores"]["ap"] == summary["test_ap"]
+    assert metrics["intervals"]["ap"]["value"] == summary["test_ap"]
+    with run.split.open() as file:
+        split = list(csv.DictReader(file))
+    assert metrics["images"] == sum(row["split"] == "test" for row in split) == summary["parts"]["test"]
+    assert set(split[0]["class"].split(";")) <= {"red", "blue"}
+    detections = run.read_json("evaluation/detection/detections.json")
+    tested = {row["key"] for row in split if row["split"] == "test"}
+    assert {row["file_name"] for row in detections["images"]} == tested
+    assert {row["category_id"] for row in detections["annotations"]} <= {3, 7}
+    for name in ("train_batch", "detections", "worst_detections", "precision_recall", "curves"):
+        with Image.open(run.plots / f"{name}.png") as picture:
+            assert picture.width > 100
+    assert task_of(str(finished)) == DETECTION
+    page = (finished / "report.html").read_text()
+    assert f"On {metrics['images']} test images" in page
+    assert page.count("<figcaption>") == 5
+    assert "paucal detect --config" in page
+
+
+def test_list_of_runs__shows_the_average_precision(finished: Path):
+    listed = list_runs(finished)[0]
+    summary = RunFolder(finished).read_json("summary.json")
+    assert (listed.verb, listed.value("test")) == ("detect", summary["test_ap"])
+    assert listed.value("val") == summary["best_val_ap"]
+
+
+def test_config_of_a_run__begins_as_the_run_did(finished: Path, capsys):
+    assert main(["detect", "--config", str(finished / "config.yaml"), "--print-config"]) == 0
+    told = capsys.readouterr().out
+    assert "init: none" in told
+    assert "steps: 6 " in told
+    assert "model: resnet10t " in told
+
+
+def test_resumed_run__is_the_one_that_was_not_stopped(finished: Path, images: Path, tmp_path: Path):
+    settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), steps=6, judge_every=3, **TINY)
+    stopped = begin(DetectionJob(), settings, GIVEN, SilentConsole(), [StopAfter(4)])
+    assert isinstance(stopped, Stopped)
+    assert (stopped.step, stopped.total_steps) == (4, 6)
+    resume(DetectionJob(), stopped.run, SilentConsole())
+    ours, theirs = read_weights(stopped.run / "model.safetensors"), read_weights(finished / "model.safetensors")
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    last, other = (load_checkpoint(run / "checkpoints" / "last.ckpt") for run in (stopped.run, finished))
+    assert last["state_dict"].keys() == other["state_dict"].keys()
+    assert all(torch.equal(value, other["state_dict"][name]) for name, value in last["state_dict"].items())
+    scores = [RunFolder(run).read_json("summary.json")["test_ap"] for run in (stopped.run, finished)]
+    assert scores[0] == scores[1]
+
+
+def test_predictions__of_the_command_line_lie_in_the_images(finished: Path, images: Path, tmp_path: Path):
+    output = tmp_path / "found.json"
+    words = ["predict", str(finished), str(images / "3.png"), str(images / "0.png"), "--format", "json"]
+    assert main([*words, "--output", str(output), "--pictures", str(tmp_path / "drawn")]) == 0
+    found = json.loads(output.read_text())
+    assert [Path(row["file_name"]).name for row in found["images"]] == ["3.png", "0.png"]
+    assert found["annotations"]
+    for row in found["annotations"]:
+        left, top, width, height = row["bbox"]
+        assert left >= 0
+        assert top >= 0
+        assert left + width <= 96.1
+        assert top + height <= 64.1
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == ["1-3.png", "2-0.png"]
+    assert main([*words, "--pictures", str(tmp_path / "drawn")]) == 2  # nothing is written over
+
+
+def test_predictions__are_those_of_the_test(finished: Path, images: Path):
+    """What is written of the test images is what a person gets for them."""
+    stored = RunFolder(finished).read_json("evaluation/detection/detections.json")
+    first = stored["images"][0]
+    row = detect_objects(finished, [str(images / first["file_name"])])[0]
+    expected = [one for one in stored["annotations"] if one["image_id"] == first["id"]]
+    assert len(row.found) == len(expected)
+    best = row.found.boxes[0].tolist()
+    left, top, width, height = expected[0]["bbox"]
+    assert best == pytest.approx([left, top, left + width, top + height], abs=0.1)
+    assert float(row.found.scores[0]) == pytest.approx(expected[0]["score"], abs=1e-3)
+
+
+def test_other_verbs__say_that_a_detector_is_no_classifier(finished: Path, images: Path, capsys):
+    assert main(["export", str(finished)]) == 2
+    assert "'paucal predict' uses it" in " ".join(capsys.readouterr().err.split())
+
+
+BAD = {
+    "no data": ({"data": ""}, "there is no DATA"),
+    "two lengths": ({"steps": 5, "epochs": 3}, "--epochs and --steps all say how long"),
+    "a recipe": ({"recipe": "dhvt"}, "'dhvt' is unknown, expected one of detector-coco-1x"),
+    "compiled": ({"compile": True}, "--compile has no meaning"),
+    "a batch to be tried": ({"batch_size": "auto"}, "--batch-size auto"),
+    "no time": ({"time": "soon"}, "--time is 'soon'"),
+    "a size out of range": ({"img_size": [5]}, "--img-size"),
+    "a stage too many": ({"freeze_stages": 50, "steps": 2}, "stages"),
+    "a start that is not there": ({"init": "nowhere", "steps": 2}, "no file or run folder 'nowhere'"),
+    "a model that is not there": ({"model": "resnet1", "steps": 2}, "There is no model"),
+    "a stride that no map has": ({"finest": 12}, "--finest is 12"),
+    "a wrong fraction": ({"val_fraction": 0.9, "test_fraction": 0.9, "steps": 2}, "leave no training images"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_settings__are_refused_before_anything_is_written(images: Path, tmp_path: Path, kind: str):
+    changes, words = BAD[kind]
+    settings = {"data": str(images), **TINY, "output": str(tmp_path / "run"), **changes}
+    with pytest.raises(UserError, match=words):
+        detect(**settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unreadable_images__are_refused_or_left_out_with_their_boxes(tmp_path: Path):
+    folder = write_coco(tmp_path / "set", 20).parent
+    content = (folder / "4.png").read_bytes()
+    (folder / "4.png").write_bytes(content[: len(content) // 2])
+    settings = plain_init(DetectSettings(data=str(folder), steps=2, **TINY))
+    bars = SilentConsole().progress
+    with pytest.raises(UserError, match=r"4\.png"):
+        assemble(settings, GIVEN, bars)
+    made = assemble(replace(settings, on_bad_image="skip"), GIVEN, bars)
+    assert len(made.images.images) == 19
+    assert made.images.images.keys[4] == "5.png"
+    assert made.images.of(4).corners.tolist() == assemble_whole(tmp_path).of(5).corners.tolist()
+
+
+def assemble_whole(tmp_path: Path):
+    from paucal.tasks.detection.opening import open_boxed
+
+    return open_boxed(write_coco(tmp_path / "whole", 20))
+
+
+def test_chosen__are_the_settings_that_have_a_rule():
+    assert CHOSEN["detect"] == set(RULES)
+
+
+def test_measuring__leaves_the_detector_as_it_was(images: Path):
+    made = assemble(plain_init(DetectSettings(data=str(images), time="1m", **TINY)), GIVEN, SilentConsole().progress)
+    before = {name: value.clone() for name, value in made.objective.state_dict().items()}
+    torch.manual_seed(5)
+    pace = measure(made)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1))
+    assert pace.step > 0
+    assert pace.image > 0
+    assert all(torch.equal(value, before[name]) for name, value in made.objective.state_dict().items())
+
+
+@pytest.mark.parametrize("left", [120.0, 600.0, 7200.0])
+def test_planned_length__fills_the_time_and_no_more(left: float):
+    counts = {"train": 200, "val": 80, "test": 70}
+    found = planned(Pace(step=0.5, image=0.1), left, counts, passes=4 / 200, most_passes=10_000)
+    assert 0.9 * left < found.seconds <= left
+    looks = -(-found.steps // found.judge_every)
+    assert looks * 80 * 0.1 <= 0.16 * left + 8
+    assert found.seconds == pytest.approx(found.steps * 0.5 + looks * 8 + 7 + 12, abs=9)
+
+
+def test_planned_length__ends_where_more_passes_would_not_help_and_where_nothing_fits():
+    counts = {"train": 200, "val": 80, "test": 70}
+    assert planned(Pace(0.01, 0.001), 36000, counts, 4 / 200, most_passes=60).steps == 3000
+    assert planned(Pace(30.0, 0.1), 120, counts, 4 / 200, 60).steps == 0
+
+
+def test_time__is_planned_stored_and_kept_when_resumed(images: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("paucal.tasks.detection.timing.measure", lambda made, threads: Pace(step=1.0, image=0.1))
+    settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), time="50s", **TINY)
+    stopped = begin(DetectionJob(), settings, {**GIVEN, "time": "flag"}, SilentConsole(), [StopAfter(2)])
+    assert isinstance(stopped, Stopped)
+    stored = RunFolder(stopped.run).settings
+    assert 10 <= stored["steps"] <= 38
+    assert stopped.total_steps == stored["steps"]
+    assert RunFolder(stopped.run).read_yaml("config.yaml")["origin"]["steps"].startswith("auto: ")
+    kept = RunFolder(stopped.run).read_json("time_plan.json")
+    assert (kept["budget"], kept["step"], kept["evaluation"]) == (
+        50.0,
+        1.0,
+        pytest.approx(0.1 * counts(stopped)["val"]),
+    )
+    assert kept["closing"] == pytest.approx(0.1 * counts(stopped)["test"] + 12)
+
+
+def counts(stopped: Stopped) -> dict[str, int]:
+    rows = (stopped.run / "split.csv").read_text().splitlines()
+    return {part: sum(part in row.split(",") for row in rows) for part in ("val", "test")}
+
+
+def test_time__that_does_not_suffice_is_refused_with_one_that_does(images: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("paucal.tasks.detection.timing.measure", lambda made, threads: Pace(step=20.0, image=1.0))
+    with pytest.raises(UserError, match=r"a step takes 20\.0 s here.*give --time \d+m or more"):
+        detect(images, output=str(tmp_path / "run"), time="30s", **TINY)

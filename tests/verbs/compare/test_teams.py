@@ -1,0 +1,58 @@
+"""Who starts workers: what each of them is given; the workers themselves are in the tests of `paucal compare`."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paucal.types import UserError
+from paucal.verbs.compare.workers import clusters
+from paucal.verbs.compare.workers.teams import Processes
+
+
+@pytest.mark.parametrize(
+    ("allotted", "count", "given"),
+    [(None, 2, ["0", "1", "0"]), ("5, 7", 2, ["5", "7", "5"]), ("GPU-a,GPU-b", 2, ["GPU-a", "GPU-b", "GPU-a"])],
+)
+def test_processes__share_out_the_devices_that_the_call_was_allotted(tmp_path, monkeypatch, allotted, count, given):
+    seen = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if allotted is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allotted)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, env, **more: seen.append(env) or SimpleNamespace())
+    Processes(tmp_path, 3, 4, "cuda")
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in seen] == given
+    assert {env["OMP_NUM_THREADS"] for env in seen} == {"4"}
+    seen.clear()
+    Processes(tmp_path, 2, 4, "cpu")
+    assert {env.get("CUDA_VISIBLE_DEVICES") for env in seen} == {allotted}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "device", "asked"),
+    [
+        ({"CPU": 64.0, "GPU": 8.0}, None, (4, 1)),  # though the machine that calls has none
+        ({"CPU": 64.0, "GPU": 8.0}, "cpu", (4, 0)),
+        ({"CPU": 2.0}, None, (2, 0)),
+        ({"CPU": 64.0}, "cuda", (4, 1)),  # which waits for a GPU to come
+    ],
+)
+def test_ray__is_asked_for_what_its_cluster_has(cluster, device, asked):
+    assert tuple(clusters._resources(cluster, 4, device).values()) == asked
+
+
+def test_packages__that_are_there_and_broken_are_told_of(monkeypatch):
+    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=None))
+    with pytest.raises(UserError, match="which is not installed"):  # a folder called ray
+        clusters.require_team("ray")
+
+    def broken(name: str) -> None:
+        raise ImportError("libx.so is missing")
+
+    monkeypatch.setattr(clusters.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="ray/__init__.py"))
+    monkeypatch.setattr(clusters.importlib, "import_module", broken)
+    clusters.require_team("ray")
+    with pytest.raises(UserError, match=r"--on ray: the package ray cannot be imported \(libx.so is missing\)"):
+        clusters._imported("ray")
