@@ -29,7 +29,7 @@ from paucal.wording import shortened
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from paucal.runner.job import Job
+    from paucal.runner.job import AnyJob
 
 
 class Writing:
@@ -169,7 +169,7 @@ CHANGEABLE = ("workers", "device", "time_limit", "logger")
 S = TypeVar("S", bound="DataclassInstance")
 
 
-def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -> tuple[RunFolder, Any, dict[str, str]]:
+def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
     """Open a run to resume; return it with its changed settings and their origins, without writing anything.
 
     Raises:
@@ -196,12 +196,12 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -
     return run, settings, {**origin, **dict.fromkeys(changes, "flag of --resume")}
 
 
-def places_of(job: "Job[Any, Any]") -> tuple[str, ...]:
+def places_of(job: "AnyJob") -> tuple[str, ...]:
     """Return the settings that name inputs which a run reads until its end, and which may have moved."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 
-def _require_places(run: RunFolder, settings: Any, job: "Job[Any, Any]") -> None:
+def _require_places(run: RunFolder, settings: Any, job: "AnyJob") -> None:
     """Refuse to resume a run whose stored inputs are missing, and explain how to give their new place."""
     for name in places_of(job):
         for place in roots_of(getattr(settings, name) or ""):

@@ -1,7 +1,7 @@
 """The initial weights of a run: those of another run, of a file, published by timm, or chosen by the run itself."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,8 +15,6 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand, can_be_fetched, packaged
-from paucal.methods.training import method_of
-from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
@@ -234,16 +232,37 @@ class Choice:
     remark: str = ""
 
 
-def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether a run may choose its pretrained weights itself.
 
-    It may if neither a start nor a paper's recipe was given, or if the start is "auto", as in the config of a run that
-    chose its weights.
+    It may if no start was given, or if the start is "auto", as in the config of a run that chose its weights.
+
+    Args:
+        settings: Settings of the run.
+        given: Names of the settings that were given.
+        named: Settings that imply the user's own start, or none.
     """
-    if settings.init is not None:
-        return settings.init == AUTO
-    said = {"init", "init_head", "init_network", "attention_init", "model_args"} & set(given)
-    return not said and settings.recipe is None and not method_of(settings).label_maps
+    return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
+
+
+def choose_start(settings: M, given: Mapping[str, str], device: str, side: int) -> tuple[M, dict[str, str], Choice]:
+    """Choose the pretrained weights of a run, and with them its model if that is open.
+
+    Args:
+        settings: Settings of the run.
+        given: Origin of each setting that was given.
+        device: Name "cpu", "cuda" or "mps".
+        side: Median of the images' shorter sides in pixels.
+
+    Returns:
+        The settings, the origins with the reason of the choice, and the choice.
+    """
+    choice = choose(settings.model, device, side)
+    origin = {**given, "init": f"auto: {choice.why}"}
+    if not choice.candidates:
+        return replace(settings, init=None), origin, choice
+    origin = {"model": f"auto: {choice.why}", **origin}
+    return replace(settings, init=AUTO, model=choice.candidates[0]), origin, choice
 
 
 def choose(model: str | None, device: str, side: int) -> Choice:
@@ -293,8 +312,3 @@ def _choose_any(device: str) -> Choice:
         f"no trained weights are on this machine, and none can be fetched ({problem}): this run begins from scratch, "
         f"which takes many more images and hours to become good; {HELP}",
     )
-
-
-def started_from(settings: TrainSettings, candidate: str) -> TrainSettings:
-    """Return settings that start from a candidate's weights."""
-    return replace(settings, init=AUTO, model=candidate)

@@ -17,15 +17,14 @@ from paucal.tasks.detection.card import DetectorCard
 from paucal.tasks.detection.instance_masks.copy_paste import CopyPaste
 from paucal.tasks.detection.judging import MASKS, Found, coco_scores, detect_all
 from paucal.tasks.detection.views import evaluation_view, training_view
-from paucal.training import Plan
 
 JUDGED_TOGETHER = 4  # images
 SCORE, MISSED = "val_ap", "val_missed"
 
 
-def train_loader(setup: DetectionSetup, start: int, plan: Plan | None = None) -> TrainLoader:
+def train_loader(setup: DetectionSetup, start: int) -> TrainLoader:
     """Return the loader of this process over the training images, from a forward pass on."""
-    settings, plan = setup.settings, plan or setup.plan
+    settings, plan = setup.settings, setup.plan
     fed = setup.card.preprocessing
     hflip, jitter = settings.hflip or 0.0, settings.jitter or "light"
     view = training_view(setup.sides, fed.mean, fed.std, hflip, jitter)
