@@ -267,7 +267,7 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
         (["--resize-to", "4", "64"], "--resize-to has 4"),
         (["--colour", "wild"], "--colour"),
         (["--test-mode", "whole", "--model", "convit_tiny"], "convit_tiny takes images of 32x32 pixels only"),
-        (["--time", "5m", "--epochs", "2"], "both say how long"),
+        (["--time", "5m", "--epochs", "2"], "both set the length"),
         (["--download"], "--download says nothing about"),
         (["--model", "no_such_net"], "no_such_net"),
         (["--ignore", "1", "2"], "expected one grey value"),

@@ -178,21 +178,21 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
 def detect(
     data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
 ) -> DetectResult:
-    """Train a detector on images with boxes and judge it on the test images; the same as `paucal detect`.
+    """Train a detector on images with boxes and evaluate it on the test images; the same as `paucal detect`.
 
     Args:
         data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes.
-        resume: Folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken; `data`
-            then names images that have moved.
-        **settings: any field of `paucal.tasks.detection.settings.DetectSettings`, such as `time`, `model` or `output`;
-            what is left out is chosen from the data and the machine.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed; `data` then names
+            images that have moved.
+        **settings: Fields of `paucal.tasks.detection.settings.DetectSettings`, such as `time`, `model` or `output`; the
+            others are chosen from the data and the machine.
 
     Returns:
-        The run: its folder and what it has reached on the test images.
+        The run with its folder and its test scores.
 
     Raises:
-        UserError: the data or a setting does not do, or the run was stopped; the message says what to do.
-        TypeError: a setting does not exist.
+        UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
+        TypeError: A setting does not exist.
 
     Example:
         >>> run = paucal.detect("bccd/", time="20m")  # doctest: +SKIP

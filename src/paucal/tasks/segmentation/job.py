@@ -166,23 +166,23 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
 def segment(
     data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
 ) -> SegmentResult:
-    """Train a network that gives every pixel a class, and judge it on the test images; the same as `paucal segment`.
+    """Train a network that classifies every pixel, and evaluate it on the test images; the same as `paucal segment`.
 
     Args:
-        data: a folder with a folder of images and one of masks in it; `images` and `masks` may name them instead.
-        resume: the folder of a run that was stopped and shall go on, or a folder of runs, whose newest is taken. It
-            has its own data and settings; of these only what does not change the result may be given anew,
-            and `data` where the images have moved.
-        **settings: any field of `paucal.tasks.segmentation.settings.SegmentSettings`, such as `model`, `time` or
-            `output`; what is left out is chosen from the data.
+        data: Folder with a folder of images and one of masks in it; `images` and `masks` may name them instead.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
+            data and settings; only settings that do not change the result may be given, and `data` if the images have
+            moved.
+        **settings: Fields of `paucal.tasks.segmentation.settings.SegmentSettings`, such as `model`, `time` or
+            `output`; the others are chosen from the data.
 
     Returns:
-        The run: its folder, its model and what it has reached on the test images.
+        The run with its folder, its model and its test scores.
 
     Raises:
-        UserError: the data or a setting does not do, and the message says what to change; or the run was stopped, by a
-            signal or its time limit, and the message says how to go on.
-        TypeError: a setting does not exist.
+        UserError: The data or a setting is invalid, or a signal or the time limit stopped the run; the message says
+            what to do.
+        TypeError: A setting does not exist.
 
     Example:
         >>> run = paucal.segment("cells/", time="15m")  # doctest: +SKIP
@@ -224,7 +224,7 @@ def _refuse_meaningless(settings: SegmentSettings) -> None:
     declared = setting_fields(settings)
     for name in MEANINGLESS:
         if getattr(settings, name) != declared[name].default:
-            raise UserError(f"{flag(name)} says nothing about a folder of RGB images and masks: leave it out.")
+            raise UserError(f"{flag(name)} has no meaning for a folder of RGB images and masks: leave it out.")
     if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
         raise UserError(
             f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} to the backbone: give "
@@ -254,10 +254,10 @@ def check_factors(name: str, values: list[float] | None, exact: int | None = Non
 
 
 def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
-    """Return settings of which one alone says how long a run is.
+    """Return settings in which either the time or the epochs decide the length of the run.
 
     Raises:
-        UserError: both were given.
+        UserError: Both were given.
     """
     if settings.time is None or settings.epochs is None:
         return settings
@@ -266,5 +266,5 @@ def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> Segment
     if origin.get("epochs", "").startswith(("config", "recipe")):
         return replace(settings, epochs=None, warmup_epochs=None)
     raise UserError(
-        f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
+        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
     )
