@@ -17,7 +17,7 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
-from paucal.runner.loaders import normalisation
+from paucal.runner.images import normalisation
 from paucal.tasks.classification.launch import resume_run, train_run
 from paucal.tasks.classification.loaders import preprocessing
 from paucal.verbs.eval.models import open_subject

@@ -25,7 +25,7 @@ from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.runner.console import SilentConsole
-from paucal.runner.start_weights import find_start, load_start, pin_start
+from paucal.runner.starts import find_start, load_start, pin_start
 from paucal.tasks.classification.conclusion import Result
 from paucal.tasks.classification.launch import Stopped, resume_run, train_run
 from paucal.types import UserError

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import RecordingConsole, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.time_plan import FILE, add_time_plan, describe_change, store_time_plan, trial_steps
+from paucal.runner.time_budget import FILE, add_time_plan, describe_change, store_time_plan, trial_steps
 from paucal.runs import RunFolder, read_weights
 from paucal.tasks.classification.auto_tune import auto_tune
 from paucal.tasks.classification.job import TrainingJob

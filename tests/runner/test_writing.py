@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paucal.runner.console import SilentConsole
-from paucal.runner.writing import RunLockCallback, Writing, is_valid_state
+from paucal.runner.run_folder import RunLockCallback, Writing, is_valid_state
 from paucal.runs import create_run
 from paucal.runs.lock import LOCK, RunLock
 from paucal.runs.replacing import aside_of, set_aside

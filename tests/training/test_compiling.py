@@ -11,7 +11,7 @@ from torch._dynamo.exc import InternalTorchDynamoError
 
 from contracts import toys
 from paucal.training import Hardware
-from paucal.training.compiling import is_of_compiler
+from paucal.training.failures import is_of_compiler
 from paucal.types import UserError
 
 

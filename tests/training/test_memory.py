@@ -5,7 +5,7 @@ import torch
 
 from contracts import toys
 from paucal.training import Plan, largest_batch
-from paucal.training.memory import is_out_of_memory, memory_advice
+from paucal.training.failures import is_out_of_memory, memory_advice
 from paucal.types import Batch, UserError
 
 

@@ -16,10 +16,9 @@ from torch import nn
 from contracts import toys
 from paucal.runs import RunFolder
 from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position, optimizers
-from paucal.training.average import MovingAverage
-from paucal.training.health import FiniteWatch
+from paucal.training.averaging import MovingAverage
 from paucal.training.keeper import Records, RunKeeper
-from paucal.training.meters import Meters
+from paucal.training.meters import FiniteWatch, Meters
 from paucal.training.module import TrainingModule, clip_gradients
 from paucal.training.stopping import StopSignal
 from paucal.types import Batch, LossTerms, Progress, UserError

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner.start_time import command_start
+from paucal.runner.clock import command_start
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
 Everything that is not given is chosen from the data, and the choice is printed with its reason.

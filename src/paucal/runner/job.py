@@ -1,21 +1,116 @@
 """What each verb that trains has to define; `life` does what is the same for all of them."""
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.loader import TrainLoader
+from paucal.models.card import ModelCard
+from paucal.models.trained import TrainedModel, load_trained
+from paucal.objectives import Objective
 from paucal.runner.console import Console
-from paucal.runner.finished import FinishedRun
-from paucal.runner.images import Advance
-from paucal.runner.setup import RunSetup
+from paucal.runner.images import Advance, SplitImages
 from paucal.runs import RunFolder
 from paucal.settings.groups import JobSettings
-from paucal.training import Optimization, Outcome, Watch
+from paucal.training import Optimization, Outcome, Plan, Watch
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run, which can be used as the path of its folder.
+
+    Attributes:
+        folder: Run folder.
+    """
+
+    folder: Path
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        """The trained model on the CPU, loaded on first use."""
+        return load_trained(self.folder)
+
+    @cached_property
+    def history(self) -> list[dict[str, float]]:
+        """The rows of `metrics.csv`, one per epoch."""
+        return RunFolder(self.folder).read_rows()
+
+    @property
+    def test_scores(self) -> Mapping[str, float]:
+        """The scores on the test images; empty without any."""
+        return {}
+
+    @property
+    def run(self) -> Path:
+        """The run folder, under its former name."""
+        return self.folder
+
+
+S = TypeVar("S", bound=JobSettings)
+
+
+@dataclass(frozen=True)
+class RunSetup(Generic[S]):
+    """Everything that a run needs, before anything is written.
+
+    Attributes:
+        settings: Resolved settings.
+        origin: Origin of each value.
+        data: Images and their split.
+        plan: Plan for the trainer.
+        objective: Objective to train.
+        card: ModelCard of the deployed model.
+        remarks: Sentences to print before the run starts.
+        start: Report on the loaded weights; None for random weights.
+        planned_at: `time.monotonic()` at which the length was planned, or the run was opened.
+    """
+
+    settings: S
+    origin: Mapping[str, str]
+    data: SplitImages
+    plan: Plan
+    objective: Objective
+    card: ModelCard
+    remarks: tuple[str, ...]
+    start: LoadReport | None = None
+    planned_at: float = field(default_factory=time.monotonic, kw_only=True)
+
+    @property
+    def weights_text(self) -> str:
+        """Number of deployed parameters and of those in training heads, as text."""
+        deployed = sum(p.numel() for p in self.objective.deployable().parameters())
+        trained = {id(p): p for p in self.objective.backbones()[-1].model.parameters()}
+        extra = sum(p.numel() for p in self.objective.parameters() if p.requires_grad and id(p) not in trained)
+        heads = f" and {extra / 1e6:.2f} M in training heads" if extra > 0 else ""
+        return f"{deployed / 1e6:.2f} M parameters{heads}"
+
+    @property
+    def grid_text(self) -> str:
+        """Last grid of the deployed backbone, as text."""
+        rows, columns = self.objective.backbones()[0].grid
+        return f"{rows}x{columns}"
+
+    def describe(self) -> str:
+        """Return one line with name, parameters, image size and grid."""
+        spec = self.card.backbone
+        height, width = spec.image_size
+        return f"{spec.name}, {self.weights_text}, images {height}x{width}, grid {self.grid_text}"
+
 
 A = TypeVar("A", bound=RunSetup[Any])
-S = TypeVar("S", bound=JobSettings)
+
+
 R = TypeVar("R", bound=FinishedRun, covariant=True)
+
+
 Bars = Callable[[str], AbstractContextManager[Advance]]
 
 

@@ -17,11 +17,10 @@ from paucal.data.processes import require_guard
 from paucal.data.splits.file import require_same_images, write_split
 from paucal.memory import kept_memory
 from paucal.models.trained import save_trained
+from paucal.runner.clock import count_time_from
 from paucal.runner.console import Console, NullConsole, SilentConsole
-from paucal.runner.finished import FinishedRun
-from paucal.runner.job import Job, Watcher
-from paucal.runner.loggers.filling import Loggers
-from paucal.runner.loggers.kinds import check_loggers
+from paucal.runner.job import FinishedRun, Job, RunSetup, Watcher
+from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
     broadcast_flag,
@@ -33,12 +32,9 @@ from paucal.runner.processes import (
     receive_path,
     run_on_rank_zero,
 )
-from paucal.runner.resuming import places_of, reopen, store_changes, stored_settings
-from paucal.runner.setup import RunSetup
-from paucal.runner.start_time import count_time_from
-from paucal.runner.start_weights import RECORD
-from paucal.runner.time_plan import add_time_plan, describe_change
-from paucal.runner.writing import Writing
+from paucal.runner.run_folder import Writing, places_of, reopen, store_changes, stored_settings
+from paucal.runner.starts import RECORD
+from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
 from paucal.settings.groups import JobSettings
 from paucal.settings.values import from_python, given_names

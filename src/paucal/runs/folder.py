@@ -3,22 +3,34 @@
 import csv
 import io
 import json
+import os
+import platform
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
+from paucal.cores import usable_cores
 from paucal.reading import MOST_CONFIG_BYTES, parse_json, parse_yaml, read_text
-from paucal.runs.atomic import write_text
+from paucal.runs.files import write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
+
+
 MARKER = "config.yaml"
+
+
 SUMMARY = "summary.json"  # written at the end: only a finished run has one
+
+
 ASIDE = ".replaced"  # ends the name of a folder whose run another is about to replace
 
 
@@ -246,3 +258,87 @@ def _mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, An
     if not isinstance(value, dict):
         raise UserError(f"{str(path)!r} holds no mapping of names to values: restore it or train again.")
     return value
+
+
+PACKAGES = (
+    "paucal",
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning",
+    "torchmetrics",
+    "scikit-learn",
+    "numpy",
+    "pillow",
+)
+
+
+def describe_environment(device: str) -> dict[str, Any]:
+    """Return versions, hardware and the command line as plain values for `env.json`."""
+    return {
+        "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": device,
+        "accelerator": torch.cuda.get_device_name() if device.startswith("cuda") else None,
+        "cpu_cores": usable_cores(),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+TIMM = "timm"  # start from the weights that timm publishes
+
+
+AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
+
+
+PUBLISHED = (TIMM, AUTO)
+
+
+LONGEST = 32  # runs in a chain
+
+
+def run_around(file: Path) -> RunFolder | None:
+    """Return the run whose model or checkpoint a file is; None for other files."""
+    for folder in (file.parent, file.parent.parent):
+        run = RunFolder(folder)
+        if (folder / MARKER).is_file() and file in (run.weights, run.best, run.last):
+            return run
+    return None
+
+
+def run_behind(init: str | None) -> RunFolder | None:
+    """Return the run whose model or checkpoint a start is; None for other starts and missing files."""
+    if init is None or init in PUBLISHED:
+        return None
+    path = Path(init).expanduser()
+    return RunFolder(path) if path.is_dir() else run_around(path)
+
+
+def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
+    """Yield a run, the run it started from, and so on.
+
+    The last may be gone, or may not be readable: then nobody can tell what it began with.
+
+    Raises:
+        UserError: the config of a run that is there cannot be read; what came before has been yielded.
+    """
+    for _ in range(LONGEST):
+        if run is None:
+            return
+        yield run
+        if not run.config.is_file():
+            return
+        init = run.settings.get("init")
+        if not isinstance(init, str):
+            return
+        gone = init not in PUBLISHED and not Path(init).exists()
+        run = RunFolder(Path(init)) if gone else run_behind(init)

@@ -16,17 +16,15 @@ from torch.utils.data import DataLoader
 
 from paucal.cores import usable_cores
 from paucal.objectives.base import Objective
-from paucal.training.average import MovingAverage
+from paucal.training.averaging import MovingAverage
 from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, fitting_state
 from paucal.training.clock import RunClock
-from paucal.training.compiling import compile_advice
-from paucal.training.health import FiniteWatch
+from paucal.training.failures import compile_advice, memory_advice
 from paucal.training.keeper import AfterStep, Records, RunKeeper
-from paucal.training.memory import memory_advice
+from paucal.training.meters import FiniteWatch
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
-from paucal.training.sharded_strategy import ShardedStrategy
-from paucal.training.sharding import EqualBuffers, WholeCopy
+from paucal.training.sharding import EqualBuffers, ShardedStrategy, WholeCopy
 from paucal.training.stopping import StopSignal, interruptible
 
 ADVICE = (

@@ -12,12 +12,12 @@ from lightning.pytorch import Callback, Trainer
 from torch import nn
 
 from paucal.runs import RunFolder
+from paucal.training.averaging import KeptEpochs
 from paucal.training.checkpoints import checkpoint_best
 from paucal.training.clock import OnChange, RunClock
-from paucal.training.health import FiniteWatch
+from paucal.training.meters import FiniteWatch
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Plan, PlanChange
-from paucal.training.soup import KeptEpochs
 from paucal.training.stopping import StopSignal
 from paucal.types import UserError
 

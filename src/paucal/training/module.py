@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader
 
 from paucal.data.randomness import derive_seed
 from paucal.objectives.base import Objective
-from paucal.training.groups import parameter_groups
 from paucal.training.meters import Meters
-from paucal.training.optimizers import build_optimizer, looks_at_found_inf
+from paucal.training.optimizers import build_optimizer, looks_at_found_inf, parameter_groups
 from paucal.training.plan import Optimization, Plan
 from paucal.training.sharding import shard, total_norm
 from paucal.types import Batch, GroupScale, LossTerms, Progress

@@ -4,10 +4,10 @@ import pytest
 
 import paucal
 from cli.calls import failure, make_photos
+from paucal.runner import loggers as filling
+from paucal.runner import loggers as kinds
 from paucal.runner.console import RecordingConsole
-from paucal.runner.loggers import filling, kinds
-from paucal.runner.loggers.filling import Loggers
-from paucal.runner.loggers.kinds import Kind, check_loggers, checked_id
+from paucal.runner.loggers import Kind, Loggers, check_loggers, checked_id
 from paucal.runs import RunFolder
 from paucal.tasks.classification.launch import resume_run, train_run
 from paucal.types import UserError

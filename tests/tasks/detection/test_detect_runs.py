@@ -13,7 +13,7 @@ from paucal.cli.main import main
 from paucal.models.tasks import DETECTION, task_of
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.start_weights import plain_init
+from paucal.runner.starts import plain_init
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.settings.chosen import CHOSEN
 from paucal.tasks.detection.assembly import assemble

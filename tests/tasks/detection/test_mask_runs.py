@@ -12,7 +12,7 @@ from PIL import Image
 from paucal.cli.main import main
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.start_weights import plain_init
+from paucal.runner.starts import plain_init
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.instance_masks.run_lengths import RunLengths, unpacked

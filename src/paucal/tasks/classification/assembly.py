@@ -28,18 +28,17 @@ from paucal.runner.images import (
     find_images,
     first_reading,
     reading_for,
+    stored_reading,
     with_label_maps,
 )
-from paucal.runner.job import Bars
-from paucal.runner.loaders import stored_reading
+from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
-from paucal.runner.resuming import stored_split
-from paucal.runner.setup import RunSetup
-from paucal.runner.start_weights import Start, find_start, load_start
-from paucal.runner.starts import Choice, choose, may_choose_start, started_from
-from paucal.runner.trainer_inputs import check_rates, seconds_of
+from paucal.runner.run_folder import stored_split
+from paucal.runner.starts import Choice, Start, choose, find_start, load_start, may_choose_start, started_from
+from paucal.runner.time_budget import seconds_of
+from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder, read_weights
-from paucal.runs.ancestry import AUTO
+from paucal.runs.folder import AUTO
 from paucal.settings.options import USUAL_SIDE
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import balance, suit_labels

@@ -9,8 +9,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Watcher
-from paucal.runner.start_weights import pin_start, plain_init
-from paucal.runner.trainer_inputs import seconds_of
+from paucal.runner.starts import pin_start, plain_init
+from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
@@ -21,7 +21,7 @@ from paucal.tasks.classification.loaders import deployed_sheet, train_loader, tr
 from paucal.tasks.classification.optimizer import optimization
 from paucal.tasks.classification.quick_check import write_findings
 from paucal.training import Optimization, Outcome, Watch
-from paucal.training.memory import memory_advice
+from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
 CONFIG = "config"  # the origin of a setting from a file

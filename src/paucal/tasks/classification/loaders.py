@@ -23,8 +23,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.rules.model import SMALL
-from paucal.runner.images import SplitImages
-from paucal.runner.loaders import eval_loader, normalisation, step_loader, stored_preprocessing
+from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
 from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE
 from paucal.training import Plan

@@ -15,17 +15,15 @@ from paucal.models.saved import stored_card
 from paucal.objectives.finetuning import FineTuning
 from paucal.rules.facts import StartFacts
 from paucal.rules.resolve import origins, resolve
-from paucal.runner.images import SplitImages, decoded, reading_for
-from paucal.runner.job import Bars
-from paucal.runner.loaders import normalisation
+from paucal.runner.images import SplitImages, decoded, normalisation, reading_for
+from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
-from paucal.runner.resuming import stored_split
-from paucal.runner.setup import RunSetup
-from paucal.runner.start_weights import find_start, load_start
-from paucal.runner.starts import choose
-from paucal.runner.trainer_inputs import check_rates, seconds_of, trainer_plan, with_joint_norms
+from paucal.runner.run_folder import stored_split
+from paucal.runner.starts import choose, find_start, load_start
+from paucal.runner.time_budget import seconds_of
+from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
-from paucal.runs.ancestry import AUTO
+from paucal.runs.folder import AUTO
 from paucal.settings.options import flag
 from paucal.tasks.detection.annotations import BoxedImages
 from paucal.tasks.detection.card import DetectorCard, build_detector

@@ -8,7 +8,7 @@ from paucal.recipes.recipe import fill_in, require_start
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Watcher
-from paucal.runner.start_weights import pin_start, plain_init
+from paucal.runner.starts import pin_start, plain_init
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
@@ -18,7 +18,7 @@ from paucal.tasks.detection.pictures import batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.timing import find_length
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
-from paucal.training.memory import memory_advice
+from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
 
 START = 1e-3  # of the peak, at the first step of the published warm-up

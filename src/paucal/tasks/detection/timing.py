@@ -8,12 +8,10 @@ import torch
 
 from paucal.cores import slowdown
 from paucal.rules.resolve import origins
+from paucal.runner.clock import duration, finish, start_time
 from paucal.runner.console import Console
-from paucal.runner.forecast import duration, finish
-from paucal.runner.resuming import store_changes
-from paucal.runner.start_time import start_time
-from paucal.runner.time_plan import store_time_plan, suit_threads, trial_steps
-from paucal.runner.trainer_inputs import seconds_of
+from paucal.runner.run_folder import store_changes
+from paucal.runner.time_budget import seconds_of, store_time_plan, suit_threads, trial_steps
 from paucal.runs import RunFolder
 from paucal.tasks.detection.assembly import DetectionSetup
 from paucal.tasks.detection.judging import detect_all

@@ -10,11 +10,10 @@ from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining import check_used, method_of, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner.console import Console
-from paucal.runner.images import pin_data
+from paucal.runner.images import pin_data, step_loader
 from paucal.runner.job import Bars
-from paucal.runner.loaders import step_loader
 from paucal.runner.processes import is_first
-from paucal.runner.start_weights import pin_start, plain_init
+from paucal.runner.starts import pin_start, plain_init
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges

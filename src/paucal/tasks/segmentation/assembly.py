@@ -13,12 +13,10 @@ from paucal.objectives.finetuning import FineTuning
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import origins, resolve
-from paucal.runner.job import Bars
-from paucal.runner.loaders import normalisation
+from paucal.runner.images import normalisation
+from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
-from paucal.runner.setup import RunSetup
-from paucal.runner.start_weights import find_start, load_start
-from paucal.runner.starts import choose
+from paucal.runner.starts import choose, find_start, load_start
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE

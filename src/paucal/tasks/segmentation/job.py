@@ -8,8 +8,8 @@ from paucal.recipes.recipe import fill_in, require_start
 from paucal.recipes.segmentation import RECIPES
 from paucal.runner.console import Console
 from paucal.runner.job import Bars, Watcher
-from paucal.runner.start_weights import pin_start, plain_init
-from paucal.runner.time_plan import store_time_plan
+from paucal.runner.starts import pin_start, plain_init
+from paucal.runner.time_budget import store_time_plan
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges, flag, setting_fields
 from paucal.tasks.segmentation.assembly import SegmentationSetup, assemble, fast_inference, optimization

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from paucal.data.loader import TrainLoader
 from paucal.data.views.normalisation import Normalisation
-from paucal.runner.loaders import step_loader
+from paucal.runner.images import step_loader
 from paucal.tasks.segmentation.assembly import SegmentationSetup, crop_options
 from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
 from paucal.training import Plan

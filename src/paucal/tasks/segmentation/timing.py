@@ -8,10 +8,9 @@ import torch
 
 from paucal.cores import slowdown
 from paucal.objectives.base import Objective
-from paucal.runner.forecast import duration
-from paucal.runner.start_time import start_time
-from paucal.runner.time_plan import suit_threads, trial_steps
-from paucal.runner.trainer_inputs import seconds_of, trainer_plan
+from paucal.runner.clock import duration, start_time
+from paucal.runner.time_budget import seconds_of, suit_threads, trial_steps
+from paucal.runner.trainer_inputs import trainer_plan
 from paucal.tasks.segmentation.assembly import (
     WARMUP,
     SegmentationSetup,

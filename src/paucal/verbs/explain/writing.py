@@ -11,7 +11,7 @@ from paucal.explain.figures.pictures import as_bytes
 from paucal.reading import named_path
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import write_atomically, write_text
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.types import UserError
 
 DEFAULT = Path("explanations")

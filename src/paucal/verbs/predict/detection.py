@@ -19,7 +19,7 @@ from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import RunFolder, open_model, write_atomically
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.annotations import Boxes
 from paucal.tasks.detection.card import DetectorCard, load_detector

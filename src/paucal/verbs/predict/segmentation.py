@@ -17,7 +17,7 @@ from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import write_atomically
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.segmentation.conclusion import write_mask

@@ -11,10 +11,9 @@ import torch
 
 from paucal.cores import cores_are_shared, slowdown
 from paucal.models.features import linear_classifier
+from paucal.runner.clock import duration, finish, start_time
 from paucal.runner.console import Console
-from paucal.runner.forecast import duration, finish
-from paucal.runner.start_time import start_time
-from paucal.runner.time_plan import store_time_plan
+from paucal.runner.time_budget import store_time_plan
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network

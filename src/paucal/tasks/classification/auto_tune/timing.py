@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from paucal.objectives import Objective
-from paucal.runner.time_plan import suit_threads, trial_steps
+from paucal.runner.time_budget import suit_threads, trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.loaders import train_loader
 from paucal.types import Batch, Progress

@@ -28,7 +28,7 @@ from paucal.training import (
     checkpoint_position,
     fit,
 )
-from paucal.training.memory import memory_advice
+from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
 FOLDER = "trials"

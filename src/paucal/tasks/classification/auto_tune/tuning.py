@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from paucal.runner.forecast import duration
+from paucal.runner.clock import duration
 from paucal.tasks.classification.assembly import TrainingSetup, head_file
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head, save_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
@@ -21,7 +21,7 @@ from paucal.tasks.classification.auto_tune.trials import (
     run_trial,
 )
 from paucal.training import TimePlan
-from paucal.training.memory import is_out_of_memory
+from paucal.training.failures import is_out_of_memory
 from paucal.types import UserError
 
 # A single epoch is enough if it has LONG_EPOCH steps.

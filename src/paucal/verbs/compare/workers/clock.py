@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paucal.runner.forecast import duration, finish
-from paucal.runner.trainer_inputs import seconds_of
+from paucal.runner.clock import duration, finish
+from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.timing import seconds_per_image

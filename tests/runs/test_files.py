@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paucal.reading import named_path
-from paucal.runs.writable import try_file, try_folder
+from paucal.runs.files import try_file, try_folder
 from paucal.types import UserError
 
 

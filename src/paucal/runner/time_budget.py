@@ -1,5 +1,6 @@
-"""The time plan of a run: trial steps to plan its length, the stored plan, and messages."""
+"""The time budget of a run: trial steps to plan its length, the stored plan, and messages."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,9 +11,40 @@ from torch import nn
 
 from paucal.cores import choose_threads, cores_are_shared
 from paucal.runs import RunFolder
+from paucal.settings.values import DURATION
 from paucal.training import Plan, TimePlan
 from paucal.types import UserError
 from paucal.wording import counted
+
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds_of(duration: str, name: str = "--time-limit") -> float:
+    """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
+
+    Args:
+        duration: Duration as typed.
+        name: Flag that it was given to.
+
+    Raises:
+        UserError: It is not a duration above 0.
+
+    Example:
+        >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
+        (129600.0, 5400.0, 2730.0)
+    """
+    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", duration):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", duration)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    elif re.fullmatch(r"\d+:\d{2}:\d{2}", duration):
+        hours, minutes, rest = map(int, duration.split(":"))
+        seconds = float(3600 * hours + 60 * minutes + rest)
+    else:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UserError(f"{name} is {duration!r}, {DURATION}.")
+    return seconds
+
 
 FILE = "time_plan.json"
 

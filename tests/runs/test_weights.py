@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from paucal.runs.foreign import read_foreign
+from paucal.runs.weights import read_foreign
 from paucal.types import UserError
 
 

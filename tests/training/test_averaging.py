@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paucal.runs import read_weights, save_weights
-from paucal.training.soup import KeptEpochs, greedy_soup, mean_of
+from paucal.training.averaging import KeptEpochs, greedy_soup, mean_of
 
 
 def row(step, score, loss=1.0):

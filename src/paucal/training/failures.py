@@ -1,4 +1,4 @@
-"""Memory: advice when it is too small, and the largest batch that fits."""
+"""Errors of memory and of torch.compile as advice, and the largest batch that fits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,10 +8,13 @@ import torch
 from paucal.objectives.base import Objective
 from paucal.training.plan import Plan
 from paucal.types import Batch, Progress, UserError
+from paucal.wording import shortened
 
 # How the allocators of the devices word it; only CUDA's has an exception class of its own. The last is of its
 # libraries, which take memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
 WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
+
+
 RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
 
 
@@ -93,3 +96,45 @@ def _fits(objective: Objective, batch: Batch, device: torch.device, precision: s
     finally:
         objective.zero_grad(set_to_none=True)
     return True
+
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+
+
+MOST_REASON = 200  # characters
+
+
+def is_of_compiler(problem: BaseException | None) -> bool:
+    """Return whether an exception, or one that led to it, is of torch's compilers."""
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        if any(kind.__module__.startswith(COMPILERS) for kind in type(problem).__mro__):
+            return True
+        seen.add(id(problem))
+        problem = problem.__cause__ or problem.__context__
+    return False
+
+
+@contextmanager
+def compile_advice(plan: Plan) -> Iterator[None]:
+    """Turn a failed compilation into a UserError that advises to leave --compile out.
+
+    Raises:
+        UserError: torch could not compile the model.
+    """
+    try:
+        yield
+    except Exception as problem:
+        if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_of_compiler(problem):
+            raise
+        raise UserError(
+            f"--compile failed with {_reason(problem)}: that is torch's compiler, not your data; leave --compile out."
+        ) from problem
+
+
+def _reason(problem: Exception) -> str:
+    """Return the type of an error and the first line of its text, without advice for developers of the compiler."""
+    inner = getattr(problem, "inner_exception", problem)
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    text = shortened(lines[0], MOST_REASON) if lines else "no message"
+    return f"{type(inner).__name__} ({text.rstrip('.:')})"
