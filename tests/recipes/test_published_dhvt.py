@@ -15,7 +15,7 @@ from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.tasks.classification.loaders import augmentation, preprocessing
-from paucal.tasks.classification.optimizer import check_plan, check_sync, optimization, training_plan
+from paucal.tasks.classification.optimization import check_plan, check_sync, optimization, training_plan
 from paucal.training.optimizers import parameter_groups
 from paucal.types import UserError
 

@@ -23,9 +23,9 @@ from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
 from paucal.tasks.classification.finishing import watch_of
+from paucal.tasks.classification.images import write_findings
 from paucal.tasks.classification.loaders import deployed_sheet, train_loader, training_sheet
-from paucal.tasks.classification.optimizer import optimization
-from paucal.tasks.classification.quick_check import write_findings
+from paucal.tasks.classification.optimization import optimization
 from paucal.training import Optimization, Outcome, Watch
 from paucal.training.failures import memory_advice
 from paucal.types import UserError
