@@ -97,6 +97,14 @@ def test_time__chooses_a_length_and_says_why(segmented, tmp_path, capsys, monkey
     assert (run / "model.safetensors").exists()
 
 
+def test_print_config__of_a_run_with_a_time_trains_no_step(segmented, monkeypatch, capsys):
+    monkeypatch.setattr(SegmentationJob, "measure", lambda *_: pytest.fail("steps were timed"))
+    assert call("segment", segmented / "scenes", *SMALL, "--time", "60s", "--print-config") == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["time"] == "60s"
+    assert "epochs" not in config
+
+
 def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmented, tmp_path, capsys):
     new = make_scenes(tmp_path / "new", 3, size=(33, 50), parts=("a/b", "truth"), seed=7)
     out = tmp_path / "out"

@@ -26,7 +26,7 @@ from paucal.objectives import Supervised
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.starts import find_start, load_start, pin_start
+from paucal.runner.starts import Choice, choose_start, find_start, load_start, may_choose_start, pin_start
 from paucal.tasks.classification.conclusion import Result
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
@@ -266,3 +266,28 @@ def test_pin__makes_the_start_absolute(base, monkeypatch):
     assert pin_start(TrainSettings(init="run/model.safetensors")).init == str(base / "run/model.safetensors")
     assert pin_start(TrainSettings(init="timm")).init == "timm"
     assert pin_start(TrainSettings()).init is None
+
+
+@pytest.mark.parametrize(
+    ("init", "given", "may"),
+    [
+        (None, {}, True),
+        (None, {"epochs"}, True),
+        (None, {"init"}, False),  # "none" was given
+        (None, {"model_args"}, False),
+        ("auto", {"init", "model_args"}, True),
+        ("timm", {"init"}, False),
+    ],
+)
+def test_start__may_be_chosen_unless_the_user_names_one(init, given, may):
+    assert may_choose_start(TrainSettings(init=init), given, ("model_args",)) is may
+
+
+def test_chosen_start__comes_with_its_model_and_the_reason(monkeypatch):
+    monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice(("resnet18", "resnet34"), "at hand"))
+    settings, origin, _ = choose_start(TrainSettings(), {"lr": "flag"}, "cpu", 224)
+    assert (settings.init, settings.model) == ("auto", "resnet18")
+    assert origin == {"lr": "flag", "init": "auto: at hand", "model": "auto: at hand"}
+    monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice((), "none at hand"))
+    settings, origin, _ = choose_start(TrainSettings(), {}, "cpu", 224)
+    assert (settings.init, settings.model, origin) == (None, None, {"init": "auto: none at hand"})
