@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
     from paucal.runner.job import AnyJob
 
+MOST_SHOWN = 80  # characters of a value
+# Settings that may change when a run goes on: on the CPU none of them changes the result.
+CHANGEABLE = ("workers", "device", "time_limit", "logger")
+S = TypeVar("S", bound="DataclassInstance")
+
 
 class Writing:
     """Exclusive access of the first process to a run folder, as a context manager.
@@ -157,16 +162,6 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
     # Sharded weights are checked locally: the other processes do not take part.
     pieces = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
     return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)
-
-
-MOST_SHOWN = 80  # characters of a value
-
-
-# Settings that may change when a run goes on: on the CPU none of them changes the result.
-CHANGEABLE = ("workers", "device", "time_limit", "logger")
-
-
-S = TypeVar("S", bound="DataclassInstance")
 
 
 def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:

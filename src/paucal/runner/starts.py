@@ -28,12 +28,10 @@ from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
 
 M = TypeVar("M", bound=ModelSettings)
-
-
 RECORD = "init.json"
-
-
 NONE = "none"
+TINY = 24  # pixels; pretrained weights do not help on images with a shorter side below
+HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
 
 
 @dataclass(frozen=True)
@@ -211,12 +209,6 @@ def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeight
     return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
 
 
-TINY = 24  # pixels; pretrained weights do not help on images with a shorter side below
-
-
-HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
-
-
 @dataclass(frozen=True)
 class Choice:
     """Pretrained weights to start from.
@@ -279,36 +271,35 @@ def choose(model: str | None, device: str, side: int) -> Choice:
 
 
 def _choose_named(model: str) -> Choice:
-    carried = packaged(model)
-    if carried is not None:
-        return Choice((model,), f"trained weights in the package {carried.package and carried.package.distribution}")
+    weights = packaged(model)
+    if weights is not None:
+        return Choice((model,), f"trained weights in the package {weights.package and weights.package.distribution}")
     config = timm.get_pretrained_cfg(model, allow_unregistered=True)
     if config is None or not config.has_weights:
         return Choice((), f"no trained weights of {model} are published")
-    one = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
-    if at_hand(one):
-        return Choice((model,), f"trained weights in the cache of this machine ({one.licence})")
-    problem = can_be_fetched(one)
+    weights = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
+    if at_hand(weights):
+        return Choice((model,), f"trained weights in the cache of this machine ({weights.licence})")
+    problem = can_be_fetched(weights)
     if problem is None:
-        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({one.licence})")
-    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it begins from scratch")
+        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({weights.licence})")
+    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it starts from scratch")
 
 
 def _choose_any(device: str) -> Choice:
-    suited = [one for one in TRAINED if one.device == device] + [one for one in TRAINED if one.device == "cpu"]
-    suited = list(dict.fromkeys(suited))
-    here = [(one, where) for one in suited if (where := at_hand(one))]
+    suited = dict.fromkeys(weights for kind in (device, "cpu") for weights in TRAINED if weights.device == kind)
+    here = {weights: place for weights in suited if (place := at_hand(weights))}
     if here:
-        told = "; ".join(f"{one.describe()} (from a {where})" for one, where in here)
-        return Choice(tuple(one.name for one, _ in here), f"trained weights on this machine: {told}")
+        places = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in here.items())
+        return Choice(tuple(weights.name for weights in here), f"trained weights on this machine: {places}")
     problem = ""
-    for one in suited[:1]:
-        problem = can_be_fetched(one) or ""
+    for weights in list(suited)[:1]:
+        problem = can_be_fetched(weights) or ""
         if not problem:
-            return Choice((one.name,), f"trained weights, fetched: {one.describe()}")
+            return Choice((weights.name,), f"trained weights, fetched: {weights.describe()}")
     return Choice(
         (),
         "no trained weights at hand",
-        f"no trained weights are on this machine, and none can be fetched ({problem}): this run begins from scratch, "
-        f"which takes many more images and hours to become good; {HELP}",
+        f"no trained weights are on this machine, and none can be fetched ({problem}): this run starts from scratch, "
+        f"which needs many more images and hours; {HELP}",
     )

@@ -31,6 +31,9 @@ from paucal.types import Batch, Progress, UserError
 from paucal.wording import counted
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+FILE = "time_plan.json"
+TIMED_SECONDS = 15.0  # seconds after which fewer timed steps are enough
+OVERHEAD = 1.08  # factor for the optimizer, the moving average and records, which a timed step lacks
 
 
 def seconds_of(text: str, name: str = "--time-limit") -> float:
@@ -58,13 +61,6 @@ def seconds_of(text: str, name: str = "--time-limit") -> float:
     if seconds <= 0:
         raise UserError(f"{name} is {text!r}, {DURATION}.")
     return seconds
-
-
-FILE = "time_plan.json"
-
-
-TIMED_SECONDS = 15.0  # seconds after which fewer timed steps are enough
-OVERHEAD = 1.08  # factor for the optimizer, the moving average and records, which a timed step lacks
 
 
 @dataclass(frozen=True)

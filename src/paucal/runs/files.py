@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 from paucal.types import UserError
 
+LONGEST_NAME = ".predictions.csv.4194304.tmp"  # of the names that are written into a folder of results
+
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it to `path`.
@@ -133,16 +135,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-LONGEST = ".predictions.csv.4194304.tmp"  # of the names that are written into a folder of results
-
-
 def try_folder(path: Path, flag: str = "--output") -> None:
     """Check whether files can be written into a folder, without leaving any.
 
     Raises:
         UserError: The folder is not writable.
     """
-    _try(path, LONGEST, path, flag)
+    _try(path, LONGEST_NAME, path, flag)
 
 
 def _try(path: Path, name: str, asked: Path, flag: str) -> None:

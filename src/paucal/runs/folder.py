@@ -23,15 +23,24 @@ from paucal.runs.files import write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
-
-
 MARKER = "config.yaml"
-
-
 SUMMARY = "summary.json"  # written at the end: only a finished run has one
-
-
 ASIDE = ".replaced"  # ends the name of a folder whose run another is about to replace
+PACKAGES = (
+    "paucal",
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning",
+    "torchmetrics",
+    "scikit-learn",
+    "numpy",
+    "pillow",
+)
+TIMM = "timm"  # start from the weights that timm publishes
+AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
+PUBLISHED = (TIMM, AUTO)
+MAX_ANCESTORS = 32  # runs in a chain
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -260,19 +269,6 @@ def _mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, An
     return value
 
 
-PACKAGES = (
-    "paucal",
-    "torch",
-    "torchvision",
-    "timm",
-    "lightning",
-    "torchmetrics",
-    "scikit-learn",
-    "numpy",
-    "pillow",
-)
-
-
 def describe_environment(device: str) -> dict[str, Any]:
     """Return versions, hardware and the command line as plain values for `env.json`."""
     return {
@@ -292,18 +288,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-TIMM = "timm"  # start from the weights that timm publishes
-
-
-AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
-
-
-PUBLISHED = (TIMM, AUTO)
-
-
-LONGEST = 32  # runs in a chain
 
 
 def run_around(file: Path) -> RunFolder | None:
@@ -331,7 +315,7 @@ def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
     Raises:
         UserError: The config of an existing run cannot be read; the runs after it were yielded before.
     """
-    for _ in range(LONGEST):
+    for _ in range(MAX_ANCESTORS):
         if run is None:
             return
         yield run

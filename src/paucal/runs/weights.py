@@ -19,9 +19,10 @@ from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 MAX_BYTES = 16 * 2**30  # a model of a billion parameters with its optimizer state
-
-
 _SLACK = 1 << 20
+MAX_DEPTH = 6  # of mappings within mappings
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+Tree = Mapping[str, Any]
 
 
 def unpacked_size(path: Path) -> int:
@@ -77,15 +78,6 @@ def load_checkpoint(path: Path) -> dict:
     except Exception as problem:  # torch raises many types for a damaged or hostile file
         reason = str(problem).split("\n")[0]
         raise UserError(f"{str(path)!r} is not a checkpoint of paucal or is damaged ({reason}).") from problem
-
-
-MAX_DEPTH = 6  # of mappings within mappings
-
-
-_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
-
-
-Tree = Mapping[str, Any]
 
 
 def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from paucal.runs import read_weights, save_weights
 from paucal.training.sharding import gathered, load_whole, piece, shard
 
+PREFIX = "epoch-"
+Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
+
 
 class MovingAverage(Callback):
     """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
@@ -65,12 +68,6 @@ class MovingAverage(Callback):
         """Update the average after every optimizer step."""
         if (batch_idx + 1) % pl_module.plan.accumulate == 0:
             self.update()
-
-
-PREFIX = "epoch-"
-
-
-Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
 
 
 @dataclass(frozen=True)

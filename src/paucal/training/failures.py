@@ -13,9 +13,9 @@ from paucal.wording import shortened
 # Messages of the devices' allocators, of which only CUDA's has its own exception class. The last one is from CUDA's
 # libraries, which use memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
 WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
-
-
 RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+MOST_REASON = 200  # characters
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -96,12 +96,6 @@ def _fits(objective: Objective, batch: Batch, device: torch.device, precision: s
     finally:
         objective.zero_grad(set_to_none=True)
     return True
-
-
-COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
-
-
-MOST_REASON = 200  # characters
 
 
 def is_of_compiler(problem: BaseException | None) -> bool:

@@ -14,6 +14,8 @@ from torch import Tensor
 from paucal.types import LossTerms
 from paucal.wording import was
 
+log = logging.getLogger("paucal")
+
 
 class Meters:
     """Sums over the steps since the last reset; only reading them waits for the device.
@@ -102,9 +104,6 @@ def _joint(values: dict[str, Tensor]) -> dict[str, Tensor]:
     joint = torch.stack(list(values.values()))
     dist.all_reduce(joint)
     return dict(zip(values, joint / dist.get_world_size(), strict=True))
-
-
-log = logging.getLogger("paucal")
 
 
 class FiniteWatch(Callback):

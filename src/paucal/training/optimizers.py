@@ -13,13 +13,13 @@ from torch.optim import SGD, AdamW, Optimizer
 from paucal.training.plan import Optimization
 
 NORM = re.compile(r"norm", re.IGNORECASE)
-
-
 # Learned tokens and tables, which are not weights of a layer, by their names in timm and the papers.
 UNDECAYED = re.compile(
     r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
     r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
 )
+TRUST = 1e-3  # LARS' coefficient in EsViT's program
+UNAWARE = ("mps",)  # devices on which torch's fused AdamW makes the step despite `found_inf`
 
 
 def parameter_groups(
@@ -75,12 +75,6 @@ def _listed_patterns(module: nn.Module) -> Iterator[str]:
             names: Any = listing()
             for name in names:
                 yield f"{prefix}.{name}" if prefix else name
-
-
-TRUST = 1e-3  # LARS' coefficient in EsViT's program
-
-
-UNAWARE = ("mps",)  # devices on which torch's fused AdamW makes the step despite `found_inf`
 
 
 def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) -> Optimizer:
