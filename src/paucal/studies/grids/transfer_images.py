@@ -11,7 +11,7 @@ from paucal.runner.job import AnyJob
 from paucal.runner.time_budget import TimedJob
 from paucal.studies.images import count_training
 from paucal.tasks.detection.annotations import BoxedImages
-from paucal.tasks.segmentation.images import Segmented
+from paucal.tasks.segmentation.images import SegmentationData
 from paucal.verbs.compare.fingerprint import MOST_READ, fingerprint
 
 
@@ -39,10 +39,10 @@ def open_marked(kind: str, data: str, console: Console) -> Marked:
 
         boxed = open_boxed(data)
         return Marked(count_training(boxed.images), _digest(fingerprint(boxed.images), _boxes(boxed)))
-    from paucal.tasks.segmentation.images import open_segmented
+    from paucal.tasks.segmentation.images import open_segmentation_data
     from paucal.tasks.segmentation.settings import SegmentSettings
 
-    segmented = open_segmented(SegmentSettings(data=data), console.progress, None)
+    segmented = open_segmentation_data(SegmentSettings(data=data), console.progress, None)
     return Marked(count_training(segmented.images), _digest(fingerprint(segmented.images), _masks(segmented)))
 
 
@@ -72,7 +72,7 @@ def _boxes(boxed: BoxedImages) -> Iterator[bytes]:
         yield from (bytes(mask["counts"]) for mask in one.masks or ())
 
 
-def _masks(segmented: Segmented) -> Iterator[bytes]:
+def _masks(segmented: SegmentationData) -> Iterator[bytes]:
     """Return the classes of the pixels of up to 2000 images, and for all of them how many pixels each class has."""
     assert segmented.masked is not None
     yield segmented.masked.pixels.tobytes()

@@ -13,7 +13,7 @@ from paucal.verbs.compare.cells.grid import EVAL
 from paucal.verbs.compare.cells.start import start_of, start_settings
 from paucal.verbs.eval.frozen import judge_frozen
 from paucal.verbs.eval.frozen_data import find_judged
-from paucal.verbs.eval.segmentation import judge_segmenter
+from paucal.verbs.eval.segmentation import evaluate_segmenter
 from paucal.verbs.eval.settings import EvalSettings, OpeningSettings
 
 MULTI_SCALE = "mean_iou_scales"
@@ -50,7 +50,7 @@ def _machine(cell: Cell) -> dict[str, Any]:
 def _rescored_segmentation(cell: Cell, asked: Mapping[str, Any], console: Console) -> dict[str, dict[str, float]]:
     """Return the score of a segmentation model with other evaluation settings than its run's."""
     settings = EvalSettings(**{**_machine(cell), **asked, "output": str(cell.folder / "judged")})
-    (found,) = judge_segmenter(str(cell.run.path), [], settings, console)
+    (found,) = evaluate_segmenter(str(cell.run.path), [], settings, console)
     return {MULTI_SCALE: {"trained": found.metrics["mean_iou"]}}
 
 
