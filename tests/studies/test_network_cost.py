@@ -9,7 +9,7 @@ from paucal.backbones import BackboneSpec
 from paucal.recipes.detection import RECIPES
 from paucal.studies.counting import counted_value
 from paucal.studies.network_cost import PartCost, detector_cost, segmenter_cost, total
-from paucal.studies.registry import find_study
+from paucal.studies.reading import find_study
 from paucal.tasks.detection.card import build_detector
 from paucal.tasks.detection.options import DetectorOptions
 from paucal.tasks.detection.settings import DetectSettings

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paucal.studies.parts import Architecture, DataSet
-from paucal.studies.scale import SCALES, Scale
-from paucal.studies.study import Column, Row, Start, Study
+from paucal.studies.study import SCALES, Architecture, Column, DataSet, Row, Scale, Start, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -122,7 +120,7 @@ def start_settings(study: Study, start: Start, small: Scale) -> dict[str, Any]:
     return {**size, **shared, **_architecture(standin), **start.set}
 
 
-def begun_elsewhere(study: Study, run: Planned, place: str) -> Planned:
+def with_given_start(study: Study, run: Planned, place: str) -> Planned:
     """Return a run of the full scale that begins with a given run or file, in the place of what it has by itself."""
     model = study.models[run.row.model].full.name  # without the tag of weights that are not taken
     return replace(run, settings={**run.settings, "model": model, "init": place})

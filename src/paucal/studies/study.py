@@ -1,11 +1,134 @@
-"""What a study is: a table or figure of a paper, what each of its rows trains, and what was published of it."""
+"""What a study is: a table or figure of a paper, what each of its rows trains, what was published, and its scales."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from paucal.studies.parts import Model
-from paucal.studies.scale import Scale
+NETWORKS = ("", "detector", "cascade", "upernet")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A set of images that a paper used.
+
+    Attributes:
+        title: its name for people.
+        train: images to train on.
+        test: images to test with, as they are used.
+        classes: of the images.
+        named: the name under which paucal reads it; "" where it has none.
+        how: how its files are had, where they do not come by themselves.
+        settings: of the verb that reads it.
+    """
+
+    title: str
+    train: int
+    test: int
+    classes: int
+    named: str = ""
+    how: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model with the arguments of its constructor.
+
+    Attributes:
+        name: as timm or paucal know it.
+        args: each as NAME=VALUE.
+    """
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a row trains.
+
+    Attributes:
+        full: as published.
+        gmacs: multiply-adds of an image in billions, with those of attention; what the cost is estimated from.
+        side: of the images in pixels.
+        standin: what takes its place at the smaller scales; None where nothing does.
+        network: around it, of those in `NETWORKS`; "" for the model alone.
+        shape: height and width of the images of a network, in pixels.
+        width: channels of a segmenter's head.
+    """
+
+    full: Architecture
+    gmacs: float
+    side: int = 224
+    standin: Architecture | None = None
+    network: str = ""
+    shape: tuple[int, ...] = ()
+    width: int = 512
+
+
+SCALES = ("tiny", "small", "full")
+
+
+@dataclass(frozen=True)
+class Teacher(Architecture):
+    """Who makes label maps at a smaller scale, trained on the same images.
+
+    Attributes:
+        epochs: of its training.
+        lr: peak learning rate.
+    """
+
+    epochs: int = 10
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What starts learn at a smaller scale, before rows begin with them.
+
+    Attributes:
+        epochs: of every start.
+        side: of the images in pixels.
+        data: labelled images; "" for those of the rows, in the parts that the teacher of their label maps has.
+        images: to learn from, at most; without a meaning for those of the rows.
+        set: settings of all starts that learn from labels.
+        pretrain: settings of those that learn without.
+    """
+
+    epochs: int
+    side: int
+    data: str = ""
+    images: int = 0
+    set: Mapping[str, Any] = field(default_factory=dict)
+    pretrain: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How small a study is made.
+
+    Attributes:
+        data: images in place of all published sets.
+        images: to train on, at most.
+        epochs: in place of the study's.
+        seeds: of every row.
+        side: of the images in pixels.
+        set: settings of all runs.
+        rows: names of those that are run; () for all that can be.
+        teacher: who makes label maps; None where no row needs any.
+        lesson: what starts learn; None where rows have none.
+    """
+
+    data: str
+    images: int
+    epochs: int
+    seeds: tuple[int, ...]
+    side: int
+    set: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
+    teacher: Teacher | None = None
+    lesson: Lesson | None = None
+
 
 Kind = Literal["train", "pretrain", "frozen", "detect", "segment", "count", "facts", "pictures", "command"]
 Metric = Literal[
