@@ -50,14 +50,13 @@ def prepare_grids(call: Call) -> list[Grid]:
     call = with_starts(call)
     study, small, kind, console = call.study, call.small, call.study.kind, call.console
     before = partial(prepare_starts, call) if study.starts and small is not None else None
-    used_rows = [row for row in study.trained_rows if small is None or not small.rows or row.name in small.rows]
     grids = []
     for data, runs in call.by_images():
         shared = {**call.places.shared, "data": call.places.by_name[data]}
         images = None if kind == "train" else open_images(EVAL if kind == "frozen" else kind, shared, console)
         settings = [_settings(call, run, shared, images) for run in runs]
         arms = [Arm(run.name, None, None, own, run.against) for run, own in zip(runs, settings, strict=True)]
-        if small is not None and kind == "train" and any(row.maps for row in used_rows):
+        if small is not None and kind == "train" and any(row.maps for row in study.rows_at(small)):
             # All rows use the teacher's split, whichever of them are wanted.
             arms = _with_maps(call, arms, [run.row.maps for run in runs], small, shared)
         grid = prepare_grid(
