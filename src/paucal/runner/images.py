@@ -16,7 +16,7 @@ from paucal.data.decoded.prepare import prepare_images, side_for
 from paucal.data.decoded.read_as import as_opened
 from paucal.data.images import ImageSet
 from paucal.data.maps.reader import LabelMaps, MapReader
-from paucal.data.named.locations import data_root, is_named
+from paucal.data.named.table import data_root, is_named
 from paucal.data.shards.place import is_remote
 from paucal.data.sources.opening import BUILT_IN, open_images
 from paucal.data.sources.several import SEPARATOR, roots_of
