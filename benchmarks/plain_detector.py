@@ -25,7 +25,7 @@ from torchvision.transforms.v2 import functional as change
 
 from measuring import store, surroundings
 from paucal.data.splits.file import read_split
-from paucal.runner.resuming import stored_settings
+from paucal.runner.run_folder import stored_settings
 from paucal.runs import RunFolder, open_run
 from paucal.tasks.detection.annotations import BoxedImages
 from paucal.tasks.detection.judging import Found

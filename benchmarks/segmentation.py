@@ -18,7 +18,7 @@ from paucal.data.masks.coding import IGNORED
 from paucal.metrics.measures import value_of
 from paucal.metrics.pixels import PixelScores
 from paucal.runner.console import SilentConsole
-from paucal.runner.resuming import stored_settings
+from paucal.runner.run_folder import stored_settings
 from paucal.runs import open_run
 from paucal.settings.options import setting_fields
 from paucal.tasks.segmentation.images import Segmented, open_segmented

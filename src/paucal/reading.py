@@ -66,8 +66,8 @@ def read_bytes(path: Path, most: int) -> bytes:
     """Read a whole file.
 
     Args:
-        path: of the file.
-        most: bytes it may have.
+        path: Path of the file.
+        most: Bytes it may have.
 
     Raises:
         UserError: it is a pipe, a device or the like, or has more bytes.

@@ -24,10 +24,10 @@ class Progress:
     """Where a run stands. Every schedule is a function of this and of nothing else.
 
     Attributes:
-        step: optimizer steps completed so far.
-        total_steps: optimizer steps the run will make.
-        steps_per_epoch: optimizer steps in one pass over the training images.
-        micro_step: forward passes completed so far; differs from `step` under gradient accumulation.
+        step: Optimizer steps completed so far.
+        total_steps: Optimizer steps the run will make.
+        steps_per_epoch: Optimizer steps in one pass over the training images.
+        micro_step: Forward passes completed so far; differs from `step` under gradient accumulation.
             It keys the randomness of the forward pass.
     """
 
@@ -63,13 +63,13 @@ class Batch:
 
     Attributes:
         ids: (B,) int64, the index of each image in its image set.
-        views: one (B, C, H, W) tensor per crop; a single one for plain training.
+        views: One (B, C, H, W) tensor per crop; a single one for plain training.
         labels: (B,) int64, or (B, K) float after mixing, or None where the objective needs none. Where images may have
             several labels (B, K) float of 1 and 0, not a number where nobody knows, and what is between after mixing.
-        geometry: one (B, 2, 3) float tensor per view, or None. It maps a point of the view to the point of the
+        geometry: One (B, 2, 3) float tensor per view, or None. It maps a point of the view to the point of the
             source image it shows, both in normalised coordinates in [-1, 1] as `(x, y, 1)` (x to the right, edges
             of the image at -1 and 1, the convention of `torch.nn.functional.affine_grid`, align_corners=False).
-        label_maps: named tensors with B rows, or None: dense targets stored beside the images.
+        label_maps: Named tensors with B rows, or None: dense targets stored beside the images.
     """
 
     ids: Tensor
@@ -85,8 +85,8 @@ class Batch:
         """Return the batch on another device.
 
         Args:
-            device: where to.
-            non_blocking: whether the caller goes on while the copy is made. Only copies to CUDA keep their order with
+            device: Target device.
+            non_blocking: Whether the caller continues while the copy is made. Only copies to CUDA keep their order with
                 what follows; elsewhere the wish is ignored (on MPS the values may be read before they are there).
         """
         ahead = non_blocking and str(device).startswith("cuda")
@@ -114,7 +114,7 @@ class FeatureRequest:
     Attributes:
         levels: "last" for the final grid, "stages" for one grid per stage, "merged" for one per layer that merges
             patches (Swin's) and the final one, "blocks" for one per block.
-        norm: whether the last grid is read after the backbone's final norm (where it has one) or before it.
+        norm: Whether the last grid is read after the backbone's final norm (where it has one) or before it.
     """
 
     levels: Level = "last"
@@ -184,9 +184,9 @@ class Crops:
     """A group of views made alike.
 
     Attributes:
-        count: how many views of each image.
-        size: side in pixels, or (height, width); None for the size the run trains at.
-        scale: range of the share of the image's area that a crop covers; None for the run's own setting.
+        count: Number of views of each image.
+        size: Side in pixels, or (height, width); None for the size the run trains at.
+        scale: Range of the share of the image's area that a crop covers; None for the run's own setting.
     """
 
     count: int = 1
@@ -204,12 +204,12 @@ class DataRequest:
     """What an objective needs from the data.
 
     Attributes:
-        views: the crop groups, in the order of `Batch.views`.
-        geometry: whether `Batch.geometry` is filled.
-        label_maps: whether `Batch.label_maps` is filled.
-        mixing: whether mixup and cutmix may be applied to the images before the objective sees them.
-        labels: whether the images must be labelled.
-        smallest_batch: images per process below which the objective is undefined.
+        views: The crop groups, in the order of `Batch.views`.
+        geometry: Whether `Batch.geometry` is filled.
+        label_maps: Whether `Batch.label_maps` is filled.
+        mixing: Whether mixup and cutmix may be applied to the images before the objective sees them.
+        labels: Whether the images must be labelled.
+        smallest_batch: Images per process below which the objective is undefined.
     """
 
     views: Sequence[Crops] = (Crops(),)

@@ -90,8 +90,8 @@ def percent(share: float, form: str = ".1f") -> str:
     """Return a share as text.
 
     Args:
-        share: from 0 to 1.
-        form: format of the number of percent.
+        share: From 0 to 1.
+        form: Format of the number of percent.
 
     Example:
         >>> percent(0.9123), percent(0.95, "g"), percent(0.4, ".0f")

@@ -16,8 +16,8 @@ from paucal.explain.attribution import methods
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel
+from paucal.tasks.classification import mistakes
 from paucal.types import UserError
-from paucal.verbs.explain import mistakes
 
 
 def test_mistakes__are_explained_for_both_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

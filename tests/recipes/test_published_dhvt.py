@@ -15,8 +15,8 @@ from paucal.recipes.table import RECIPES
 from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.tasks.classification.loaders import augmentation, preprocessing
-from paucal.tasks.classification.optimizer import check_plan, check_sync, optimization, training_plan
-from paucal.training.groups import parameter_groups
+from paucal.tasks.classification.optimization import check_plan, check_sync, optimization, training_plan
+from paucal.training.optimizers import parameter_groups
 from paucal.types import UserError
 
 CIFAR = DataAndMachine(n_train=50000, n_classes=100, median_side=32, cores=2)

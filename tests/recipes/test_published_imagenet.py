@@ -8,7 +8,7 @@ from paucal.methods.training import with_recipe
 from paucal.methods.training_settings import TrainSettings
 from paucal.rules.facts import DataAndMachine
 from paucal.tasks.classification.loaders import preprocessing
-from paucal.tasks.classification.optimizer import optimization, training_plan
+from paucal.tasks.classification.optimization import optimization, training_plan
 
 IMAGENET = DataAndMachine(n_train=1_281_167, n_classes=1000, median_side=400, cores=8)
 

@@ -15,7 +15,7 @@ from paucal.recipes.recipe import require_start
 from paucal.recipes.starts import imagenet_alone
 from paucal.recipes.table import RECIPES
 from paucal.rules.facts import DataAndMachine, StartFacts
-from paucal.runner.loaders import normalisation
+from paucal.runner.images import normalisation
 from paucal.types import UserError
 
 TUNING = [name for name in RECIPES if "finetune" in name or "high-resolution" in name]

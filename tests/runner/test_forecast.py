@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paucal.runner import forecast
-from paucal.runner.console import RecordingConsole
-from paucal.runner.forecast import Expectation, Forecast, duration, finish
+from paucal.runner import console as forecast
+from paucal.runner.clock import duration, finish
+from paucal.runner.console import Expectation, Forecast, RecordingConsole
 from paucal.training import Plan
 
 

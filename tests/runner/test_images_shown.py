@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paucal.runner.start_weights import images_shown
+from paucal.runner.starts import images_shown
 from paucal.runs import RunFolder
 
 

@@ -9,7 +9,7 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.resolve import origins
 from paucal.runner.trainer_inputs import hardware
-from paucal.tasks.classification.batch import fit_batch
+from paucal.tasks.classification.optimization import fit_batch
 from paucal.types import UserError
 
 FACTS = DataAndMachine(n_train=1000, n_classes=10, median_side=8, cores=2)

@@ -6,7 +6,7 @@ from torch import nn
 import paucal.backbones
 from paucal.backbones import BackboneSpec
 from paucal.objectives import DrLoc, Supervised
-from paucal.training.groups import parameter_groups, undecayed_parameters
+from paucal.training.optimizers import parameter_groups, undecayed_parameters
 
 assert paucal.backbones
 

@@ -16,10 +16,9 @@ from torch import nn
 from contracts import toys
 from paucal.runs import RunFolder
 from paucal.training import CosineWarmup, Optimization, Plan, Watch, checkpoint_position, optimizers
-from paucal.training.average import MovingAverage
-from paucal.training.health import FiniteWatch
+from paucal.training.averaging import MovingAverage
 from paucal.training.keeper import Records, RunKeeper
-from paucal.training.meters import Meters
+from paucal.training.meters import FiniteWatch, Meters
 from paucal.training.module import TrainingModule, clip_gradients
 from paucal.training.stopping import StopSignal
 from paucal.types import Batch, LossTerms, Progress, UserError
@@ -369,7 +368,7 @@ def test_resume__refuses_the_state_of_another_model(tmp_path):
 def test_resume__refuses_a_file_that_is_no_state(tmp_path):
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": {}}, path)
-    with pytest.raises(UserError, match="is no checkpoint of this version"):
+    with pytest.raises(UserError, match="is not a checkpoint of this version"):
         checkpoint_position(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="is damaged"):

@@ -26,8 +26,8 @@ class Tokens:
 
     Attributes:
         grid: (rows, columns) of the cells.
-        prefix: names of those before, such as "class", "distillation", "register 1".
-        suffix: names of those behind, such as DHVT's "head 1".
+        prefix: Names of those before, such as "class", "distillation", "register 1".
+        suffix: Names of those behind, such as DHVT's "head 1".
     """
 
     grid: Size
@@ -75,9 +75,9 @@ class Call(NamedTuple):
     """What an attention layer and the block around it were called with.
 
     Attributes:
-        modules: the layer, its block, and what holds them, up to the model.
-        inputs: positional arguments of the layer.
-        block_inputs: positional arguments of the block.
+        modules: The layer, its block, and what holds them, up to the model.
+        inputs: Positional arguments of the layer.
+        block_inputs: Positional arguments of the block.
     """
 
     modules: tuple[nn.Module, ...]
@@ -104,8 +104,8 @@ class Places(NamedTuple):
     """Where the queries and keys of a layer lie; in groups, for instance windows, whose queries share their keys.
 
     Attributes:
-        tokens: tokens that the queries belong to.
-        key_tokens: tokens that the keys belong to; the same but for layers that pool them.
+        tokens: Tokens that the queries belong to.
+        key_tokens: Tokens that the keys belong to; the same but for layers that pool them.
         queries: (groups, Q) indices among `tokens`, -1 for padding.
         keys: (groups, K) indices among `key_tokens`, -1 for padding.
     """
@@ -121,13 +121,13 @@ class AttentionLayout:
     """What a class declares about its attention.
 
     Attributes:
-        weights: where they can be seen: "fused_attn" for layers that pass them through `attn_drop` while `fused_attn`
+        weights: Where they can be seen: "fused_attn" for layers that pass them through `attn_drop` while `fused_attn`
             is off, "attn_drop" for those that always do, "softmax" for those whose softmax must be watched.
-        places: returns the places of (call, weights, image size), or None for the usual ones.
-        groups_last: whether weights of five dimensions are (B, heads, groups, Q, K), not (B, groups, heads, Q, K).
-        pools: whether keys, or both, are squares of cells on a coarser grid.
-        between_cells: whether cells attend to each other; not so where channels do.
-        suffix: returns the names of tokens that stand behind the cells.
+        places: Returns the places of (call, weights, image size), or None for the usual ones.
+        groups_last: Whether weights of five dimensions are (B, heads, groups, Q, K), not (B, groups, heads, Q, K).
+        pools: Whether keys, or both, are squares of cells on a coarser grid.
+        between_cells: Whether cells attend to each other; not so where channels do.
+        suffix: Returns the names of tokens that stand behind the cells.
     """
 
     weights: Literal["fused_attn", "attn_drop", "softmax"] = "fused_attn"

@@ -79,7 +79,7 @@ def recorded_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     where a layer works in windows; they carry gradients where the model does. A second run overwrites them.
 
     Args:
-        model: not compiled, since compiled code does not stop at hooks placed afterwards.
+        model: Uncompiled model, since compiled code does not stop at hooks placed afterwards.
 
     Yields:
         A mapping from the layer's dotted name to its weights, empty until the model has run.

@@ -34,9 +34,9 @@ def arguments_to_try(model: nn.Module, image_size: Size, given: Mapping[str, Any
     """Yield constructor arguments that change a model's grid, leaving alone those that the user has given.
 
     Args:
-        model: built with the given arguments for its usual image size.
+        model: Built with the given arguments for its usual image size.
         image_size: (height, width) in pixels.
-        given: the user's own arguments.
+        given: The user's own arguments.
     """
     if isinstance(model, SwinTransformer | SwinTransformerV2) and min(image_size) < _USUAL_SIDE:
         yield from _swin(model, image_size, given)

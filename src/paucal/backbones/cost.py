@@ -25,10 +25,10 @@ class Cost:
     """Lower bounds of what one image costs.
 
     Attributes:
-        parameters: of the model.
-        macs: multiply-adds of a forward pass, without those of attention.
-        kept: bytes that a forward pass keeps for the backward pass, in float32, without matrices of attention.
-        largest: bytes of the largest tensor among them.
+        parameters: Parameters of the model.
+        macs: Multiply-adds of a forward pass, without those of attention.
+        kept: Bytes that a forward pass keeps for the backward pass, in float32, without matrices of attention.
+        largest: Bytes of the largest tensor among them.
     """
 
     parameters: int
@@ -41,9 +41,9 @@ def image_cost(name: str, image_size: Size, arguments: Mapping[str, Any]) -> Cos
     """Return what an image costs a model; None where the model cannot be tried without computing.
 
     Args:
-        name: of a timm model.
+        name: Name of a timm model.
         image_size: (height, width) in pixels.
-        arguments: complete constructor arguments for this size.
+        arguments: Complete constructor arguments for this size.
 
     Example:
         >>> cost = image_cost("resnet18", (224, 224), {})

@@ -35,7 +35,7 @@ class FeatureBackbone(nn.Module):
     The module compiles in place: `backbone.compile()`.
 
     Args:
-        model: a timm model.
+        model: A timm model.
         image_size: (height, width) in pixels of the images it was built for.
 
     Raises:
@@ -109,8 +109,8 @@ class FeatureBackbone(nn.Module):
 
         Args:
             images: (B, C, H, W), normalised as the model expects.
-            request: one request, or a tuple of them, which gives a list of features in the same order.
-            dense: give the logits of class and tokens apart; for models that classify tokens.
+            request: One request, or a tuple of them, which gives a list of features in the same order.
+            dense: Give the logits of class and tokens apart; for models that classify tokens.
             mix_box: MixToken's box of cells (4,) int64, for models that mix within (LV-ViT).
         """
         requests = (request,) if isinstance(request, FeatureRequest) else request
@@ -141,7 +141,7 @@ class FeatureBackbone(nn.Module):
         The model's state, its training mode and the random generators are left as they are.
 
         Args:
-            request: what will be asked.
+            request: Features to read.
             image_size: (height, width) in pixels; the backbone's own by default.
         """
         with undisturbed(self):

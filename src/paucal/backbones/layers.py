@@ -67,8 +67,8 @@ def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
     classifier has 1, the last block `decay`, the stem the smallest factor.
 
     Args:
-        model: a timm model.
-        decay: in (0, 1]; 1 for equal rates.
+        model: A timm model.
+        decay: Factor from one layer to the one below it, in (0, 1]; 1 for equal rates.
     """
     ids = layer_ids(model)
     last = max(ids.values())

@@ -21,9 +21,9 @@ class Layout:
 
     Attributes:
         kind: "tokens" for (B, prefix + H * W, C), row by row; "nhwc" and "nchw" for maps.
-        prefix: leading tokens that belong to no cell.
-        height: rows of the grid.
-        width: columns of the grid.
+        prefix: Leading tokens that belong to no cell.
+        height: Rows of the grid.
+        width: Columns of the grid.
     """
 
     kind: Literal["tokens", "nhwc", "nchw"]
@@ -37,7 +37,7 @@ class Hints:
     """What decides where a tensor could be read in several ways.
 
     Attributes:
-        channels_last: the model's maps are (B, H, W, C), which matters for 24 channels of 24x24 cells.
+        channels_last: The model's maps are (B, H, W, C), which matters for 24 channels of 24x24 cells.
         sides: (rows, columns) of the model's last grid, which matters for 2x5 cells and two class tokens,
             since those could be 2x6 cells and none.
     """
@@ -90,10 +90,10 @@ def read_layout(
     """Find the layout that fits the image, or None.
 
     Args:
-        shape: of the tensor, batch first.
+        shape: Shape of the tensor, batch first.
         image_size: (height, width) of the images it was computed from, in pixels.
-        prefixes: numbers of leading tokens to consider, the likeliest first.
-        hints: what decides where several layouts fit.
+        prefixes: Numbers of leading tokens to consider, the likeliest first.
+        hints: Tie-breakers where several layouts fit.
 
     Example:
         >>> read_layout((2, 197, 192), (224, 224), (1, 0))

@@ -26,9 +26,9 @@ def init_mimetic(model: nn.Module, generator: torch.Generator) -> int:
     with sine positions; here positions stay as the model draws them.
 
     Args:
-        model: with attention layers that have a joint projection `qkv` and an output `proj`, as timm's ViT, Swin and
-            DHVT.
-        generator: of the draws, on the CPU.
+        model: Model with attention layers that have a joint projection `qkv` and an output `proj`, as timm's ViT, Swin
+            and DHVT.
+        generator: Generator on the CPU.
 
     Returns:
         The number of layers.

@@ -23,12 +23,12 @@ class Measured:
     """A model's size and cost at its own image size and number of classes.
 
     Attributes:
-        parameters: all of them, frozen ones too.
-        macs: multiply-adds of convolutions, linear layers and attention products, for one image; papers print this
+        parameters: All of them, frozen ones too.
+        macs: Multiply-adds of convolutions, linear layers and attention products, for one image; papers print this
             number as FLOPs. None where the model cannot be counted.
         image_size: (height, width) in pixels it was counted at.
         grid: (rows, columns) of the last grid; None where it keeps none.
-        dim: channels of the last grid; None where it keeps none.
+        dim: Channels of the last grid; None where it keeps none.
     """
 
     parameters: int
@@ -109,9 +109,9 @@ def write_table(path: Path, models: Iterable[tuple[str, Measured]], comment: str
     """Write a table, sorted as given.
 
     Args:
-        path: of the file.
-        models: names and what was measured.
-        comment: one line on what it was measured with.
+        path: Path of the file.
+        models: Names and what was measured.
+        comment: One line on what it was measured with.
     """
     with path.open("w", encoding="utf-8", newline="") as file:
         _write(file, models, comment)

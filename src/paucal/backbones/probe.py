@@ -25,14 +25,14 @@ class Plan:
     """What a probe of a model has shown.
 
     Attributes:
-        last_is_final: whether `forward_features` ends in a grid; else the deepest intermediate map is the
+        last_is_final: Whether `forward_features` ends in a grid; else the deepest intermediate map is the
             last grid.
-        norm: name of the module whose input is the last grid before the final norm, or None.
-        blocks: names of the blocks whose outputs are grids, shallow to deep.
-        merging: names of the layers that merge patches, likewise.
-        prefixes: numbers of leading tokens an output may have, the likeliest first.
-        channels_last: whether the model says that its maps are (B, H, W, C).
-        class_token: whether the pooled feature is the first token.
+        norm: Name of the module whose input is the last grid before the final norm, or None.
+        blocks: Names of the blocks whose outputs are grids, shallow to deep.
+        merging: Names of the layers that merge patches, likewise.
+        prefixes: Numbers of leading tokens an output may have, the likeliest first.
+        channels_last: Whether the model says that its maps are (B, H, W, C).
+        class_token: Whether the pooled feature is the first token.
         last: (dim, rows, columns) of the last grid at the size probed.
     """
 

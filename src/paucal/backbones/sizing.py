@@ -38,10 +38,10 @@ class Sizing:
 
     Attributes:
         grid: (rows, columns) of the last grid.
-        arguments: what to pass to the model's constructor beside the user's own arguments.
-        reason: one sentence on why the model is built differently from usual; None where it is not.
-        warning: one sentence where the grid stays small; None where it does not.
-        parameters: of the model with these arguments, its classifier as published.
+        arguments: Further arguments of the model's constructor, beside the user's own.
+        reason: One sentence on why the model is built differently from usual; None where it is not.
+        warning: One sentence where the grid stays small; None where it does not.
+        parameters: Parameters of the model with these arguments, its classifier as published.
     """
 
     grid: Size
@@ -55,9 +55,9 @@ def fit_to_image_size(name: str, image_size: Size, arguments: Mapping[str, Any] 
     """Choose constructor arguments that give a model a useful grid at an image size.
 
     Args:
-        name: of a timm model.
+        name: Name of a timm model.
         image_size: (height, width) in pixels.
-        arguments: the user's own constructor arguments, which are never overridden.
+        arguments: The user's own constructor arguments, which are never overridden.
 
     Raises:
         UserError: there is no such model, it does not take the arguments or images of that size, or its grid
@@ -124,9 +124,9 @@ def fit_to_image_sizes(name: str, image_sizes: Sequence[Size], arguments: Mappin
     """Return the arguments, extended where needed, with which one model runs at several image sizes.
 
     Args:
-        name: of a timm model.
+        name: Name of a timm model.
         image_sizes: (height, width) in pixels; the model is built for the first.
-        arguments: complete constructor arguments for the first size.
+        arguments: Complete constructor arguments for the first size.
 
     Raises:
         UserError: the model is bound to one image size, or one of the sizes does not suit its patches.

@@ -27,12 +27,12 @@ class BackboneSpec:
     """A recipe for a backbone: the same spec always builds the same architecture.
 
     Attributes:
-        name: of a timm model.
-        num_classes: outputs of the classifier; 0 for none.
-        in_chans: channels of the images.
+        name: Name of a timm model.
+        num_classes: Outputs of the classifier; 0 for none.
+        in_chans: Channels of the images.
         image_size: (height, width) in pixels.
-        pretrained: whether to fetch timm's published weights.
-        arguments: further arguments of the model's constructor, of JSON types; they win over what is chosen
+        pretrained: Whether to fetch timm's published weights.
+        arguments: Further arguments of the model's constructor, of JSON types; they win over what is chosen
             from
             the image size.
 
@@ -70,10 +70,10 @@ class BackboneSpec:
         """Build the backbone with fresh weights from the global random generator, or with published ones.
 
         Args:
-            image_sizes: all (height, width) in pixels that it will see, where there is more than one.
-            drop_path_rate: chance that a block is skipped in training (stochastic depth); None for the
+            image_sizes: All (height, width) in pixels that it will see, where there is more than one.
+            drop_path_rate: Chance that a block is skipped in training (stochastic depth); None for the
                 model's own.
-            sync_norms: whether batch norms take their statistics over all processes; the names of weights stay.
+            sync_norms: Whether batch norms take their statistics over all processes; the names of weights stay.
 
         Raises:
             UserError: the model cannot take these sizes, arguments or stochastic depth, or has no published

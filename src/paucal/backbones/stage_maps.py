@@ -36,14 +36,14 @@ class StageMaps(nn.Module):
     What is in the model but reaches no map (a head, a last norm) loses `requires_grad`.
 
     Args:
-        backbone: of any family.
-        any_size: whether the model runs at other sizes than `backbone.image_size`; see `stage_maps`.
-        finest: stride in pixels of the finest map wanted; those below it are left out, and cost nothing.
+        backbone: Backbone of any family.
+        any_size: Whether the model runs at other sizes than `backbone.image_size`; see `stage_maps`.
+        finest: Stride in pixels of the finest map wanted; those below it are left out, and cost nothing.
 
     Attributes:
-        strides: pixels from one cell to the next, of each map; powers of two, growing.
-        channels: of each map.
-        multiple: images are padded to multiples of this side, in pixels.
+        strides: Pixels from one cell to the next, of each map; powers of two, growing.
+        channels: Channels of each map.
+        multiple: Images are padded to multiples of this side, in pixels.
         fixed_size: (height, width) that all images are padded to, where the model runs at no other; else None.
 
     Raises:
@@ -153,9 +153,9 @@ def stage_maps(spec: BackboneSpec, drop_path_rate: float | None = None, finest: 
     """Build a backbone and read it as maps; for any size of image where the model can.
 
     Args:
-        spec: the model, its `image_size` the side of the largest images in pixels.
-        drop_path_rate: chance that a block is skipped in training; None for the model's own.
-        finest: stride in pixels of the finest map wanted.
+        spec: The model, its `image_size` the side of the largest images in pixels.
+        drop_path_rate: Chance that a block is skipped in training; None for the model's own.
+        finest: Stride in pixels of the finest map wanted.
 
     Raises:
         UserError: the model does not exist, keeps no grid, or is bound to a size that is no multiple of its stride.
@@ -176,7 +176,7 @@ def pyramid_factors(stride: float) -> tuple[float, ...]:
     ViTDet's 4, 2, 1 and 1/2 for patches of 16 pixels; the finest level has a stride of 4 for any patch from there up.
 
     Args:
-        stride: pixels from one cell of the grid to the next.
+        stride: Pixels from one cell of the grid to the next.
 
     Example:
         >>> pyramid_factors(16), pyramid_factors(4), pyramid_factors(14)

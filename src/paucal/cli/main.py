@@ -12,8 +12,8 @@ from rich.markup import escape
 
 from paucal.cli.streams import CLOSED_PIPE, is_read, restart_in_utf8, tolerant_streams
 from paucal.memory import kept_memory
+from paucal.runner.clock import begin_command
 from paucal.runner.plain_console import PlainConsole
-from paucal.runner.start_time import begin_command
 from paucal.signals import stop_signals_as_interrupt
 from paucal.types import UserError
 from paucal.wording import sentence

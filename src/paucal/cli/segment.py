@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
-from paucal.runner.start_time import command_start
+from paucal.runner.clock import command_start
 from paucal.tasks.segmentation.settings import SegmentSettings
 
 DESCRIPTION = """Train a network that gives every pixel of an image a class, and judge it on images it has not seen.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paucal.cli.arguments import parse_run
 from paucal.methods.training_settings import TrainSettings
-from paucal.runner.start_time import command_start
+from paucal.runner.clock import command_start
 
 DESCRIPTION = """Train a classifier on a folder of images and judge it on images it has not seen.
 Everything that is not given is chosen from the data, and the choice is printed with its reason.
@@ -17,15 +17,15 @@ def run(argv: Sequence[str]) -> int:
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.runner.console import Console
     from paucal.runner.life import Stopped, begin, resume, show_config
-    from paucal.tasks.classification.folds import cross_validate
+    from paucal.tasks.classification.folds import train_folds
     from paucal.tasks.classification.job import TrainingJob
 
     if values.print_config:
         print(show_config(TrainingJob(), TrainSettings(**changes), given), end="")
         return 0
     if values.folds is not None and "resume" not in given:
-        found = cross_validate(TrainSettings(**changes), given, Console())
-        return 130 if isinstance(found, Stopped) else 0
+        result = train_folds(TrainSettings(**changes), given, Console())
+        return 130 if isinstance(result, Stopped) else 0
     if "resume" in given:
         result = resume(TrainingJob(), values.resume, Console(), changes)
     else:

@@ -21,7 +21,7 @@ from paucal.data.sources.opening import PARQUET_SUFFIXES
 from paucal.data.splits.file import read_rows
 from paucal.data.splits.split import PARTS, Split
 from paucal.runs import RunFolder
-from paucal.runs.ancestry import run_behind, with_ancestors
+from paucal.runs.folder import run_behind, with_ancestors
 from paucal.types import UserError
 
 LEARNED = ("train", "val")  # parts that a model was trained on or chosen by

@@ -19,7 +19,7 @@ def feature_colours(model: nn.Module, images: Tensor) -> Tensor:
     stretched between its 1st and 99th percentile. Signs are chosen so that the component's largest entry is positive.
 
     Args:
-        model: a timm model with a grid.
+        model: A timm model with a grid.
         images: (B, C, H, W), normalised.
 
     Raises:
@@ -84,10 +84,10 @@ def match_images(model: nn.Module, first: Tensor, second: Tensor, top: int = TOP
     (Li et al. 2022, section 4 and appendix). The images may have different shapes where the model takes them.
 
     Args:
-        model: a timm model with a grid.
+        model: A timm model with a grid.
         first: (C, H, W), normalised.
         second: (C, H', W').
-        top: pairs; fewer where there are fewer cells.
+        top: Pairs; fewer where there are fewer cells.
 
     Raises:
         UserError: the model takes no image of such a size, or its grid is a single cell.

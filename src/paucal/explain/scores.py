@@ -56,12 +56,12 @@ def perturbation_curve(
     """Return the probability of each image's class as its cells are deleted or inserted, (B, steps + 1).
 
     Args:
-        model: a classifier.
+        model: A classifier.
         images: (B, C, H, W), normalised.
         maps: (B, h, w), of any size.
         classes: (B,).
-        insert: put cells into the blurred image; else take them from the image.
-        steps: equal shares of the cells.
+        insert: Put cells into the blurred image; else take them from the image.
+        steps: Equal shares of the cells.
     """
     ranks = cells_by_rank(maps.to(images.device))
     total, base = ranks[0].numel(), blurred(images) if insert else torch.zeros_like(images)
@@ -112,8 +112,8 @@ def paste_objects(images: Tensor, classes: Tensor, generator: torch.Generator, s
     Args:
         images: (B, C, H, W).
         classes: (B,) the true ones.
-        generator: chooses partners and places.
-        side: of what is pasted, over the image's.
+        generator: Chooses partners and places.
+        side: Side of the pasted image, as a share of the image's.
     """
     height, width = images.shape[2:]
     rows, columns = max(1, round(side * height)), max(1, round(side * width))
@@ -179,14 +179,14 @@ class MethodScore:
     """What a method scores over a set of images; all from 0 to 1.
 
     Attributes:
-        deletion: mean area under the probability while important cells go first; lower is better.
-        insertion: the same while they come first; higher is better.
-        faithfulness: insertion - deletion, higher is better.
-        faithfulness_error: half the width of its 95 % interval over images.
-        pointing: share of pasted objects that the highest cell hits; a quarter by chance.
-        mass: mean share of a map that lies on the object; a quarter by chance.
-        images: how many.
-        pasted: in how many of them another class could be pasted.
+        deletion: Mean area under the probability while important cells go first; lower is better.
+        insertion: The same while they come first; higher is better.
+        faithfulness: Insertion - deletion, higher is better.
+        faithfulness_error: Half the width of its 95 % interval over images.
+        pointing: Share of pasted objects that the highest cell hits; a quarter by chance.
+        mass: Mean share of a map that lies on the object; a quarter by chance.
+        images: Number of images.
+        pasted: Number of images into which another class could be pasted.
     """
 
     deletion: float
@@ -210,13 +210,13 @@ def score_methods(
     """Score methods on images: deletion and insertion for the class the model answers, pointing for a pasted class.
 
     Args:
-        model: a classifier.
+        model: A classifier.
         batches: (images (B, C, H, W) normalised, labels (B,)), several classes in each: partners for pasting are taken
             from the same batch.
-        methods: keys of `METHODS`, by default all that the model has what they need for; a random map is added.
-        seed: of random maps and of what is pasted where.
-        steps: of deletion and insertion.
-        progress: called with the number of images done.
+        methods: Keys of `METHODS`, by default all that the model has what they need for; a random map is added.
+        seed: Seed of the random maps and of the pasting.
+        steps: Steps of deletion and insertion.
+        progress: Function that is called with the number of images done.
 
     Raises:
         UserError: the model lacks what a method needs, or its extra is not installed.

@@ -46,15 +46,15 @@ class DrLocReading:
     Attributes:
         mode: "l1" regresses absolute offsets (L_drloc), "signed" signed ones (L*_drloc), "ce" classifies the
             offset (L_ce), "reg" regresses the class under a predicted variance (L_reg).
-        scale: what the targets of "l1" and "signed" are divided by, see `pair_targets`. The authors' program
+        scale: Divisor of the targets of "l1" and "signed", see `pair_targets`. The authors' program
             trains on raw cells ("none"), so that its losses are k times those of the paper on a k x k grid.
-        shifted: move the targets of "signed" by side - 1, as the authors' program does.
+        shifted: Move the targets of "signed" by side - 1, as the authors' program does.
         coordinates: "mean" averages the L1 norm over both coordinates, as the paper's pseudocode and the
             authors' program do; "sum" is Eq. 2, twice as large.
-        classes: the classes of "ce" and "reg", see `class_counts`.
-        log_of: what the variance term of "reg" takes the logarithm of, "sigma" (paper) or "variance"
+        classes: The classes of "ce" and "reg", see `class_counts`.
+        log_of: Argument of the logarithm in the variance term of "reg", "sigma" (paper) or "variance"
             (program).
-        alpha: the factor of that term.
+        alpha: The factor of that term.
     """
 
     mode: Mode = "l1"
@@ -99,10 +99,10 @@ def drloc_loss(
 
     Args:
         grid: (B, D, H, W) embeddings, at least 2 cells.
-        head: predicts from a grid and pairs of its cells.
-        reading: the form of the loss.
-        n_pairs: pairs per image; None pairs every cell with a random other one (`permuted_pairs`).
-        generator: draws the pairs, on the device of the grid; not needed where `pairs` is given.
+        head: Predicts from a grid and pairs of its cells.
+        reading: The form of the loss.
+        n_pairs: Pairs per image; None pairs every cell with a random other one (`permuted_pairs`).
+        generator: Draws the pairs, on the device of the grid; not needed where `pairs` is given.
         pairs: (B, m, 2, 2) integer cells to use in place of random ones.
 
     Returns:
@@ -178,8 +178,8 @@ def offset_variance_regression(
     Args:
         logits: (B, m, C).
         classes: (B, m) int64.
-        log_variance_factor: weight of the log-variance.
-        eps: keeps a certain prediction finite.
+        log_variance_factor: Weight of the log-variance.
+        eps: Smallest variance, which keeps a certain prediction finite.
     """
     logits = precise(logits)  # in half precision `eps` would be 0, and class numbers beyond 256 not whole
     values = torch.arange(logits.shape[-1], dtype=logits.dtype, device=logits.device)

@@ -27,11 +27,11 @@ def sample_pairs(batch: int, n_pairs: int, height: int, width: int, *, generator
     CPU.
 
     Args:
-        batch: number of images B.
-        n_pairs: pairs per image m.
-        height: rows of the grid.
-        width: columns of the grid.
-        generator: the source of randomness, on the device where the pairs are needed.
+        batch: Number of images B.
+        n_pairs: Pairs per image m.
+        height: Rows of the grid.
+        width: Columns of the grid.
+        generator: The source of randomness, on the device where the pairs are needed.
 
     Returns:
         (B, m, 2, 2) int64.
@@ -95,8 +95,8 @@ def pair_targets(
 
     Args:
         pairs: (B, m, 2, 2).
-        height: rows of the grid, the scale of the row offset.
-        width: columns of the grid, the scale of the column offset.
+        height: Rows of the grid, the scale of the row offset.
+        width: Columns of the grid, the scale of the column offset.
         target: "absolute" for the size of the offset (L_drloc), "signed" for the offset itself (L*_drloc),
             "shifted" for the offset plus side - 1, which the authors' program calls signed: never negative.
         scale: "side" divides by the side (the paper), "side_minus_1" by the largest offset, "none" leaves

@@ -38,7 +38,8 @@ class EsvitTask:
         teacher: (B, S, D), rows of the teacher.
         teacher_prototypes: (K, D).
         centre: (K,), subtracted from the teacher's scores; see `moved_centre`.
-        targets: which rows meet; None, of crops, for all pairs of two different ones. Of cells, see `region_targets`.
+        targets: (query, key) rows to compare; for crops None compares all pairs of two different ones. For cells, see
+            `region_targets`.
     """
 
     student: Tensor
@@ -54,9 +55,9 @@ class EsvitLoss:
     """The two parts of the loss and their weighted sum, scalars.
 
     Attributes:
-        view: of the crops.
-        region: of their cells; None where they were not given.
-        total: the sum by `task_weights`.
+        view: View loss, over crops.
+        region: Region loss, over cells; None where they were not given.
+        total: The sum by `task_weights`.
     """
 
     view: Tensor
@@ -78,12 +79,12 @@ def esvit_loss(
     Never holds the scores of more than a few images, see `prototype_cross_entropy`. The teacher gets no gradient.
 
     Args:
-        view: crops of the student and of the teacher, global ones first.
-        region: their cells, with the targets of `region_targets`.
-        student_temperature: divides the student's scores.
-        teacher_temperature: divides the teacher's scores less the centre.
-        view_weight: see `task_weights`.
-        region_weight: see `task_weights`.
+        view: Crops of the student and of the teacher, global ones first.
+        region: Their cells, with the targets of `region_targets`.
+        student_temperature: Divides the student's scores.
+        teacher_temperature: Divides the teacher's scores less the centre.
+        view_weight: See `task_weights`.
+        region_weight: See `task_weights`.
 
     Raises:
         ValueError: there is no pair of crops, or the cells come without targets.
@@ -120,9 +121,9 @@ def task_weights(region: bool, view_weight: float | None = None, region_weight: 
     """Return the weight of each task that is on.
 
     Args:
-        region: whether the region task is.
-        view_weight: of the view task; None for a half beside the region task, and 1 alone.
-        region_weight: of the region task.
+        region: Whether the region task is used.
+        view_weight: Weight of the view task; None for a half beside the region task, and 1 alone.
+        region_weight: Weight of the region task.
 
     Example:
         >>> task_weights(False), task_weights(True)
@@ -152,9 +153,9 @@ def view_targets(images: int, teacher_views: int, student_views: int, device: to
 
     Args:
         images: B.
-        teacher_views: crops the teacher sees, its rows.
-        student_views: crops the student sees, its rows.
-        device: where they are put.
+        teacher_views: Crops the teacher sees, its rows.
+        student_views: Crops the student sees, its rows.
+        device: Device of the result.
 
     Returns:
         `rows` (B, student_views, teacher_views), `weights` (student_views, teacher_views).
@@ -173,9 +174,9 @@ def region_targets(student: Sequence[Tensor], teacher: Sequence[Tensor], similar
     A cell of a small crop thus counts more than one of a large crop.
 
     Args:
-        student: per crop (B, T_v, P), the backbone's features of the student's cells.
-        teacher: per global crop (B, T_q, P), those of the teacher.
-        similarity: how the most similar cell is found.
+        student: Features of the student's cells, per crop (B, T_v, P), before the head.
+        teacher: Features of the teacher's cells, per global crop (B, T_q, P).
+        similarity: How the most similar cell is searched.
 
     Returns:
         `rows` (B, sum of T_v, teacher crops), `weights` (sum of T_v, teacher crops).
@@ -227,7 +228,7 @@ def moved_centre(centre: Tensor, mean: Tensor, momentum: float) -> Tensor:
         centre: (K,).
         mean: (K,), the mean of the teacher's scores, before temperature and centre, on this process; every process
             must have as many rows.
-        momentum: share of the old centre.
+        momentum: Share of the old centre.
     """
     mean = all_reduce_mean(mean)
     return torch.where(torch.isfinite(mean).all(), centre * momentum + mean * (1 - momentum), centre)

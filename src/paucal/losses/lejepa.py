@@ -25,8 +25,8 @@ class LeJepaLoss:
     """The two parts of the loss and what they make together, scalars.
 
     Attributes:
-        prediction: mean squared distance of the views' embeddings from their image's centre.
-        sigreg: the statistic of SIGReg, averaged over views.
+        prediction: Mean squared distance of the views' embeddings from their image's centre.
+        sigreg: The statistic of SIGReg, averaged over views.
         total: `weight` times SIGReg and the rest of the prediction.
     """
 
@@ -50,11 +50,11 @@ def lejepa_loss(
     the joint batch.
 
     Args:
-        embeddings: per view (N, D), the projected embeddings of the same N images.
+        embeddings: Projected embeddings of the same N images, per view (N, D).
         directions: (D, M) of unit length, the same on every process; see `unit_directions`.
-        global_views: the first so many views make the centre that all views predict, as with the paper's multi-crop;
+        global_views: The first so many views make the centre that all views predict, as with the paper's multi-crop;
             None for all of them, as in the authors' minimal example.
-        weight: lambda, the share of SIGReg.
+        weight: Lambda, the share of SIGReg.
         knots: Points of the trapezoid rule from 0 to the limit, both included.
         limit: End of the integral, which goes from minus this to this.
 
@@ -81,7 +81,7 @@ def view_prediction(views: Tensor, global_views: int | None = None) -> Tensor:
 
     Args:
         views: (V, N, D).
-        global_views: views that make the centre; None for all.
+        global_views: Views that make the centre; None for all.
 
     Returns:
         A scalar, averaged over views, images and coordinates.

@@ -17,7 +17,7 @@ def multi_label_loss(
     Args:
         logits: (B, K).
         targets: (B, K) in [0, 1]; 1 for a class that the image shows, not a number where nobody knows.
-        label_smoothing: share of the labels that is spread over the K classes.
+        label_smoothing: Share of the labels that is spread over the K classes.
         pos_weight: (K,) factors on the loss of the images that are of a class; None for 1.
 
     Returns:

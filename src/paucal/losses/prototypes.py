@@ -44,8 +44,8 @@ class Sharpness:
     """What turns scores into distributions.
 
     Attributes:
-        student_temperature: divides the student's scores.
-        teacher_temperature: divides the teacher's scores less the centre.
+        student_temperature: Divides the student's scores.
+        teacher_temperature: Divides the teacher's scores less the centre.
         centre: (K,), subtracted from the teacher's scores.
     """
 
@@ -72,9 +72,9 @@ def prototype_cross_entropy(
         prototypes: (K, D), the student's; they get gradient.
         teacher: (B, S, D).
         teacher_prototypes: (K, D).
-        targets: what is compared.
-        sharpness: temperatures and centre.
-        chunk: scores of a network that are held at once; at least those of one image.
+        targets: Pairs of rows to compare.
+        sharpness: Temperatures and centre.
+        chunk: Scores of a network that are held at once; at least those of one image.
 
     Returns:
         A scalar: mean over images of sum over r and j of weight * H(p_teacher, p_student).

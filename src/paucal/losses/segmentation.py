@@ -12,7 +12,7 @@ def pixel_loss(logits: Tensor, mask: Tensor, ignored: int = 255) -> Tensor:
     Args:
         logits: (B, K, H, W).
         mask: (B, H, W) class numbers, of any integer type.
-        ignored: the number of pixels that count for nothing.
+        ignored: The number of pixels that count for nothing.
 
     Returns:
         A scalar; 0, with a gradient of 0, where no pixel is labelled (torch's mean would not be a number).

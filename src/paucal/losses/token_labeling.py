@@ -26,7 +26,7 @@ def soft_cross_entropy(logits: Tensor, targets: Targets) -> Tensor:
 
     Args:
         logits: (B, T, K) of any float type; their sum over the classes may well be beyond float16.
-        targets: of the same places; sparse ones are never spread over the classes.
+        targets: Targets of the same places; sparse ones are never spread over the classes.
 
     Returns:
         (B, T).
@@ -70,7 +70,7 @@ def draw_mix_box(grid: tuple[int, int], generator: torch.Generator | None = None
 
     Args:
         grid: (rows, columns).
-        generator: of the CPU.
+        generator: Generator on the CPU.
     """
     share, row, column = torch.rand(3, generator=generator).tolist()
     edges = []
@@ -87,9 +87,9 @@ class TokenLabelingReading:
     """The readings of the loss.
 
     Attributes:
-        class_weight: of the class logits' part.
-        dense_weight: of the tokens' part.
-        use_truth: whether the true class is mixed into the class target: half where the teacher names it, a tenth
+        class_weight: Weight of the class logits' part.
+        dense_weight: Weight of the tokens' part.
+        use_truth: Whether the true class is mixed into the class target: half where the teacher names it, a tenth
             where it does not. (A remark in the program claims the opposite; its arithmetic is this.)
     """
 
@@ -108,9 +108,9 @@ class TokenLabelLoss:
     """The two parts of the loss and their weighted sum, scalars.
 
     Attributes:
-        whole: of the class logits.
-        tokens: of the tokens' logits; None where they were not given.
-        total: both, by the reading's weights.
+        whole: Loss of the class logits.
+        tokens: Loss of the tokens' logits; None where they were not given.
+        total: Both, by the reading's weights.
     """
 
     whole: Tensor
@@ -135,9 +135,9 @@ def token_label_loss(
         targets: (B, 1, K) what the teacher says of them.
         token_logits: (B, T, K) of the tokens, un-mixed; None for ReLabel.
         token_targets: (B, T, K) what the teacher says of them.
-        kept: share of the cells that are the image's own, see `kept_share`; the others are the flipped batch's.
+        kept: Share of the cells that are the image's own, see `kept_share`; the others are the flipped batch's.
         truth: (B, 1, K) true classes to be mixed into the images' targets.
-        reading: the weights of the parts; the paper's by default.
+        reading: The weights of the parts; the paper's by default.
 
     Raises:
         ValueError: the tokens have logits and no targets, or the other way round.
@@ -166,7 +166,7 @@ def class_loss(logits: Tensor, targets: Targets, kept: float = 1.0, truth: Targe
     Args:
         logits: (B, K).
         targets: (B, 1, K) class targets; a view of which nothing is known counts as zero.
-        kept: share of the cells that are the image's own.
+        kept: Share of the cells that are the image's own.
         truth: (B, 1, K) true classes to be mixed in.
 
     Returns:
@@ -197,7 +197,7 @@ def dense_loss(logits: Tensor, targets: Targets) -> Tensor:
 
     Args:
         logits: (B, T, K), un-mixed.
-        targets: of the same tokens.
+        targets: Targets of the same tokens.
     """
     losses = soft_cross_entropy(logits, targets)
     known = targets.known if isinstance(targets, SparseTargets) else None

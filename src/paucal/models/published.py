@@ -18,7 +18,7 @@ from paucal.backbones.weights.start import Head, StartWeights, pick_network, sta
 from paucal.backbones.weights.trained import Package, named_in_order, packaged
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
-from paucal.runs.foreign import read_foreign
+from paucal.runs.weights import read_foreign
 from paucal.types import UserError, height_and_width
 
 

@@ -20,10 +20,10 @@ class LocalizationHead(nn.Module):
     gathered: the same function of the same parameters, with less work.
 
     Args:
-        dim: channels of the grid.
-        hidden: width of both hidden layers.
-        classes: how many classes the row and the column offset have; None regresses one number each.
-        extra_layer: with `classes`, put one more linear layer before the last, as the authors' program does.
+        dim: Channels of the grid.
+        hidden: Width of both hidden layers.
+        classes: Number of classes of the row and of the column offset; None regresses one number each.
+        extra_layer: Whether to put one more linear layer before the last, with `classes`, as the authors' program does.
             No non-linearity follows it, so it adds parameters but no expressive power.
 
     Example:

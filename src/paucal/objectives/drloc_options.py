@@ -16,21 +16,21 @@ class DrLocOptions(DrLocReading):
     """Every choice about the term; those about the formula are inherited from `DrLocReading`.
 
     Attributes:
-        weight: factor lambda of the loss; see `default_weight` for what was published per backbone.
-        n_pairs: random pairs per image m; None pairs every cell with one of a random permutation.
-        hidden: width of the two hidden layers of the head.
-        extra_layer: give the head of "ce" and "reg" one more linear layer, as the authors' program does.
-        pool: how the last grid is pooled first, see `paucal.losses.drloc.pool_grid`. Where `levels` asks for
+        weight: Factor lambda of the loss; see `default_weight` for what was published per backbone.
+        n_pairs: Random pairs per image m; None pairs every cell with one of a random permutation.
+        hidden: Width of the two hidden layers of the head.
+        extra_layer: Give the head of "ce" and "reg" one more linear layer, as the authors' program does.
+        pool: Pooling of the last grid before the pairs, see `paucal.losses.drloc.pool_grid`. Where `levels` asks for
             several grids, "paper" and "reference" leave all of them as they are, as both sources do.
         levels: "last" for the final grid; "stages", "merged" or "blocks" for one loss and one head on each of
             these grids, summed (L_all: the paper means blocks, the authors' program what Swin's stages hand on
             after merging).
-        norm: read the last grid after the final norm (True) or before it.
+        norm: Read the last grid after the final norm (True) or before it.
         schedule: "constant", or "ramp": linear from 0 to `weight` over `warmup_epochs`, then linear to 0 at
             `horizon_epochs`, as in the authors' program, where the run may end long before.
-        warmup_epochs: length of the rise.
-        horizon_epochs: epoch at which the weight reaches 0.
-        seed: of the stream of random pairs.
+        warmup_epochs: Length of the rise.
+        horizon_epochs: Epoch at which the weight reaches 0.
+        seed: Seed of the stream of random pairs.
     """
 
     weight: float = 0.5
@@ -136,10 +136,10 @@ def preset_options(preset: str, *, model_name: str | None = None, **overrides: A
 
     Args:
         preset: "paper" or "reference".
-        model_name: name of the backbone; sets the weight by `default_weight` and, for "reference", follows
+        model_name: Name of the backbone; sets the weight by `default_weight` and, for "reference", follows
             the program in not pooling the grid of a plain ViT and in reading that of T2T-ViT after its final
             norm.
-        **overrides: fields of `DrLocOptions` that win over both.
+        **overrides: Fields of `DrLocOptions` that win over both.
 
     Raises:
         UserError: there is no such preset or option, or a value is out of range.

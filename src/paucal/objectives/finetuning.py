@@ -33,10 +33,10 @@ class FineTuning:
 
     Attributes:
         layer_decay: Factor on the learning rate from one layer to the one below it, in (0, 1].
-        freeze: what never changes: "stem", "backbone" (all but the classifier), or a number of stages (blocks, where
+        freeze: Frozen part: "stem", "backbone" (all but the classifier), or a number of stages (blocks, where
             a model has no stages) that are frozen together with the stem.
         freeze_epochs: Epochs at the start in which only the classifier learns.
-        eval_mode: whether the whole backbone, its classifier included, stays in evaluation mode. Batch norms then
+        eval_mode: Whether the whole backbone, its classifier included, stays in evaluation mode. Batch norms then
             divide by the statistics it started with, and neither dropout nor stochastic depth acts.
     """
 
@@ -145,7 +145,7 @@ def quiet_modules(model: nn.Module, frozen: set[str], whole: bool, prefix: str =
     Args:
         model: Model to search.
         frozen: Names of frozen parameters.
-        whole: whether the model is frozen but for its classifier; then modules without parameters that keep
+        whole: Whether the model is frozen but for its classifier; then modules without parameters that keep
             statistics belong to the frozen part too.
         prefix: Prefix of the names inside `model`.
     """

@@ -36,7 +36,7 @@ class TokenLabelingOptions:
         reading: Weights of the loss.
         mix_token: Whether images exchange a box of cells in training.
         label_smoothing: Share of each target that is spread over all classes.
-        like_program: keep three mistakes of the published program: a crop's labels are looked up with rows and columns
+        like_program: Keep three mistakes of the published program: a crop's labels are looked up with rows and columns
             exchanged, maps of central squares are taken for maps of whole images, and smoothing adds to the targets
             without taking away, so that they sum to more than one. (A fourth, turning maps about a point half a cell
             off, is not kept.)

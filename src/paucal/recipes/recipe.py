@@ -19,7 +19,7 @@ class Variant:
 
     Attributes:
         settings: Settings by name.
-        lr_per_512: as in `Recipe`; None for the recipe's.
+        lr_per_512: Learning rate for a batch of 512, as in `Recipe`; None for the recipe's.
     """
 
     settings: Mapping[str, Any]
@@ -36,10 +36,11 @@ class Recipe:
         cost: Cost of a run.
         expected: Published scores.
         settings: Settings by name; all others are chosen from the data.
-        lr_per_512: learning rate for 512 images in a step, to which the rate is proportional; None for the usual rule.
+        lr_per_512: Learning rate for 512 images in a step, to which the rate is proportional; None for the usual rule.
         variants: Different settings by the start of a model's name; the first match counts.
         tunes: Weights that the recipe fine-tunes, for messages; "" if it may start from random weights.
         imagenet_alone: Whether "timm" means weights trained on the labels of ImageNet-1k only.
+        imagenet_crop: Whether its program evaluates the middle 224 of 256 pixels, whatever the model.
         also: Published scores of other runs, by the flags to add to this recipe.
     """
 
@@ -52,6 +53,7 @@ class Recipe:
     variants: Mapping[str, Variant] = field(default_factory=dict)
     tunes: str | None = None
     imagenet_alone: bool = False
+    imagenet_crop: bool = False
     also: Mapping[str, str] = field(default_factory=dict)
 
     def of_model(self, model: str | None) -> "Recipe":

@@ -3,6 +3,7 @@
 import logging
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,13 +15,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paucal.runner.forecast import Expectation, Forecast
+from paucal.runner.clock import duration, finish
 from paucal.runner.plain_console import PlainConsole
 from paucal.wording import shortened, showable
 
 log = logging.getLogger("paucal")
 EPOCH_LINES = 30  # most epochs printed in a run
 REFRESH = 10  # steps between updates of the bar; reading the loss waits for the device
+WARMUP_STEPS, TIMED_STEPS = 2, 5
+MAX_TIMING = 3.0  # seconds after which fewer timed steps are enough
+MIN_FORECAST = 60.0  # seconds; shorter work is not announced
 
 
 class Console:
@@ -232,3 +236,59 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return shortened(" ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+class Forecast(Callback):
+    """Prints how long training will take, if over a minute, without validation and the final report.
+
+    Args:
+        say: Function that prints a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._first: tuple[int, float] | None = None
+        self._announced = False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Time a few steps, then print the forecast once."""
+        if self._announced or not trainer.is_global_zero:
+            return
+        if self._first is None:
+            if trainer.global_step >= WARMUP_STEPS:
+                self._first = (trainer.global_step, time.monotonic())
+            return
+        steps, seconds = trainer.global_step - self._first[0], time.monotonic() - self._first[1]
+        if steps < TIMED_STEPS and (steps < 1 or seconds < MAX_TIMING):
+            return
+        self._announced = True
+        left = (pl_module.plan.last_step - trainer.global_step) * seconds / steps
+        if left > MIN_FORECAST:
+            self._say(f"time: about {duration(left)} of training from now, until {finish(left)}")
+
+
+class Expectation:
+    """Prints how long countable work will take, if over a minute.
+
+    Args:
+        title: Name of the work.
+        say: Function that prints a line.
+    """
+
+    def __init__(self, title: str, say: Callable[[str], None]) -> None:
+        self._title, self._say = title, say
+        self._first: tuple[int, float] | None = None
+        self._announced = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Update the progress; the time before the first call, such as the start of processes, does not count."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (done, now)
+        counted, seconds = done - self._first[0], now - self._first[1]
+        if self._announced or seconds < MAX_TIMING or counted < 1:
+            return
+        left = (total - done) * seconds / counted
+        if left > MIN_FORECAST:
+            self._announced = True
+            self._say(f"time: {self._title} takes about {duration(left)} from now, until {finish(left)}")

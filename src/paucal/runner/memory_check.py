@@ -12,7 +12,7 @@ from paucal.backbones.sizing import fit_to_image_size
 from paucal.backbones.spec import BackboneSpec
 from paucal.memory import available_memory
 from paucal.settings.groups import JobSettings
-from paucal.training.memory import is_out_of_memory
+from paucal.training.failures import is_out_of_memory
 from paucal.types import UserError
 from paucal.wording import counted
 

@@ -14,9 +14,9 @@ from paucal.evaluation.results import read_report
 from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runs import RunFolder, create_run
+from paucal.runs.files import try_file, try_folder
 from paucal.runs.folder import is_taken
 from paucal.runs.replacing import aside_of, require_replaceable, settle
-from paucal.runs.writable import try_file, try_folder
 from paucal.settings.groups import JobSettings
 from paucal.settings.options import flag
 from paucal.types import UserError

@@ -1,17 +1,212 @@
-"""Choose the pretrained weights of a run without --init: those on this machine, else some that can be downloaded."""
+"""The initial weights of a run: those of another run, of a file, published by timm, or chosen by the run itself."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
 import timm
+import torch
 
+from paucal.backbones.weights.adapt import position_grid
+from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_timm, program_of
+from paucal.backbones.weights.load_report import LoadReport
+from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand, can_be_fetched, packaged
-from paucal.methods.training import method_of
-from paucal.methods.training_settings import TrainSettings
-from paucal.runs.ancestry import AUTO
+from paucal.models.card import ModelCard
+from paucal.models.preprocessing import Preprocessing
+from paucal.models.published import model_of_file, read_timm
+from paucal.models.saved import read_card
+from paucal.objectives import Objective
+from paucal.rules.facts import StartFacts
+from paucal.runs import RunFolder, open_model, read_weights
+from paucal.runs.folder import AUTO, PUBLISHED, TIMM, run_around, with_ancestors
+from paucal.runs.weights import read_foreign
+from paucal.settings.groups import ModelSettings
+from paucal.types import UserError
 
+M = TypeVar("M", bound=ModelSettings)
+RECORD = "init.json"
+NONE = "none"
 TINY = 24  # pixels; pretrained weights do not help on images with a shorter side below
 HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
+
+
+@dataclass(frozen=True)
+class Start:
+    """Source of a run's initial weights, before they are read; by default random weights.
+
+    Attributes:
+        facts: Facts for the automatic settings.
+        read: Function that reads the weights, given the timm name of the run's model.
+        input: Function that returns their preprocessing, given the timm name of the run's model; None if unknown.
+        record: Report on the weights loaded at the start of a resumed run.
+    """
+
+    facts: StartFacts | None = None
+    read: Callable[[str], StartWeights] | None = None
+    input: Callable[[str], ImageInput] | None = None
+    record: LoadReport | None = None
+
+
+def plain_init(settings: M) -> M:
+    """Return settings in which the start "none" is None."""
+    return replace(settings, init=None) if settings.init == NONE else settings
+
+
+def pin_start(settings: M) -> M:
+    """Return settings with the absolute path of the initial weights.
+
+    Raises:
+        UserError: The path does not exist.
+    """
+    if settings.init is None or settings.init in PUBLISHED:
+        return settings
+    path = _existing(settings.init)
+    return replace(settings, init=str((open_model(path).path if path.is_dir() else path).resolve()))
+
+
+def find_start(settings: ModelSettings, run: RunFolder | None = None) -> Start:
+    """Find the weights that `--init` names, without reading them.
+
+    Args:
+        settings: Settings with the absolute path of the weights.
+        run: Run to resume; once it has saved a state, its initial weights are not needed.
+
+    Raises:
+        UserError: The weights are missing, are not in a run folder, or belong to an unknown model.
+    """
+    if settings.init is not None and run is not None and run.last.exists():
+        return _recorded(run)
+    _require_sense(settings)
+    if settings.init is None:
+        return Start()
+    if settings.init in PUBLISHED:
+        return Start(StartFacts("timm's weights", normalise="model"), read_timm, input_of_timm)
+    path = _existing(settings.init)
+    folder = RunFolder(path) if path.is_dir() else run_around(path)
+    if folder is not None:
+        card, file = read_card(folder), None if path.is_dir() else path
+        return Start(
+            _facts_of_run(folder, card), lambda _: _read_run(folder, card, file), lambda _: card.preprocessing.tested
+        )
+    source, tree = f"the file {path.name}", cache(lambda: read_foreign(path))
+    model = settings.model or model_of_file(path, tree(), "--init")
+    return Start(
+        StartFacts(source, model, normalise="model"),
+        lambda _: StartWeights(_network(path, tree(), settings), source),
+        lambda name: input_of_file(program_of(tree()), name),
+    )
+
+
+def load_start(
+    start: Start, model: str | None, objective: Objective, classes: Sequence[str], head: Head = "auto"
+) -> LoadReport | None:
+    """Load the initial weights into every backbone of an objective; heads of extra losses stay random.
+
+    Returns:
+        A report on the loaded weights; None for random weights.
+
+    Raises:
+        UserError: The weights cannot be read or downloaded, or do not fit.
+    """
+    if start.read is None:
+        return start.record
+    weights = start.read(model or "")
+    reports = [start_from(backbone.model, weights, classes, head) for backbone in objective.backbones()]
+    fed = {} if start.input is None else asdict(start.input(model or ""))
+    return replace(reports[0], input=fed)
+
+
+def _network(path: Path, tree: Mapping[str, Any], settings: ModelSettings) -> Mapping[str, Any]:
+    return tree if settings.init_network is None else pick_network(tree, settings.init_network, f"the file {path.name}")
+
+
+def _existing(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(
+            f"--init: there is no file or run folder {name!r}; give a run folder such as runs/1, a weights file "
+            f"(.safetensors, .pth), or {TIMM!r} for the weights that timm publishes."
+        )
+    return path
+
+
+def _require_sense(settings: ModelSettings) -> None:
+    if settings.init is None and getattr(settings, "init_head", "auto") != "auto":
+        raise UserError("--init-head applies to the classifier of --init: give --init too, or leave it out.")
+    if settings.init_network is not None and (settings.init is None or not Path(settings.init).expanduser().is_file()):
+        raise UserError(
+            f"--init-network {settings.init_network} names a network within a file: give the file to --init, or leave "
+            "it out."
+        )
+
+
+def _recorded(run: RunFolder) -> Start:
+    try:
+        record = LoadReport.from_dict(run.read_json(RECORD))
+        fed = ImageInput.from_dict(record.input) if record.input else None  # older runs have not noted it
+        if fed is not None:
+            Preprocessing.as_tested((1, 1), fed)  # refuses values out of range
+    except TypeError as problem:
+        path = str(run.path / RECORD)
+        raise UserError(f"{path!r} is no report of paucal ({problem}): restore it or train anew.") from problem
+    return Start(input=None if fed is None else lambda _: fed, record=record)
+
+
+def _facts_of_run(run: RunFolder, card: ModelCard) -> StartFacts:
+    settings = run.settings
+    words = settings.get("model_args")
+    return StartFacts(
+        str(run.path),
+        card.backbone.name,
+        card.backbone.image_size,
+        _with_patches(tuple(map(str, words)) if isinstance(words, list) else (), card),
+        "model",
+        shown=images_shown(run),
+    )
+
+
+def images_shown(run: RunFolder) -> int | None:
+    """Return how many images the weights of a run have been trained on since they were random; None if unknown.
+
+    Epochs times training images, of the run and of those it started from. It is unknown for published weights.
+    """
+    total = 0
+    try:
+        for ancestor in with_ancestors(run):
+            summary, init = ancestor.read_json("summary.json"), ancestor.settings.get("init")
+            images = summary["parts"]["train"]
+            total += round(float(summary["epochs"]) * (sum(images.values()) if isinstance(images, dict) else images))
+            if init in (None, NONE):
+                return total
+    except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        pass  # missing, or written by another program
+    return None
+
+
+def _with_patches(typed: Sequence[str], card: ModelCard) -> tuple[str, ...]:
+    """Return the `--model-args` of the initial weights, with the patch size that was chosen for them.
+
+    Without it, images of another size would get a different patch size instead of more patches.
+    """
+    chosen = card.backbone.arguments.get("patch_size")
+    if chosen is None or any(word.partition("=")[0] == "patch_size" for word in typed):
+        return tuple(typed)
+    return (*typed, f"patch_size={json.dumps(chosen)}")
+
+
+def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeights:
+    tree = read_weights(run.weights) if file is None else read_foreign(file)
+    height, width = card.backbone.image_size
+    grid = None
+    if height != width:
+        with torch.device("meta"):
+            grid = position_grid(card.backbone.build().model)
+    source = f"the run {run.path}" if file is None else f"{file.name} of the run {run.path}"
+    return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
 
 
 @dataclass(frozen=True)
@@ -29,16 +224,37 @@ class Choice:
     remark: str = ""
 
 
-def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether a run may choose its pretrained weights itself.
 
-    It may if neither a start nor a paper's recipe was given, or if the start is "auto", as in the config of a run that
-    chose its weights.
+    It may if no start was given, or if the start is "auto", as in the config of a run that chose its weights.
+
+    Args:
+        settings: Settings of the run.
+        given: Names of the settings that were given.
+        named: Settings that imply the user's own start, or none.
     """
-    if settings.init is not None:
-        return settings.init == AUTO
-    said = {"init", "init_head", "init_network", "attention_init", "model_args"} & set(given)
-    return not said and settings.recipe is None and not method_of(settings).label_maps
+    return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
+
+
+def choose_start(settings: M, given: Mapping[str, str], device: str, side: int) -> tuple[M, dict[str, str], Choice]:
+    """Choose the pretrained weights of a run, and with them its model if that is open.
+
+    Args:
+        settings: Settings of the run.
+        given: Origin of each setting that was given.
+        device: Name "cpu", "cuda" or "mps".
+        side: Median of the images' shorter sides in pixels.
+
+    Returns:
+        The settings, the origins with the reason of the choice, and the choice.
+    """
+    choice = choose(settings.model, device, side)
+    origin = {**given, "init": f"auto: {choice.why}"}
+    if not choice.candidates:
+        return replace(settings, init=None), origin, choice
+    origin = {"model": f"auto: {choice.why}", **origin}
+    return replace(settings, init=AUTO, model=choice.candidates[0]), origin, choice
 
 
 def choose(model: str | None, device: str, side: int) -> Choice:
@@ -55,41 +271,35 @@ def choose(model: str | None, device: str, side: int) -> Choice:
 
 
 def _choose_named(model: str) -> Choice:
-    carried = packaged(model)
-    if carried is not None:
-        return Choice((model,), f"trained weights in the package {carried.package and carried.package.distribution}")
+    weights = packaged(model)
+    if weights is not None:
+        return Choice((model,), f"trained weights in the package {weights.package and weights.package.distribution}")
     config = timm.get_pretrained_cfg(model, allow_unregistered=True)
     if config is None or not config.has_weights:
         return Choice((), f"no trained weights of {model} are published")
-    one = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
-    if at_hand(one):
-        return Choice((model,), f"trained weights in the cache of this machine ({one.licence})")
-    problem = can_be_fetched(one)
+    weights = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
+    if at_hand(weights):
+        return Choice((model,), f"trained weights in the cache of this machine ({weights.licence})")
+    problem = can_be_fetched(weights)
     if problem is None:
-        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({one.licence})")
-    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it begins from scratch")
+        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({weights.licence})")
+    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it starts from scratch")
 
 
 def _choose_any(device: str) -> Choice:
-    suited = [one for one in TRAINED if one.device == device] + [one for one in TRAINED if one.device == "cpu"]
-    suited = list(dict.fromkeys(suited))
-    here = [(one, where) for one in suited if (where := at_hand(one))]
+    suited = dict.fromkeys(weights for kind in (device, "cpu") for weights in TRAINED if weights.device == kind)
+    here = {weights: place for weights in suited if (place := at_hand(weights))}
     if here:
-        told = "; ".join(f"{one.describe()} (from a {where})" for one, where in here)
-        return Choice(tuple(one.name for one, _ in here), f"trained weights on this machine: {told}")
+        places = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in here.items())
+        return Choice(tuple(weights.name for weights in here), f"trained weights on this machine: {places}")
     problem = ""
-    for one in suited[:1]:
-        problem = can_be_fetched(one) or ""
+    for weights in list(suited)[:1]:
+        problem = can_be_fetched(weights) or ""
         if not problem:
-            return Choice((one.name,), f"trained weights, fetched: {one.describe()}")
+            return Choice((weights.name,), f"trained weights, fetched: {weights.describe()}")
     return Choice(
         (),
         "no trained weights at hand",
-        f"no trained weights are on this machine, and none can be fetched ({problem}): this run begins from scratch, "
-        f"which takes many more images and hours to become good; {HELP}",
+        f"no trained weights are on this machine, and none can be fetched ({problem}): this run starts from scratch, "
+        f"which needs many more images and hours; {HELP}",
     )
-
-
-def started_from(settings: TrainSettings, candidate: str) -> TrainSettings:
-    """Return settings that start from a candidate's weights."""
-    return replace(settings, init=AUTO, model=candidate)

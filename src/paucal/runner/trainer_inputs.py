@@ -1,6 +1,5 @@
 """The trainer's plan and hardware, from the settings."""
 
-import re
 import time
 from typing import TypeVar
 
@@ -14,13 +13,15 @@ from paucal.data.views.mixing import Mixing
 from paucal.models.devices import DEVICES
 from paucal.rules.facts import best_device
 from paucal.runner.processes import launched_shape
+from paucal.runner.time_budget import seconds_of
 from paucal.settings.groups import JobSettings
-from paucal.settings.values import DURATION
 from paucal.training import Hardware, Plan
 from paucal.types import UserError
 from paucal.wording import counted
 
 M = TypeVar("M", bound=nn.Module)
+
+
 FEW_STEPS = 5  # per epoch
 
 
@@ -37,36 +38,6 @@ def trainer_plan(settings: JobSettings, n_train: int, mixing: Mixing | None = No
         deadline=None if settings.time_limit is None else time.monotonic() + seconds_of(settings.time_limit),
         hardware=hardware(settings),
     )
-
-
-UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-
-
-def seconds_of(duration: str, name: str = "--time-limit") -> float:
-    """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
-
-    Args:
-        duration: Duration as typed.
-        name: Flag that it was given to.
-
-    Raises:
-        UserError: It is not a duration above 0.
-
-    Example:
-        >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
-        (129600.0, 5400.0, 2730.0)
-    """
-    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", duration):
-        parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", duration)
-        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
-    elif re.fullmatch(r"\d+:\d{2}:\d{2}", duration):
-        hours, minutes, rest = map(int, duration.split(":"))
-        seconds = float(3600 * hours + 60 * minutes + rest)
-    else:
-        seconds = 0.0
-    if seconds <= 0:
-        raise UserError(f"{name} is {duration!r}, {DURATION}.")
-    return seconds
 
 
 def hardware(settings: JobSettings) -> Hardware:

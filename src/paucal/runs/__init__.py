@@ -1,8 +1,7 @@
 """The run folder: create, read, write atomically."""
 
-from paucal.runs.atomic import csv_text, folder_in_place, keep_as, write_atomically, write_text
-from paucal.runs.environment import describe_environment
-from paucal.runs.folder import RunFolder, create_run, open_model, open_run
+from paucal.runs.files import csv_text, folder_in_place, keep_as, write_atomically, write_text
+from paucal.runs.folder import RunFolder, create_run, describe_environment, open_model, open_run
 from paucal.runs.weights import load_checkpoint, read_weights, save_weights
 
 __all__ = [

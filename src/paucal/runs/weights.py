@@ -1,7 +1,13 @@
-"""Deployable weights as safetensors, which contain no executable code."""
+"""Files of weights: safetensors, checkpoints, and files from elsewhere, which may be damaged or hostile."""
 
+import argparse
+import pickle
+import re
+import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -9,11 +15,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from paucal.reading import require_regular
-from paucal.runs.atomic import write_atomically
+from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 MAX_BYTES = 16 * 2**30  # a model of a billion parameters with its optimizer state
 _SLACK = 1 << 20
+MAX_DEPTH = 6  # of mappings within mappings
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+Tree = Mapping[str, Any]
 
 
 def unpacked_size(path: Path) -> int:
@@ -37,11 +46,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state dict.
 
     Raises:
-        UserError: the file is missing or is no safetensors file.
+        UserError: The file is missing or is not a safetensors file.
     """
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
-            raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the most that are read of a model.")
+            raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the maximum for a model.")
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run has not saved a model yet; train it first.") from None
@@ -53,12 +62,12 @@ def load_checkpoint(path: Path) -> dict:
     """Read a training checkpoint without running any code in it.
 
     Raises:
-        UserError: the file is missing, truncated, or holds more than tensors and plain values.
+        UserError: The file is missing, truncated, or holds more than tensors and plain values.
     """
     try:
         size = require_regular(path).stat().st_size
         if unpacked_size(path) > max(2 * size, size + _SLACK):
-            raise UserError(f"{str(path)!r} is packed, which no checkpoint of paucal is: restore it, or train anew.")
+            raise UserError(f"{str(path)!r} is compressed, and not a checkpoint of paucal: restore it, or train again.")
         return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
@@ -69,3 +78,78 @@ def load_checkpoint(path: Path) -> dict:
     except Exception as problem:  # torch raises many types for a damaged or hostile file
         reason = str(problem).split("\n")[0]
         raise UserError(f"{str(path)!r} is not a checkpoint of paucal or is damaged ({reason}).") from problem
+
+
+def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
+    """Read a safetensors file or a file of `torch.save` from elsewhere, without running any code in it.
+
+    Returns:
+        Tensors by name, possibly in mappings within mappings. Everything else in the file is left out, and so are
+        tensors that are not plain (sparse, quantised, without values, or larger than what is stored of them).
+
+    Raises:
+        UserError: The file is missing, too large, cut short, of another kind, or holds Python objects that could
+            run code.
+    """
+    if not path.is_file():
+        raise UserError(f"There is no file {str(path)!r}: check the path.")
+    _require_size(path, unpacked_size(path), max_bytes)
+    content = read_weights(path) if path.suffix == ".safetensors" else _load(path)
+    tree = _plain(content, seen=set())
+    if not tree:
+        raise UserError(f"{str(path)!r} holds no tensors with names: give a file with a state dict.")
+    return tree
+
+
+def _load(path: Path) -> Any:
+    try:
+        # Published checkpoints often keep their command line's Namespace, which holds values and runs nothing.
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # about old and odd pickles
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as problem:  # torch raises many types for a damaged or hostile file
+        raise UserError(_sentence(path, problem)) from problem
+
+
+def _sentence(path: Path, problem: Exception) -> str:
+    text = str(problem)
+    found = _FORBIDDEN.search(text)
+    if found or isinstance(problem, pickle.UnpicklingError):
+        what = f"it holds Python objects ({found[1]})" if found else "it is no weights file, or holds Python objects"
+        return (
+            f"{str(path)!r} is refused: {what} that could run code when opened; give a file of tensors only, such as a "
+            "state dict or safetensors."
+        )
+    reason = text.split("\n")[0].split(". ")[0][:200].rstrip(".") or type(problem).__name__
+    return f"{str(path)!r} is damaged, cut short or not a weights file ({reason}): fetch or save it again."
+
+
+def _require_size(path: Path, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise UserError(
+            f"{str(path)!r} holds {size / 2**30:.3g} GiB, more than the {max_bytes / 2**30:.3g} GiB that are read: "
+            "save its weights alone, without the state of the optimizer."
+        )
+
+
+def _plain(value: Any, seen: set[int], depth: int = 0) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or depth > MAX_DEPTH or id(value) in seen:
+        return {}
+    seen.add(id(value))
+    plain: dict[str, Any] = {}
+    for name, entry in value.items():
+        if not isinstance(name, str):
+            continue
+        if isinstance(entry, Tensor):
+            if _is_plain(entry):
+                plain[name] = entry.detach()
+        elif inner := _plain(entry, seen, depth + 1):
+            plain[name] = inner
+    return plain
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return False
+    # A view can claim any size with few bytes behind it, and working on it would fill the memory.
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paucal.reading import named_path
 from paucal.runner.outputs import DEFAULT, refuse_inside_images
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.studies.drawing import PICTURE
 from paucal.studies.grids.scenes import UNFINISHED
 from paucal.studies.images import TAKEN

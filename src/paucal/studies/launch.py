@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from paucal.evaluation.figures import save_figure
 from paucal.report.studying import StudyPage, write_study
+from paucal.runner.clock import duration, finish
 from paucal.runner.console import Console, SilentConsole
-from paucal.runner.forecast import duration, finish
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.studies.call import Call

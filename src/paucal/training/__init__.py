@@ -1,9 +1,9 @@
 """The trainer of any objective."""
 
 from paucal.training.checkpoints import checkpoint_position, checkpoint_rows
+from paucal.training.failures import largest_batch
 from paucal.training.fit import Outcome, fit
 from paucal.training.keeper import Records, Watch
-from paucal.training.memory import largest_batch
 from paucal.training.plan import Hardware, Optimization, Plan, PlanChange, TimePlan
 from paucal.training.schedules import CosineWarmup, LaggingEpochs, WarmupThenCosine
 

@@ -16,17 +16,15 @@ from torch.utils.data import DataLoader
 
 from paucal.cores import usable_cores
 from paucal.objectives.base import Objective
-from paucal.training.average import MovingAverage
+from paucal.training.averaging import MovingAverage
 from paucal.training.checkpoints import AtomicCheckpoints, checkpoint_changes, fitting_state
 from paucal.training.clock import RunClock
-from paucal.training.compiling import compile_advice
-from paucal.training.health import FiniteWatch
+from paucal.training.failures import compile_advice, memory_advice
 from paucal.training.keeper import AfterStep, Records, RunKeeper
-from paucal.training.memory import memory_advice
+from paucal.training.meters import FiniteWatch
 from paucal.training.module import TrainingModule
 from paucal.training.plan import Hardware, Optimization, Plan
-from paucal.training.sharded_strategy import ShardedStrategy
-from paucal.training.sharding import EqualBuffers, WholeCopy
+from paucal.training.sharding import EqualBuffers, ShardedStrategy, WholeCopy
 from paucal.training.stopping import StopSignal, interruptible
 
 ADVICE = (
@@ -89,16 +87,16 @@ def fit(
 
     Args:
         objective: Objective to train.
-        make_loader: called once the processes are joined, so that it knows their number. Its loader yields
-            `Batch`es from the forward pass at which the run stands (see `checkpoint_position`) and has the
-            length of the whole run in forward passes, or of the longest that it may become (`Plan.most_steps`).
+        make_loader: Function that returns the loader, called once the processes have joined. The loader yields
+            `Batch`es from the run's current forward pass on (see `checkpoint_position`), and its length is that of the
+            whole run in forward passes, or of the longest run after corrections (`Plan.most_steps`).
         optimization: Optimizer and schedule.
         plan: Length, seed and hardware.
         records: Run folder, validation and callbacks.
         callbacks: Further Lightning callbacks, such as a progress bar.
 
     Raises:
-        UserError: the loss was not finite for many steps in a row, the saved state does not fit, the memory does
+        UserError: The loss was not finite for many steps in a row, the saved state does not fit, the memory does
             not suffice, or the model cannot be compiled.
     """
     compiled = plan.hardware.compile_backend is not None

@@ -1,15 +1,20 @@
-"""Running means of losses and health on the device, between two readings.
+"""Running means of losses and health on the device, between two readings, and a watch for NaN and infinite losses.
 
 Each process measures its own images. Readings and saved states are those of all processes; nothing is sent in between.
 """
 
+import logging
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from paucal.types import LossTerms
+from paucal.wording import was
+
+log = logging.getLogger("paucal")
 
 
 class Meters:
@@ -55,7 +60,7 @@ class Meters:
     def read(self) -> dict[str, float]:
         """Return means since the last reset (of skipped steps the number), over all processes.
 
-        Every process must call it. It waits for the device once. A mean of nothing, where no value was finite, is NaN.
+        Every process must call it. It waits for the device once. A mean without any finite value is NaN.
         """
         if not self.sums:
             return {}
@@ -75,18 +80,18 @@ class Meters:
         return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
     def culprits(self) -> list[str]:
-        """Return the names of the losses that were not finite at some time, in any process; every one must ask."""
+        """Return the names of losses that were ever not finite, in any process; every process must call this."""
         return [name for name, count in _joint(self.nonfinite).items() if name != "loss" and float(count) > 0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint in the middle of an epoch stores: the same on all processes, each of which must ask.
+        """Return what a checkpoint in the middle of an epoch stores; every process must call this.
 
-        They go on with it, so it holds the share of one: the mean.
+        It is the mean over the processes, since each of them resumes with it.
         """
         return {"sums": _joint(self.sums), "counts": _joint(self.counts), "skipped": float(self.skipped)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take over what a checkpoint stored."""
+        """Restore the state of a checkpoint."""
         self.sums = {name: value.to(device) for name, value in state["sums"].items()}
         self.counts = {name: value.to(device) for name, value in state["counts"].items()}
         self.skipped = state["skipped"]
@@ -99,3 +104,55 @@ def _joint(values: dict[str, Tensor]) -> dict[str, Tensor]:
     joint = torch.stack(list(values.values()))
     dist.all_reduce(joint)
     return dict(zip(values, joint / dist.get_world_size(), strict=True))
+
+
+class FiniteWatch(Callback):
+    """Checks at intervals whether steps were skipped, names the losses concerned, and stops a hopeless run.
+
+    A run is hopeless if all steps since the last check were skipped, or all steps of a shorter run. `RunKeeper` then
+    writes its records and ends it.
+
+    Args:
+        every: Steps between two checks.
+
+    Attributes:
+        hopeless: Message that ends the run; None if it may continue.
+    """
+
+    def __init__(self, every: int = 50) -> None:
+        self.every = every
+        self.hopeless: str | None = None
+        self._seen = 0.0  # skipped steps at the newest check
+        self._looked = 0  # step of that check
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
+        return {"seen": self._seen, "looked": self._looked}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        self._seen, self._looked = state_dict["seen"], state_dict["looked"]
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Read the number of skipped steps, which waits for the device."""
+        step, plan = trainer.global_step, pl_module.plan
+        due = step % self.every == 0 or step >= plan.total_steps
+        if not due or (batch_idx + 1) % plan.accumulate:
+            return
+        skipped = float(pl_module.meters.skipped)
+        new, self._seen = skipped - self._seen, skipped
+        steps, self._looked = step - self._looked, step
+        if new <= 0:
+            return
+        names = ", ".join(repr(name) for name in pl_module.meters.culprits()) or "none; a gradient overflowed"
+        window = "the last step" if steps == 1 else f"the last {steps} steps"
+        if new >= steps >= min(self.every, plan.total_steps):
+            self.hopeless = (
+                f"{window} {'was' if steps == 1 else 'were all'} skipped because "
+                "the loss or its gradient was not finite "
+                f"(losses concerned: {names}): lower --lr (now {pl_module.meters.rate:.2g}), "
+                "or use --precision 32-true. The run folder keeps the weights of before."
+            )
+            return
+        what = f"{window} was" if steps == 1 else f"{new:.0f} of {window} {was(int(new))}"
+        log.warning("%s skipped: not finite (losses concerned: %s)", what, names)

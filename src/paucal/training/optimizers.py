@@ -1,23 +1,87 @@
-"""The optimizers of a run, over the groups of `groups.parameter_groups`."""
+"""The optimizers of a run, and their parameter groups."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
 from timm.optim.lars import Lars
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from paucal.training.plan import Optimization
 
+NORM = re.compile(r"norm", re.IGNORECASE)
+# Learned tokens and tables, which are not weights of a layer, by their names in timm and the papers.
+UNDECAYED = re.compile(
+    r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
+    r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
+)
 TRUST = 1e-3  # LARS' coefficient in EsViT's program
-UNAWARE = ("mps",)  # where torch's fused AdamW takes `found_inf` and makes the step all the same
+UNAWARE = ("mps",)  # devices on which torch's fused AdamW makes the step despite `found_inf`
+
+
+def parameter_groups(
+    module: nn.Module, label: Callable[[str], str] = lambda name: "main", decays_tables: bool = False
+) -> list[dict[str, Any]]:
+    """Sort trainable parameters into optimizer groups by label and by whether they are decayed.
+
+    Not decayed: norms of any shape, biases and every other parameter of at most one dimension, class and position
+    tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc program
+    decays the 4-D norms of its CvT and the tokens of its ViT and T2T; EsViT's decays all tokens and tables.)
+
+    Args:
+        module: Module with the parameters.
+        label: Function that returns the objective's group of a parameter name.
+        decays_tables: Whether all but biases and parameters of at most one dimension are decayed.
+
+    Returns:
+        Dictionaries with `params`, `names`, `label` and `decayed`, in a stable order.
+    """
+    undecayed = set(_small_parameters(module) if decays_tables else undecayed_parameters(module))
+    groups: dict[tuple[str, bool], dict[str, Any]] = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        key = (label(name), name not in undecayed)
+        group = groups.setdefault(key, {"params": [], "names": [], "label": key[0], "decayed": key[1]})
+        group["params"].append(parameter)
+        group["names"].append(name)
+    return list(groups.values())
+
+
+def undecayed_parameters(module: nn.Module) -> Iterator[str]:
+    """Yield the full names of the parameters that get no weight decay."""
+    patterns = list(_listed_patterns(module))
+    for prefix, owner in module.named_modules():
+        is_norm = NORM.search(type(owner).__name__) is not None
+        for short, parameter in owner.named_parameters(recurse=False):
+            name = f"{prefix}.{short}" if prefix else short
+            listed = any(fnmatch(name, pattern) for pattern in patterns)
+            if is_norm or parameter.ndim <= 1 or short.endswith("bias") or UNDECAYED.search(name) or listed:
+                yield name
+
+
+def _small_parameters(module: nn.Module) -> Iterator[str]:
+    return (name for name, parameter in module.named_parameters() if parameter.ndim <= 1 or name.endswith(".bias"))
+
+
+def _listed_patterns(module: nn.Module) -> Iterator[str]:
+    """Yield the full names of parameters that timm models exclude from weight decay."""
+    for prefix, owner in module.named_modules():
+        listing = getattr(owner, "no_weight_decay", None)
+        if callable(listing):
+            names: Any = listing()
+            for name in names:
+                yield f"{prefix}.{name}" if prefix else name
 
 
 def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) -> Optimizer:
     """Return the optimizer of a run; learning rates and weight decays of its groups are set before every step.
 
     SGD and LARS have momentum, and their weight decay is part of the gradient, as in EsViT's program. LARS (You et al.
-    2017) scales the step of each tensor to its length; what is not decayed, such as norms and biases, it steps as SGD.
+    2017) scales the step of each tensor to its length, except for undecayed ones such as norms and biases.
 
     Args:
         groups: Dictionaries with `params`, `names`, `label` and `decayed`.
@@ -37,7 +101,7 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def looks_at_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
+def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """Return whether an optimizer skips a step by itself if `found_inf` is 1.
 
     SGD and LARS do not, fused SGD neither: torch leaves its momentum undefined where the first step is skipped, and

@@ -15,7 +15,7 @@ from paucal.backbones.attention_maps import recorded_attention
 from paucal.backbones.families.dhvt import checkpoint_filter_fn
 from paucal.backbones.features import FeatureBackbone
 from paucal.backbones.weights.start import StartWeights, start_from
-from paucal.training.groups import undecayed_parameters
+from paucal.training.optimizers import undecayed_parameters
 from paucal.types import UserError
 from vectors import recorded
 

@@ -10,7 +10,7 @@ import torch
 import paucal
 from paucal.cli.main import main as command
 from paucal.models.trained import load_trained
-from paucal.runner.loaders import stored_reading
+from paucal.runner.images import stored_reading
 from paucal.runs import RunFolder
 from paucal.types import UserError
 from tasks.classification.auto_tune.carried import MODEL, install

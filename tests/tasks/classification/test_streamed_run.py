@@ -14,7 +14,7 @@ from paucal.runner.images import SplitImages, pin_data
 from paucal.runner.starts import Choice
 from paucal.tasks.classification.assembly import _tune_record
 from paucal.tasks.classification.balance import balance
-from paucal.tasks.classification.quick_check import quick_check
+from paucal.tasks.classification.images import quick_check
 from paucal.types import UserError
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")

@@ -13,7 +13,7 @@ from paucal.recipes.detection import IMAGES, RECIPES
 from paucal.rules.facts import UNDERTRAINED, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.runner.console import SilentConsole
-from paucal.runner.start_weights import plain_init
+from paucal.runner.starts import plain_init
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.batch import BoxedDataset

@@ -12,12 +12,11 @@ from PIL import Image
 from paucal.cli.main import main
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.start_weights import plain_init
+from paucal.runner.starts import plain_init
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.instance_masks.run_lengths import RunLengths, unpacked
-from paucal.tasks.detection.job import DetectionJob
-from paucal.tasks.detection.launch import detect
+from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 from paucal.verbs.predict.detection import detect_objects

@@ -51,11 +51,11 @@ class ConvAttention(nn.Module):
     """Attention whose queries, keys and values each come from a convolutional projection (section 3.2 of the paper).
 
     Args:
-        width: channels.
-        num_heads: heads.
-        num_prefix_tokens: tokens before the cells, which bypass the convolutions.
-        proj_drop: dropout of the output.
-        attn_drop: dropout of the weights.
+        width: Channels.
+        num_heads: Heads.
+        num_prefix_tokens: Tokens before the cells, which bypass the convolutions.
+        proj_drop: Dropout of the output.
+        attn_drop: Dropout of the weights.
     """
 
     attention_layout = AttentionLayout(pools="keys")
@@ -98,17 +98,17 @@ class Cvt(CvtBackbone):
     """A CvT; the defaults are those of CvT-13.
 
     Args:
-        in_chans: channels of the images.
-        num_classes: outputs of the classifier; 0 for none.
-        global_pool: what the classifier reads: the class "token", the mean of the cells ("avg"), or "" for all tokens.
-        embed_dims: channels of each stage.
-        depths: blocks of each stage.
-        num_heads: heads of each stage.
-        mlp_ratio: hidden channels of each MLP over those of its stage.
-        drop_rate: dropout before the classifier.
-        proj_drop_rate: dropout after projections within the blocks.
-        attn_drop_rate: dropout of attention weights.
-        drop_path_rate: chance that a branch of the last block is skipped in training; linear from 0 at the first
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
+        global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
+        embed_dims: Channels of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio: Hidden channels of each MLP over those of its stage.
+        drop_rate: Dropout before the classifier.
+        proj_drop_rate: Dropout after projections within the blocks.
+        attn_drop_rate: Dropout of attention weights.
+        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first
             block of the last stage, and 0 in the stages before, as published (there 0.1).
 
     Raises:

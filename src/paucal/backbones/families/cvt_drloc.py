@@ -62,10 +62,10 @@ class SharedConvAttention(nn.Module):
     """Attention whose keys and values share a depthwise convolution of stride 2.
 
     Args:
-        width: channels.
-        num_heads: heads.
-        proj_drop: dropout of the output.
-        attn_drop: dropout of the weights.
+        width: Channels.
+        num_heads: Heads.
+        proj_drop: Dropout of the output.
+        attn_drop: Dropout of the weights.
     """
 
     attention_layout = AttentionLayout(pools="keys")
@@ -96,18 +96,18 @@ class DrlocCvt(CvtBackbone):
     """The CvT of DrLoc; the defaults are those of its CvT-13.
 
     Args:
-        in_chans: channels of the images.
-        num_classes: outputs of the classifier; 0 for none.
-        global_pool: what the classifier reads: the mean of the cells ("avg"), or "" for the map.
-        embed_dims: channels of each stage.
-        depths: blocks of each stage.
-        num_heads: heads of each stage.
-        mlp_ratio: hidden channels of each MLP over those of its stage.
-        eps_in_root: put the 1e-5 of the norms inside the root, as a layer norm does.
-        drop_rate: dropout before the classifier.
-        proj_drop_rate: dropout after projections within the blocks.
-        attn_drop_rate: dropout of attention weights.
-        drop_path_rate: chance that a branch of the last block is skipped in training; linear from 0 at the first.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
+        global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
+        embed_dims: Channels of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        mlp_ratio: Hidden channels of each MLP over those of its stage.
+        eps_in_root: Put the 1e-5 of the norms inside the root, as a layer norm does.
+        drop_rate: Dropout before the classifier.
+        proj_drop_rate: Dropout after projections within the blocks.
+        attn_drop_rate: Dropout of attention weights.
+        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
             Published: 0.
 
     Raises:

@@ -85,7 +85,7 @@ def hidden_cells(grid: Grid, window: Grid, like: Tensor) -> Tensor:
     Args:
         grid: (rows, columns) of the cells.
         window: (rows, columns) of a window.
-        like: a tensor of the device.
+        like: A tensor of the device.
     """
     # What is made while a program is traced, or of another kind of tensor, must not be met again outside.
     if torch.compiler.is_compiling() or type(like) is not Tensor:
@@ -131,14 +131,14 @@ class WindowAttention(nn.Module):
     - "shrunk": windows as small as their number allows (`window_of`), which needs least padding; the rest is masked.
 
     Args:
-        width: channels.
-        num_heads: heads.
-        window_size: most rows and columns of a window.
-        padding: one of the three above.
-        rel_pos_bias: add a learned bias for each head and each offset between query and key. The table is read by
+        width: Channels.
+        num_heads: Heads.
+        window_size: Most rows and columns of a window.
+        padding: One of the three above.
+        rel_pos_bias: Add a learned bias for each head and each offset between query and key. The table is read by
             offset, so that smaller windows use its middle.
-        proj_drop: dropout of the output.
-        attn_drop: dropout of the weights.
+        proj_drop: Dropout of the output.
+        attn_drop: Dropout of the weights.
     """
 
     attention_layout = AttentionLayout(places=_places)
@@ -227,20 +227,20 @@ class EsvitCvt(CvtBackbone):
     """A windowed CvT; the defaults are those of EsViT's CvT-T.
 
     Args:
-        in_chans: channels of the images.
-        num_classes: outputs of the classifier; 0 for none.
-        global_pool: what the classifier reads: the mean of the cells ("avg"), or "" for the map.
-        embed_dims: channels of each stage.
-        depths: blocks of each stage.
-        num_heads: heads of each stage.
-        window_size: most rows and columns of a window.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
+        global_pool: Input of the classifier: the mean of the cells ("avg"), or "" for the map.
+        embed_dims: Channels of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        window_size: Most rows and columns of a window.
         padding: "published", "masked" or "shrunk"; see `WindowAttention`.
-        rel_pos_bias: whether attention has a learned bias for each offset between cells.
-        mlp_ratio: hidden channels of each MLP over those of its stage.
-        drop_rate: dropout before the classifier.
-        proj_drop_rate: dropout after projections within the blocks.
-        attn_drop_rate: dropout of attention weights.
-        drop_path_rate: chance that a branch of the last block is skipped in training; linear from 0 at the first.
+        rel_pos_bias: Whether attention has a learned bias for each offset between cells.
+        mlp_ratio: Hidden channels of each MLP over those of its stage.
+        drop_rate: Dropout before the classifier.
+        proj_drop_rate: Dropout after projections within the blocks.
+        attn_drop_rate: Dropout of attention weights.
+        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first.
 
     Raises:
         ValueError: a value that makes no model.

@@ -83,13 +83,13 @@ class CvtBlock(nn.Module):
     """Attention and a feed-forward, each behind a norm and beside a shortcut; one stochastic depth serves both.
 
     Args:
-        width: channels.
-        attn: attention, called with the normed tokens and their grid.
-        mlp_ratio: hidden channels of the feed-forward over `width`.
-        act_layer: its activation.
-        make_norm: the norm over that many channels.
-        proj_drop: dropout within the feed-forward.
-        drop_path: chance that a branch is skipped in training.
+        width: Channels.
+        attn: Attention, called with the normed tokens and their grid.
+        mlp_ratio: Hidden channels of the feed-forward over `width`.
+        act_layer: Its activation.
+        make_norm: The norm over that many channels.
+        proj_drop: Dropout within the feed-forward.
+        drop_path: Chance that a branch is skipped in training.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class CvtStage(nn.Module):
     """A convolutional embedding, then blocks, with a class token before the cells where it has one.
 
     Args:
-        embed: the embedding.
-        blocks: the blocks.
-        width: channels.
-        class_token: whether the stage has one.
+        embed: The embedding.
+        blocks: The blocks.
+        width: Channels.
+        class_token: Whether the stage has one.
     """
 
     def __init__(self, embed: ConvEmbed, blocks: list[nn.Module], width: int, class_token: bool) -> None:
@@ -151,13 +151,13 @@ class CvtBackbone(StagedBackbone):
     """Stages of a CvT: the first with 4 pixels per cell, each further one with twice as many.
 
     Args:
-        in_chans: channels of the images.
-        embed_dims: channels of each stage.
-        depths: blocks of each stage.
-        stem_padding: zeros around the image in the first convolution, 7x7 with stride 4.
-        make_norm: the norm over that many channels.
-        make_block: the block of a stage, by their numbers.
-        class_token: whether the last stage has a class token.
+        in_chans: Channels of the images.
+        embed_dims: Channels of each stage.
+        depths: Blocks of each stage.
+        stem_padding: Zeros around the image in the first convolution, 7x7 with stride 4.
+        make_norm: The norm over that many channels.
+        make_block: The block of a stage, by their numbers.
+        class_token: Whether the last stage has a class token.
         classifying: `num_classes`, `global_pool` and `drop_rate`, as `StagedBackbone` takes them.
     """
 
@@ -229,7 +229,7 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     1x1 convolutions become linear layers, norms of shape (1, C, 1, 1) become (C).
 
     Args:
-        state: tensors by name; a prefix before the names that the first rule knows is taken off.
+        state: Tensors by name; a prefix before the names that the first rule knows is taken off.
         rules: (pattern of the beginning of a name, what replaces it); of those that fit, the first counts.
     """
     known = (re.match(rf"(.*?)(?:{rules[0][0]})", name) for name in state)

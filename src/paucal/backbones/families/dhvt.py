@@ -73,23 +73,23 @@ class Dhvt(TokenBackbone):
     gradient.
 
     Args:
-        img_size: side, or (height, width), in pixels.
-        patch_size: pixels per cell: 2, 4, 8 or 16 with SOPE.
-        in_chans: channels of the images.
-        num_classes: outputs of the classifier; 0 for none.
+        img_size: Side, or (height, width), in pixels.
+        patch_size: Pixels per cell: 2, 4, 8 or 16 with SOPE.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
         global_pool: "token", "avg" or "".
-        embed_dim: channels of the tokens.
-        depth: blocks.
-        num_heads: attention heads.
-        mlp_ratio: hidden channels of the feed-forward per channel of the tokens.
-        qkv_bias: whether the joint projection of the attention has a bias.
-        drop_rate: dropout before the classifier.
-        proj_drop_rate: dropout of the outputs of attention and feed-forward.
-        attn_drop_rate: dropout of the attention weights.
-        drop_path_rate: chance that a branch of the last block is skipped in training; linear from 0 at the first. The
+        embed_dim: Channels of the tokens.
+        depth: Blocks.
+        num_heads: Attention heads.
+        mlp_ratio: Hidden channels of the feed-forward per channel of the tokens.
+        qkv_bias: Whether the joint projection of the attention has a bias.
+        drop_rate: Dropout before the classifier.
+        proj_drop_rate: Dropout of the outputs of attention and feed-forward.
+        attn_drop_rate: Dropout of the attention weights.
+        drop_path_rate: Chance that a branch of the last block is skipped in training; linear from 0 at the first. The
             published program trains every model with 0.1.
-        dynamic_img_size: resample the table of positions to the grid of each batch.
-        parts: the options of `DhvtParts`.
+        dynamic_img_size: Resample the table of positions to the grid of each batch.
+        parts: The options of `DhvtParts`.
 
     Raises:
         ValueError: sizes that do not fit together, or an option without such a value.
@@ -173,7 +173,7 @@ class Dhvt(TokenBackbone):
         """Prepare for another image size: only a table of positions is bound to one, and is resampled.
 
         Args:
-            img_size: side, or (height, width), in pixels.
+            img_size: Side, or (height, width), in pixels.
         """
         size, before = _pair(img_size), self.patch_embed.grid_size
         self._require_whole_patches(size)

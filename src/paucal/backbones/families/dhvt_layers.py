@@ -27,24 +27,24 @@ class DhvtParts:
     timm's tensor names. `studies/published/dhvt.yaml` says which options make which published row.
 
     Attributes:
-        sope: sequential overlapping patch embedding (a stack of 3x3 convolutions of stride 2); else one linear
+        sope: Sequential overlapping patch embedding (a stack of 3x3 convolutions of stride 2); else one linear
             projection per patch.
-        sope_norm: norm after each convolution of SOPE.
-        pre_affine: scale and shift of the image's channels before the convolutions of SOPE.
-        post_affine: scale and shift of the tokens' channels after them.
-        head_tokens: one token per attention head, joined to the sequence within each attention.
-        abs_pos: a learned table of positions, added to the tokens; binds the model to one image size unless
+        sope_norm: Norm after each convolution of SOPE.
+        pre_affine: Scale and shift of the image's channels before the convolutions of SOPE.
+        post_affine: Scale and shift of the tokens' channels after them.
+        head_tokens: One token per attention head, joined to the sequence within each attention.
+        abs_pos: A learned table of positions, added to the tokens; binds the model to one image size unless
             `dynamic_img_size` is on.
-        daff: dynamic aggregation feed-forward (convolutions and norms); else the two linear layers of a ViT. The
+        daff: Dynamic aggregation feed-forward (convolutions and norms); else the two linear layers of a ViT. The
             options below count for both, and None is "as in DAFF", on, or "as in a ViT", off.
-        daff_norm: norm of the convolutions of DAFF.
-        local: what mixes neighbouring cells between the two layers: a depth-wise 3x3 convolution, the mean of 3x3
+        daff_norm: Norm of the convolutions of DAFF.
+        local: Mixer of neighbouring cells between the two layers: a depth-wise 3x3 convolution, the mean of 3x3
             cells (zeros outside, as a convolution of equal weights would have them), or nothing.
-        shortcut: add what enters the local mixing to its output.
-        split_cls: the class token takes no part in the layers. It passes through as it is after the block's norm, so
+        shortcut: Add what enters the local mixing to its output.
+        split_cls: The class token takes no part in the layers. It passes through as it is after the block's norm, so
             that the block adds the normed class token to itself; the paper does not spell this out, its program's
             structure implies it.
-        aggregate: the mean output cell, through two linear layers and no gate function, multiplies the class token
+        aggregate: The mean output cell, through two linear layers and no gate function, multiplies the class token
             ("cls"), every token ("all") or nothing ("none").
 
     Raises:
@@ -124,9 +124,9 @@ class Sope(nn.Module):
 
     Args:
         img_size: (height, width) in pixels that `grid_size` stands for; any other size works as well.
-        patch_size: pixels per cell.
-        in_chans: channels of the images.
-        embed_dim: channels of the tokens.
+        patch_size: Pixels per cell.
+        in_chans: Channels of the images.
+        embed_dim: Channels of the tokens.
         parts: The affine layers and the kind of norm.
 
     Raises:
@@ -180,12 +180,12 @@ class HeadInteractedAttention(nn.Module):
     decays them; `Dhvt.no_weight_decay` names them.
 
     Args:
-        dim: channels of the tokens.
-        num_heads: heads, which divide `dim`.
-        qkv_bias: whether the joint projection has a bias.
+        dim: Channels of the tokens.
+        num_heads: Heads, which divide `dim`.
+        qkv_bias: Whether the joint projection has a bias.
         head_tokens: False for the plain attention of a ViT.
-        attn_drop: dropout of the weights.
-        proj_drop: dropout of the output.
+        attn_drop: Dropout of the weights.
+        proj_drop: Dropout of the output.
     """
 
     attention_layout = AttentionLayout(suffix=_head_token_names)
@@ -259,9 +259,9 @@ class FeedForward(nn.Module):
     """The ways of the class token around the layers, and the gate; `transform` are the layers.
 
     Args:
-        dim: channels of the tokens.
-        parts: the options.
-        drop: dropout of the output. (The original takes one for DAFF and ignores it.)
+        dim: Channels of the tokens.
+        parts: The options.
+        drop: Dropout of the output. (The original takes one for DAFF and ignores it.)
     """
 
     def __init__(self, dim: int, parts: DhvtParts, drop: float) -> None:
@@ -318,10 +318,10 @@ class Daff(FeedForward):
     Before a batch norm the biases of the convolutions have no effect in training and no gradient but rounding.
 
     Args:
-        dim: channels of the tokens.
-        hidden: channels between the outer convolutions.
-        parts: the options.
-        drop: dropout of the output.
+        dim: Channels of the tokens.
+        hidden: Channels between the outer convolutions.
+        parts: The options.
+        drop: Dropout of the output.
     """
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:
@@ -352,10 +352,10 @@ class PlainFeedForward(FeedForward):
     """The two linear layers of a ViT; the supplement's Table 2 adds the operations of DAFF to it one by one.
 
     Args:
-        dim: channels of the tokens.
-        hidden: channels between the layers.
-        parts: the options.
-        drop: dropout after each layer.
+        dim: Channels of the tokens.
+        hidden: Channels between the layers.
+        parts: The options.
+        drop: Dropout after each layer.
     """
 
     def __init__(self, dim: int, hidden: int, parts: DhvtParts, drop: float = 0.0) -> None:

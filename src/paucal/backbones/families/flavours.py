@@ -30,10 +30,10 @@ class DrlocViT(VisionTransformer):
     """timm's vision transformer with the initialisation of DrLoc's program on request.
 
     Args:
-        published_init: draw class token and positions from a unit normal and the layers as torch does by default;
+        published_init: Draw class token and positions from a unit normal and the layers as torch does by default;
             else timm's initialisation.
-        norm_eps: of all norms.
-        arguments: those of timm's `VisionTransformer`.
+        norm_eps: Epsilon of all norms.
+        arguments: Those of timm's `VisionTransformer`.
     """
 
     def __init__(self, *, published_init: bool = False, norm_eps: float = 1e-5, **arguments: Any) -> None:
@@ -53,9 +53,9 @@ class EsvitViT(VisionTransformer):
     cells, and so take square images only; here each side has its own, which is the same for squares.
 
     Args:
-        norm_eps: of all norms.
-        dynamic_img_size: whether images may differ in size from `img_size`.
-        arguments: those of timm's `VisionTransformer`, without `no_embed_class`.
+        norm_eps: Epsilon of all norms.
+        dynamic_img_size: Whether images may differ in size from `img_size`.
+        arguments: Those of timm's `VisionTransformer`, without `no_embed_class`.
 
     Raises:
         ValueError: `no_embed_class`.

@@ -44,29 +44,29 @@ class LvVit(TokenBackbone):
     """An LV-ViT; the defaults are those of LV-ViT-S.
 
     Args:
-        img_size: side of the images, or (height, width), in pixels: the size of the position table.
-        patch_size: pixels per cell, along each side.
-        in_chans: channels of the images.
-        num_classes: outputs of each classifier; 0 for none.
-        global_pool: what the classifier reads: the class "token", the mean of the cells ("avg"), or "" for all tokens.
-        embed_dim: channels of the tokens.
-        depth: blocks.
-        num_heads: heads of each attention.
-        mlp_ratio: hidden channels of each MLP over `embed_dim`.
-        qkv_bias: whether queries, keys and values have a bias.
-        skip_lam: what residual branches are divided by (table 4 of the supplement).
-        stem: patch embedding, a key of `lvvit_layers.STEMS` (table 3 of the supplement).
-        stem_width: channels between the convolutions of the stem.
-        aux_head: whether a second classifier reads every cell. Leave it out where it will not be trained.
-        aux_weight: how much of the largest logits over the cells is added to the class logits; the published models
+        img_size: Side of the images, or (height, width), in pixels: the size of the position table.
+        patch_size: Pixels per cell, along each side.
+        in_chans: Channels of the images.
+        num_classes: Outputs of each classifier; 0 for none.
+        global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
+        embed_dim: Channels of the tokens.
+        depth: Blocks.
+        num_heads: Heads of each attention.
+        mlp_ratio: Hidden channels of each MLP over `embed_dim`.
+        qkv_bias: Whether queries, keys and values have a bias.
+        skip_lam: Divisor of residual branches (table 4 of the supplement).
+        stem: Patch embedding, a key of `lvvit_layers.STEMS` (table 3 of the supplement).
+        stem_width: Channels between the convolutions of the stem.
+        aux_head: Whether a second classifier reads every cell. Leave it out where it will not be trained.
+        aux_weight: Share of the largest logits over the cells that is added to the class logits; the published models
             have 0.5. With 0 plain classification gives `aux_head` no gradient; it learns through `dense_logits`
             alone.
-        dynamic_img_size: resample the position table to the size of the images in every forward pass, instead of
+        dynamic_img_size: Resample the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
-        drop_rate: dropout before the classifiers.
-        proj_drop_rate: dropout after projections within the blocks.
-        attn_drop_rate: dropout of attention weights.
-        drop_path_rate: chance that a residual branch of the last block is skipped in training; linear from 0 at the
+        drop_rate: Dropout before the classifiers.
+        proj_drop_rate: Dropout after projections within the blocks.
+        attn_drop_rate: Dropout of attention weights.
+        drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
             first. The published models were trained with 0.1 (T, S), 0.2 (M) and 0.3 (L).
 
     Raises:
@@ -145,7 +145,7 @@ class LvVit(TokenBackbone):
         """Return the tokens (B, 1 + H * W, C) after the final norm.
 
         Args:
-            x: images (B, in_chans, H, W).
+            x: Images (B, in_chans, H, W).
             mix_box: MixToken: (top, left, bottom, right) in cells, a part of the grid that each image and its partner
                 in the flipped batch exchange; see `mixtoken.exchange_box`. The tokens stay exchanged:
                 `mixtoken.exchange_tokens` puts what is computed from them back.

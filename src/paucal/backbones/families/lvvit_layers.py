@@ -20,7 +20,7 @@ class StemPlan(NamedTuple):
 
     Attributes:
         hidden: (kernel, stride) of each convolution before the last; all have the stem's width.
-        overlap: kernel of the last convolution over its stride.
+        overlap: Kernel of the last convolution over its stride.
     """
 
     hidden: tuple[tuple[int, int], ...]
@@ -48,18 +48,18 @@ class LvVitStem(nn.Module):
     convolution have no bias.
 
     Args:
-        img_size: side of the images, or (height, width), in pixels.
-        patch_size: pixels per cell, along each side.
-        in_chans: channels of the images.
-        embed_dim: channels of the cells.
-        stem: a key of `STEMS`.
-        width: channels between the convolutions.
+        img_size: Side of the images, or (height, width), in pixels.
+        patch_size: Pixels per cell, along each side.
+        in_chans: Channels of the images.
+        embed_dim: Channels of the cells.
+        stem: A key of `STEMS`.
+        width: Channels between the convolutions.
 
     Attributes:
         img_size: (height, width) in pixels.
         patch_size: (height, width) of a cell in pixels.
         grid_size: (rows, columns) of the cells at `img_size`.
-        num_patches: cells at `img_size`.
+        num_patches: Cells at `img_size`.
 
     Raises:
         ValueError: no such stem, or sizes that are no multiples of each other.
@@ -146,11 +146,11 @@ class LvVitAttention(nn.Module):
     """Self-attention; by default the joint projection has no bias, as in all published models.
 
     Args:
-        dim: channels of the tokens.
-        num_heads: heads, which share the channels.
-        qkv_bias: whether queries, keys and values have a bias.
-        attn_drop: dropout of the attention weights.
-        proj_drop: dropout of the output.
+        dim: Channels of the tokens.
+        num_heads: Heads, which share the channels.
+        qkv_bias: Whether queries, keys and values have a bias.
+        attn_drop: Dropout of the attention weights.
+        proj_drop: Dropout of the output.
     """
 
     def __init__(
@@ -176,14 +176,14 @@ class LvVitBlock(nn.Module):
     """x + attention(norm(x)) / s, then x + MLP(norm(x)) / s ("enhanced residual", table 4 of the supplement).
 
     Args:
-        dim: channels of the tokens.
-        num_heads: heads of the attention.
-        mlp_ratio: hidden channels of the MLP over `dim`.
-        qkv_bias: whether queries, keys and values have a bias.
-        skip_lam: the divisor s of both branches; the identity path is left as it is.
-        proj_drop: dropout after the projections of attention and MLP.
-        attn_drop: dropout of the attention weights.
-        drop_path: chance that a branch is skipped in training, per image.
+        dim: Channels of the tokens.
+        num_heads: Heads of the attention.
+        mlp_ratio: Hidden channels of the MLP over `dim`.
+        qkv_bias: Whether queries, keys and values have a bias.
+        skip_lam: The divisor s of both branches; the identity path is left as it is.
+        proj_drop: Dropout after the projections of attention and MLP.
+        attn_drop: Dropout of the attention weights.
+        drop_path: Chance that a branch is skipped in training, per image.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ def exchange_tokens(tokens: Tensor, box: Box, grid: Grid) -> Tensor:
     """Swap a box as `exchange_box` does, of tokens (B, H * W, C), row by row, without prefix tokens.
 
     Args:
-        tokens: features or logits, one per cell.
-        box: as in `exchange_box`.
+        tokens: Features or logits, one per cell.
+        box: Box as in `exchange_box`.
         grid: (rows, columns).
     """
     return torch.where(inside_box(box, grid, tokens.device).reshape(-1, 1), tokens.flip(0), tokens)

@@ -26,13 +26,13 @@ class ResNetCifar(ResNet):
     """A ResNet of timm with a stem of stride 1.
 
     Args:
-        block: as for `ResNet`.
-        layers: blocks per stage.
-        in_chans: channels of the images.
-        channels: of the stages; the stem has those of the first.
-        stem_stride: pixels per cell of the stem, 1 or 2.
-        output_stride: pixels per cell of the last stage: 8, 4 or 2 times those of the stem.
-        arguments: further arguments of `ResNet`, apart from those of its stem.
+        block: Block class, as for `ResNet`.
+        layers: Blocks per stage.
+        in_chans: Channels of the images.
+        channels: Channels of the stages; the stem has those of the first.
+        stem_stride: Pixels per cell of the stem, 1 or 2.
+        output_stride: Pixels per cell of the last stage: 8, 4 or 2 times those of the stem.
+        arguments: Further arguments of `ResNet`, apart from those of its stem.
 
     Raises:
         ValueError: another stride, or an odd number of channels in the first stage.

@@ -59,12 +59,12 @@ def attend_windows(
 
     Args:
         query: (B, windows, heads, N, d), as are key and value.
-        key: see query.
-        value: see query.
+        key: See query.
+        value: See query.
         bias: (windows or 1, heads, N, N).
-        scale: of the products.
-        fused: whether the fused kernel may be used.
-        drop: dropout of the weights.
+        scale: Factor on the products of queries and keys.
+        fused: Whether the fused kernel may be used.
+        drop: Dropout of the weights.
 
     Returns:
         (B, windows, heads, N, d).
@@ -169,12 +169,12 @@ class EsvitSwin(SwinTransformer):
     filled up with padding where the map ends, and an image that is no multiple of the patch with zeros.
 
     Args:
-        padding: what becomes of padded cells. "published": they take part in the attention like others, with the bias
+        padding: Treatment of padded cells. "published": they take part in the attention like others, with the bias
             of the projection as their content, as in EsViT's program; a 96-pixel crop spends 5 of 6 parts of its
             last stage on them. "masked": cells do not see them. "shrunk": a window larger than the map is shrunk to
             it, with the relative positions looked up in the same table, and what padding is left is masked.
         norm_eps: Epsilon of all layer norms; 1e-6 in EsViT.
-        arguments: those of timm's `SwinTransformer`.
+        arguments: Those of timm's `SwinTransformer`.
 
     Raises:
         ValueError: no such padding.

@@ -138,10 +138,10 @@ class PerformerLayer(nn.Module):
 
     Args:
         channels: Channels of each cell in a window.
-        window: cells in a window.
-        dim: channels that come out.
-        kernel_ratio: random features over `dim`.
-        drop: dropout after the projection and at the end of the MLP; 0.1 in the published program.
+        window: Cells in a window.
+        dim: Channels that come out.
+        kernel_ratio: Random features over `dim`.
+        drop: Dropout after the projection and at the end of the MLP; 0.1 in the published program.
 
     Attributes:
         w: (m, dim) random directions, fixed and stored.
@@ -176,8 +176,8 @@ class TokenAttention(nn.Module):
 
     Args:
         in_features: Features of a window; attention is scaled by its root, not by the root of `dim`.
-        dim: channels that come out.
-        drop: dropout of the output.
+        dim: Channels that come out.
+        drop: Dropout of the output.
     """
 
     def __init__(self, in_features: int, dim: int, drop: float = 0.0) -> None:
@@ -201,9 +201,9 @@ class TransformerLayer(nn.Module):
 
     Args:
         channels: Channels of each cell in a window.
-        window: cells in a window.
-        dim: channels that come out.
-        drop: dropout after the projections; none in the published program.
+        window: Cells in a window.
+        dim: Channels that come out.
+        drop: Dropout after the projections; none in the published program.
     """
 
     def __init__(self, channels: int, window: int, dim: int, drop: float = 0.0) -> None:
@@ -233,22 +233,22 @@ class TokensToToken(nn.Module):
     pixels is left out where it does not.
 
     Args:
-        img_size: side of the images, or (height, width), in pixels.
-        patch_size: pixels per cell of the result, along each side: 16 in the published program, where the first
+        img_size: Side of the images, or (height, width), in pixels.
+        patch_size: Pixels per cell of the result, along each side: 16 in the published program, where the first
             windows are 4 pixels apart. Others move them apart by a quarter of it, with the same weights.
-        in_chans: channels of the images.
-        embed_dim: channels of the result.
+        in_chans: Channels of the images.
+        embed_dim: Channels of the result.
         tokens: "performer" for linear attention, "transformer" for softmax attention in the token layers.
-        token_dim: channels between the steps.
-        kernel_ratio: random features of the performer over `token_dim`.
-        drop: dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in the
+        token_dim: Channels between the steps.
+        kernel_ratio: Random features of the performer over `token_dim`.
+        drop: Dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in the
             transformer.
 
     Attributes:
         img_size: (height, width) in pixels.
         patch_size: (height, width) of a cell in pixels.
         grid_size: (rows, columns) of the cells at `img_size`.
-        grad_checkpointing: whether the token layers are computed again in the backward pass.
+        grad_checkpointing: Whether the token layers are computed again in the backward pass.
 
     Raises:
         ValueError: a value that makes no stem.

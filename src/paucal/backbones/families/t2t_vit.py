@@ -42,29 +42,29 @@ class T2tVit(TokenBackbone):
     table is interpolated on the grid (`set_input_size`, `dynamic_img_size`, and checkpoints of other sizes).
 
     Args:
-        img_size: side of the images, or (height, width), in pixels: the size of the position table.
-        patch_size: pixels per cell, along each side, a multiple of 4 up to 28; see `TokensToToken`.
-        in_chans: channels of the images.
-        num_classes: outputs of the classifier; 0 for none.
-        global_pool: what the classifier reads: the class "token", the mean of the cells ("avg"), or "" for all tokens.
-        tokens_type: attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
-        token_dim: channels in the token layers.
-        kernel_ratio: random features of the performer over `token_dim`, at most 1.
-        token_drop_rate: dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in
+        img_size: Side of the images, or (height, width), in pixels: the size of the position table.
+        patch_size: Pixels per cell, along each side, a multiple of 4 up to 28; see `TokensToToken`.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
+        global_pool: Input of the classifier: the class "token", the mean of the cells ("avg"), or "" for all tokens.
+        tokens_type: Attention of the token layers, "performer" or "transformer" (T2T-ViT_t).
+        token_dim: Channels in the token layers.
+        kernel_ratio: Random features of the performer over `token_dim`, at most 1.
+        token_drop_rate: Dropout in the token layers; None for the published program's, 0.1 in the performer and 0 in
             the transformer.
-        embed_dim: channels of the tokens.
-        depth: blocks.
-        num_heads: heads of each attention in the blocks.
-        mlp_ratio: hidden channels of each MLP over `embed_dim`.
-        qkv_bias: whether queries, keys and values of the blocks have a bias.
-        qk_scale: of their products; None for the inverse root of a head's channels.
-        dynamic_img_size: interpolate the position table to the size of the images in every forward pass, instead of
+        embed_dim: Channels of the tokens.
+        depth: Blocks.
+        num_heads: Heads of each attention in the blocks.
+        mlp_ratio: Hidden channels of each MLP over `embed_dim`.
+        qkv_bias: Whether queries, keys and values of the blocks have a bias.
+        qk_scale: Factor on the products of queries and keys; None for the inverse root of a head's channels.
+        dynamic_img_size: Interpolate the position table to the size of the images in every forward pass, instead of
             refusing other sizes.
-        drop_rate: dropout before the classifier.
-        pos_drop_rate: dropout of the tokens with their positions.
-        proj_drop_rate: dropout after projections within the blocks.
-        attn_drop_rate: dropout of attention weights within the blocks.
-        drop_path_rate: chance that a residual branch of the last block is skipped in training; linear from 0 at the
+        drop_rate: Dropout before the classifier.
+        pos_drop_rate: Dropout of the tokens with their positions.
+        proj_drop_rate: Dropout after projections within the blocks.
+        attn_drop_rate: Dropout of attention weights within the blocks.
+        drop_path_rate: Chance that a residual branch of the last block is skipped in training; linear from 0 at the
             first. The published models were trained with 0.1, those of DrLoc with 0.
 
     Attributes:

@@ -51,29 +51,31 @@ class VisionLongformer(StagedBackbone):
 
     Args:
         img_size: (height, width) in pixels, or one side, that tables of positions are made for.
-        in_chans: channels of the images.
-        num_classes: outputs of the classifier; 0 for none.
+        in_chans: Channels of the images.
+        num_classes: Outputs of the classifier; 0 for none.
         global_pool: "avg" or "token", or "" for not at all.
-        patch_sizes: side of the patches that each stage begins with.
-        embed_dims: channels of each stage.
-        depths: blocks of each stage.
-        num_heads: heads of each stage.
-        sparse: whether attention is sparse, for each stage.
-        global_tokens: global tokens of each stage.
-        window_size: side w of the chunks of sparse attention, in cells.
-        mode: which cells a cell sees in sparse attention: "blocks" (its chunk of w x w and the 8 around), "exact" (the
+        patch_sizes: Side of the patches that each stage begins with.
+        embed_dims: Channels of each stage.
+        depths: Blocks of each stage.
+        num_heads: Heads of each stage.
+        sparse: Whether attention is sparse, per stage.
+        global_tokens: Global tokens of each stage.
+        window_size: Side w of the chunks of sparse attention, in cells.
+        mode: Cells that a cell sees in sparse attention: "blocks" (its chunk of w x w and the 8 around), "exact" (the
             (2 w + 1)^2 around it), "cyclic" (as blocks, on a grid that closes on itself) or "own" (its chunk alone).
-        random_neighbour: in training, one of the 8 chunks around, drawn for each layer and call, instead of all.
+        random_neighbour: Whether training uses one of the 8 chunks around, drawn for each layer and call, instead of
+            all.
         positions: "relative" or "absolute".
-        bias_resize: how full attention finds its biases at other sizes, "lookup" or "picture"; see `FullAttention`.
-        share_projections: whether global tokens use the projections of the cells in sparse attention.
-        mlp_ratio: hidden width of the perceptrons, by the channels.
-        qkv_bias: whether queries, keys and values have biases.
-        drop_rate: dropout before the classifier.
-        pos_drop_rate: dropout after the positions.
-        proj_drop_rate: dropout after projections and in the perceptrons.
-        attn_drop_rate: dropout of attention weights.
-        drop_path_rate: of the last block; the rate grows linearly from 0.
+        bias_resize: How full attention interpolates its biases at other sizes, "lookup" or "picture"; see
+            `FullAttention`.
+        share_projections: Whether global tokens use the projections of the cells in sparse attention.
+        mlp_ratio: Hidden width of the perceptrons, by the channels.
+        qkv_bias: Whether queries, keys and values have biases.
+        drop_rate: Dropout before the classifier.
+        pos_drop_rate: Dropout after the positions.
+        proj_drop_rate: Dropout after projections and in the perceptrons.
+        attn_drop_rate: Dropout of attention weights.
+        drop_path_rate: Stochastic depth rate of the last block; rates grow linearly from 0.
 
     Raises:
         ValueError: arguments that do not fit together.
@@ -251,8 +253,8 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: nn.Module) -> dict[
     holds two copies. The copy of the global tokens wins, as in the published program, which loads it last.
 
     Args:
-        state: tensors by name.
-        model: what they are for.
+        state: Tensors by name.
+        model: Model that the tensors are for.
     """
     renamed = {_name(key): value for key, value in state.items() if not key.endswith("relative_position_index")}
     own = model.state_dict()

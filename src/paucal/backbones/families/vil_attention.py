@@ -22,13 +22,13 @@ class AttentionSettings:
     """What both attentions need.
 
     Attributes:
-        width: channels C.
+        width: Channels C.
         heads: Number of attention heads.
-        global_tokens: g.
-        relative: whether biases stand for positions.
-        qkv_bias: whether queries, keys and values have biases.
-        attn_drop: dropout of the weights.
-        proj_drop: dropout after the last projection.
+        global_tokens: G.
+        relative: Whether positions have biases.
+        qkv_bias: Whether queries, keys and values have biases.
+        attn_drop: Dropout of the weights.
+        proj_drop: Dropout after the last projection.
     """
 
     width: int
@@ -188,13 +188,13 @@ class SparseAttention(VilAttention):
     the device.
 
     Args:
-        settings: as for full attention.
-        window: side w of a chunk.
-        mode: as in `vil_chunks.sparse_pairs`.
-        share_projections: whether global tokens use the same projections as cells.
+        settings: Settings as for full attention.
+        window: Side w of a chunk.
+        mode: Mode as in `vil_chunks.sparse_pairs`.
+        share_projections: Whether global tokens use the same projections as cells.
 
     Attributes:
-        random_neighbour: whether, in training, a cell sees only its own chunk and one of the 8 neighbours, drawn
+        random_neighbour: Whether, in training, a cell sees only its own chunk and one of the 8 neighbours, drawn
             once for each call, instead of all.
     """
 

@@ -24,7 +24,7 @@ class Pairs(NamedTuple):
     """The keys of every chunk of queries; `chunks` chunks of Q queries with S slots of K keys each.
 
     Attributes:
-        chunks: how many there are.
+        chunks: Number of chunks.
         queries: (chunks * Q,) cells, one of them repeated where a chunk reaches out of the grid; None where the one
             chunk is the grid.
         restore: (H * W,) place of every cell in `queries`; None likewise.
@@ -56,11 +56,11 @@ def sparse_pairs(grid: Grid, window: int, mode: Mode, like: Tensor, whole: bool 
 
     Args:
         grid: (rows, columns).
-        window: side w of a chunk.
+        window: Side w of a chunk.
         mode: "blocks" for the 3x3 chunks around the query, those outside hidden; "exact" for the (2 w + 1)^2 cells
             around it; "cyclic" for 3x3 chunks of a grid that closes on itself; "own" for its chunk alone.
-        like: a tensor of the device.
-        whole: whether to give 9 slots of w x w keys on any grid, of which some can be taken.
+        like: A tensor of the device.
+        whole: Whether to give 9 slots of w x w keys on any grid, of which some can be taken.
     """
     plain = type(like) in (Tensor, torch.nn.Parameter)
     if torch.compiler.is_compiling() or not plain:  # traced tensors must not outlive their trace

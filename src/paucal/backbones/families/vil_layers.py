@@ -37,11 +37,11 @@ class StageSettings:
 
     Attributes:
         grid: (rows, columns) at the image size the model is built for.
-        in_chans: channels of its input.
-        patch: side of the patches of its input.
-        sparse: whether attention is sparse rather than full.
-        attention: settings of its attention, the number of channels among them.
-        shared: what is the same in all stages.
+        in_chans: Channels of its input.
+        patch: Side of the patches of its input.
+        sparse: Whether attention is sparse rather than full.
+        attention: Settings of its attention, the number of channels among them.
+        shared: Arguments that are the same in all stages.
     """
 
     grid: Grid

@@ -38,10 +38,10 @@ class Fitted:
     """The tensors of a file, sorted by what a model can do with them.
 
     Attributes:
-        state: those of the model's names and shapes.
-        changes: of these, what was done to make them fit.
-        misfits: those of the model's names and other shapes.
-        unused: names that the model does not have.
+        state: Those of the model's names and shapes.
+        changes: Description of each change that made a tensor fit.
+        misfits: Those of the model's names and other shapes.
+        unused: Names that the model does not have.
     """
 
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -54,8 +54,8 @@ def fit_to_model(model: nn.Module, state: Mapping[str, Tensor], grid: Size | Non
     """Fit a state dict to a timm model; neither is changed.
 
     Args:
-        model: what the tensors are for.
-        state: tensors by name.
+        model: Model that the tensors are for.
+        state: Tensors by name.
         grid: (rows, columns) of the source's position embedding; None where unknown, then it is taken for square.
     """
     with warnings.catch_warnings():
@@ -223,10 +223,10 @@ def keep_classifier(
     """Choose the tensors of a classifier to load, rows in the order of the model's classes.
 
     Args:
-        given: the source's classifier, by the model's names.
+        given: The source's classifier, by the model's names.
         shapes: Shapes of the model's classifier.
-        theirs: names of the source's classes, where known.
-        ours: names of the model's classes, where known.
+        theirs: Names of the source's classes, where known.
+        ours: Names of the model's classes, where known.
         head: "auto", or what the user insists on.
 
     Returns:

@@ -28,8 +28,8 @@ class Candidate:
     """Tensors that may be the weights.
 
     Attributes:
-        part: where in the file they lie, for people; empty where they are the whole file.
-        state: tensors by name, without the prefix.
+        part: Place of the weights inside the file, as text; empty where they are the whole file.
+        state: Tensors by name, without the prefix.
     """
 
     part: str
@@ -44,8 +44,8 @@ def candidates(tree: Mapping[str, Any], names: Collection[str]) -> list[Candidat
     has to be kept.
 
     Args:
-        tree: tensors by name, or mappings of them.
-        names: what the model's tensors are called.
+        tree: Tensors by name, or mappings of them.
+        names: Names of the model's tensors.
 
     Example:
         >>> import torch
@@ -104,12 +104,12 @@ class Program:
     """A program and its checkpoints.
 
     Attributes:
-        name: of its repository.
-        signs: patterns; each must be found in the name of some tensor.
-        models: patterns of the names, in timm, of the models its weights may be of, the likelier first.
-        method: pattern of the tensors of its training method: projection heads, localization heads.
-        rename: from its names to ours, where no conversion of the model's family knows them.
-        own_crops: whether it tests its variants with other crops than 224 pixels of 256; the configurations of its
+        name: Name of its repository.
+        signs: Patterns; each must be found in the name of some tensor.
+        models: Patterns of the names, in timm, of the models its weights may be of, the likelier first.
+        method: Pattern of the tensors of its training method: projection heads, localization heads.
+        rename: Mapping of its tensor names to ours, where no conversion of the model's family knows them.
+        own_crops: Whether it tests its variants with other crops than 224 pixels of 256; the configurations of its
             models have them.
     """
 

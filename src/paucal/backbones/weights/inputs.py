@@ -23,10 +23,10 @@ class ImageInput:
     """What weights were tested with; by default as DeiT's program and those after it do.
 
     Attributes:
-        crop_ratio: side of the centre crop over the side the image is resized to.
-        interpolation: filter of the resize.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
+        crop_ratio: Side of the centre crop over the side the image is resized to.
+        interpolation: Filter of the resize.
+        mean: Mean of pixels in [0, 1], per channel.
+        std: Standard deviation of pixels in [0, 1], per channel.
     """
 
     crop_ratio: float = 224 / 256
@@ -60,7 +60,7 @@ def input_of_file(program: str, model: str) -> ImageInput:
     """Return what a file's weights were tested with.
 
     Args:
-        program: that wrote the file, as `Program.name` has it; "" where its tensors do not tell.
+        program: Program that wrote the file, as `Program.name` has it; "" where its tensors do not tell.
         model: timm name of their model.
 
     Example:

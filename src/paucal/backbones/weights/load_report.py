@@ -14,17 +14,17 @@ class LoadReport:
     """What was loaded from where.
 
     Attributes:
-        source: where the weights come from, for people.
-        part: where in the file they lay; empty where they were all of it.
-        share: of the elements of the model's parameters outside the classifier, how many were loaded (0 to 1).
-        classifier: what became of it, for people.
-        loaded: tensors taken as they are.
-        adapted: tensors changed to fit, and how.
-        fresh: tensors of the model that kept the values it was built with.
-        unused: tensors of the file that the model has no place for.
-        program: what wrote the file, where the names of its tensors say so.
-        method: tensors of the file that belong to that program's training method, such as projection heads.
-        input: how images were prepared for the weights, by the names of `inputs.ImageInput`.
+        source: Origin of the weights, as text.
+        part: Place of the weights inside the file; empty where they are all of it.
+        share: Share of the elements of the model's parameters that were loaded, without the classifier (0 to 1).
+        classifier: Treatment of the classifier, as text.
+        loaded: Tensors taken as they are.
+        adapted: Tensors changed to fit, and how.
+        fresh: Tensors of the model that kept the values it was built with.
+        unused: Tensors of the file that the model has no place for.
+        program: Program that wrote the file, where the names of its tensors say so.
+        method: Tensors of the file that belong to that program's training method, such as projection heads.
+        input: Preprocessing of the images that the weights were trained with, by the names of `inputs.ImageInput`.
     """
 
     source: str

@@ -28,10 +28,10 @@ class StartWeights:
     """Weights from elsewhere, and what is known about them.
 
     Attributes:
-        tree: tensors by name, or mappings of them (checkpoints wrap their weights in "state_dict", "teacher", ...).
-        source: where they come from, for people.
+        tree: Tensors by name, or mappings of them (checkpoints wrap their weights in "state_dict", "teacher", ...).
+        source: Origin of the weights, as text.
         model: timm name of their model; None where unknown.
-        classes: names of their classifier's outputs; None where unknown.
+        classes: Names of their classifier's outputs; None where unknown.
         grid: (rows, columns) of their position embedding; None where unknown, then it is taken for square.
     """
 
@@ -53,9 +53,9 @@ def start_from(
     in its name and checks no shapes.)
 
     Args:
-        model: a timm model, or the `FeatureBackbone` around one, built with fresh weights.
-        weights: what to load.
-        classes: names of the model's outputs, where known.
+        model: A timm model, or the `FeatureBackbone` around one, built with fresh weights.
+        weights: Weights to load.
+        classes: Names of the model's outputs, where known.
         head: "keep" insists on the classifier, "fresh" discards it.
 
     Returns:
@@ -139,11 +139,11 @@ class Fit:
     """How well a part of a file fits a model.
 
     Attributes:
-        part: where in the file it lies.
-        fitted: its tensors, sorted by what the model can do with them.
-        share: of the elements of the model's parameters outside the classifier, how many it gives.
-        program: what wrote it, where its names say so.
-        method: names of tensors that belong to that program's training method.
+        part: Place inside the file.
+        fitted: Its tensors, sorted by what the model can do with them.
+        share: Share of the elements of the model's parameters that it gives, without the classifier.
+        program: Program that wrote it, where its names say so.
+        method: Names of tensors that belong to that program's training method.
     """
 
     part: str = ""

@@ -27,11 +27,11 @@ class Package:
     """A file of weights inside a Python package.
 
     Attributes:
-        distribution: what pip calls the package.
-        module: what it is imported as, which never happens here.
-        file: the path below the module.
-        sha256: of the file.
-        size: of the file in bytes.
+        distribution: Name of the package for pip.
+        module: Module name of the package, which is never imported here.
+        file: The path below the module.
+        sha256: SHA-256 of the file.
+        size: Size of the file in bytes.
     """
 
     distribution: str
@@ -70,12 +70,12 @@ class Trained:
     """Trained weights by their timm name.
 
     Attributes:
-        name: model and tag.
-        licence: of the weights.
-        megabytes: to fetch.
-        source: who trained them on what.
-        device: where the model is worth its time: "cpu" means everywhere.
-        package: that carries them; None for none.
+        name: Model and tag.
+        licence: Licence of the weights.
+        megabytes: Megabytes to download.
+        source: Who trained them, and on what.
+        device: Device on which the model is fast enough: "cpu" means everywhere.
+        package: Package that carries them; None without one.
     """
 
     name: str

@@ -67,10 +67,10 @@ def view_heads(attention: AttentionMap, token: str | tuple[int, int], image: int
     """Return the heads of a layer for one query, by falling entropy as in EsViT's figures.
 
     Args:
-        attention: of a layer.
-        token: the query, (row, column) or a name.
-        image: which of the batch.
-        mass: share of a head's attention to cells that its mask holds.
+        attention: Attention of a layer.
+        token: The query, (row, column) or a name.
+        image: Position of the image in the batch.
+        mass: Share of a head's attention to cells that its mask holds.
 
     Raises:
         UserError: there is no such token.
@@ -103,7 +103,7 @@ def entropy_over(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tenso
     EsViT's figure of how much its heads spread; one pass, any depth.
 
     Args:
-        model: a timm transformer.
+        model: A timm transformer.
         batches: (B, C, H, W) tensors, normalised.
 
     Raises:

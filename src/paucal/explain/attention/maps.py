@@ -19,10 +19,10 @@ class AttentionMap:
     coarser grid of their own.
 
     Attributes:
-        layer: dotted name of the layer.
+        layer: Dotted name of the layer.
         weights: (B, groups, heads, Q, K) after the softmax, before dropout.
-        tokens: of the queries.
-        key_tokens: of the keys; the same but for layers that pool them.
+        tokens: Tokens of the queries.
+        key_tokens: Tokens of the keys; the same but for layers that pool them.
         queries: (groups, Q) indices among `tokens`, -1 for padding.
         keys: (groups, K) indices among `key_tokens`, -1 for padding.
     """
@@ -139,8 +139,8 @@ def fold_head_tokens(attention: AttentionMap, average: bool) -> AttentionMap:
     they are relevances, which were divided on the way back already. A layer without head tokens stays as it is.
 
     Args:
-        attention: one group of all tokens; weights may have any number of heads.
-        average: how rows are joined.
+        attention: One group of all tokens; weights may have any number of heads.
+        average: Whether the class token takes the mean of the head tokens' rows, instead of their sum.
     """
     tokens = attention.tokens
     if not tokens.suffix:

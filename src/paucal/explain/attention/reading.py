@@ -30,9 +30,9 @@ def read_attention(model: nn.Module, images: Tensor, layers: Sequence[str] | Non
     `explainable` makes them.
 
     Args:
-        model: a timm transformer, in any mode.
+        model: A timm transformer, in any mode.
         images: (B, C, H, W), normalised as the model expects.
-        layers: dotted names, by default all.
+        layers: Dotted names, by default all.
 
     Raises:
         UserError: the model has no attention between cells, there is no such layer, or the images do not fit.
@@ -60,9 +60,9 @@ class Recorded(NamedTuple):
 
     Attributes:
         logits: (B, K); features of a model without a classifier.
-        maps: the layers whose places are known, shallow to deep.
-        raw: their weights as the model computed with them, to be differentiated by; `maps` hold views.
-        layers: that computed them.
+        maps: The layers whose places are known, shallow to deep.
+        raw: Their weights as the model computed with them, to be differentiated by; `maps` hold views.
+        layers: Modules that computed the weights.
     """
 
     logits: Tensor
@@ -83,8 +83,8 @@ def run_recorded(module: nn.Module, images: Tensor) -> Recorded:
     """Run a model and keep its attention, with gradients where they are enabled.
 
     Args:
-        module: as `explainable` yields it.
-        images: as in `read_attention`.
+        module: Module as `explainable` yields it.
+        images: Images as in `read_attention`.
 
     Raises:
         UserError: as `read_attention`.
@@ -155,9 +155,9 @@ def place(name: str, weights: Tensor, call: Call, images: Tensor) -> AttentionMa
     """Return the attention with its places, or None where they cannot be told.
 
     Args:
-        name: of the layer.
-        weights: as `recorded_attention` gives them.
-        call: what the layer was called with.
+        name: Name of the layer.
+        weights: Weights as `recorded_attention` gives them.
+        call: Arguments of the layer's call.
         images: (B, C, H, W).
     """
     size, places = (images.shape[-2], images.shape[-1]), None
@@ -174,7 +174,7 @@ def as_groups(weights: Tensor, layer: nn.Module, batch: int) -> Tensor:
     Args:
         weights: (B, heads, Q, K), or (B * windows, heads, Q, K), or with the windows in a dimension of their own, or
             (B * windows * heads, Q, K).
-        layer: that computed them.
+        layer: Module that computed the weights.
         batch: B.
     """
     if weights.ndim == 5:
@@ -223,11 +223,11 @@ def tokens_of(
     """Return what that many tokens of a model are, or None where they are no grid of the image.
 
     Args:
-        count: all tokens.
-        model: tells how many stand before the cells.
+        count: All tokens.
+        model: Model that tells how many tokens stand before the cells.
         image_size: (height, width) in pixels.
-        suffix: names of those behind the cells.
-        prefix: how many stand before the cells, where it is known.
+        suffix: Names of those behind the cells.
+        prefix: Number of tokens before the cells; None where it is unknown.
     """
     said = int(getattr(model, "num_prefix_tokens", 0) or 0)
     for before in (said, *range(MOST_PREFIX)) if prefix is None else (prefix,):

@@ -30,7 +30,7 @@ class Flow:
 
     Attributes:
         values: (B, tokens).
-        tokens: what they are.
+        tokens: Names and grid of the tokens.
     """
 
     values: Tensor
@@ -66,10 +66,10 @@ def follow_back(start: Flow, layers: Sequence[AttentionMap], keep: float = 1.0, 
     the factor `move`; what asks nothing in a layer (cells, where a class token alone attends) stays as it is.
 
     Args:
-        start: on the last tokens.
-        layers: shallow to deep, without head tokens.
-        keep: of what stays.
-        move: of what goes.
+        start: Shares of the last tokens.
+        layers: Shallow to deep, without head tokens.
+        keep: Factor on the share that stays.
+        move: Factor on the share that moves.
     """
     flow = start
     for parts in reversed(_steps(layers)):
@@ -118,9 +118,9 @@ def attention_rollout(model: nn.Module, images: Tensor, residual: float = 0.5) -
     last cells are followed at once.
 
     Args:
-        model: a timm transformer.
+        model: A timm transformer.
         images: (B, C, H, W), normalised.
-        residual: share of a token that stays by the shortcut in each layer.
+        residual: Share of a token that stays by the shortcut in each layer.
 
     Raises:
         UserError: the model has no attention between cells.
@@ -161,11 +161,11 @@ def start_of(
     does not change with the length of its input, gradient times feature is 0.
 
     Args:
-        module: the model.
-        recorded: its forward pass.
-        outputs: of its blocks, as `run_with_blocks` gives them.
+        module: The model.
+        recorded: Its forward pass.
+        outputs: Outputs of its blocks, as `run_with_blocks` gives them.
         one_hot: (B, K) the classes.
-        relevances: whether the graph of the pass carries relevance instead of gradients.
+        relevances: Whether the graph of the pass carries relevance instead of gradients.
     """
     last = recorded.maps[-1]
     layer = fold_head_tokens(last, average=False)

@@ -22,10 +22,10 @@ def integrated_gradients(model: nn.Module, images: Tensor, classes: Tensor, step
     an image is nearly the difference between its logit and that of the mean colour.
 
     Args:
-        model: any classifier.
+        model: Any classifier.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
-        steps: points on the way.
+        steps: Points on the way.
 
     Raises:
         UserError: captum is not installed, or there is no such class.
@@ -46,7 +46,7 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
     convolutional network or a Swin; where a class token reads the cells in the last block, it is what enters that.
 
     Args:
-        model: any timm model with a grid.
+        model: Any timm model with a grid.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
 

@@ -28,10 +28,10 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor, pruned: 
     the positive part of gradient times feature of the last cells, where the original would start from all alike.
 
     Args:
-        model: a timm transformer.
+        model: A timm transformer.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
-        pruned: use LibraGrad's gradients, with products halved.
+        pruned: Use LibraGrad's gradients, with products halved.
 
     Raises:
         UserError: the model has no attention between cells, or there is no such class.
@@ -62,10 +62,10 @@ def gradient_features(model: nn.Module, images: Tensor, classes: Tensor, pruned:
     Blocks of later stages are enlarged to the finest grid, each cell's share divided among its parts.
 
     Args:
-        model: any timm model whose blocks give grids.
+        model: Any timm model whose blocks give grids.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
-        pruned: use LibraGrad's gradients.
+        pruned: Use LibraGrad's gradients.
 
     Raises:
         UserError: no block gives a grid, or there is no such class.

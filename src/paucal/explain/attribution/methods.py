@@ -22,10 +22,10 @@ class Method(NamedTuple):
     """One way to say which parts of an image speak for a class.
 
     Attributes:
-        title: for people.
+        title: Name of the method in figures and messages.
         compute: (model, images, classes) -> (B, rows, columns).
         needs: "nothing", "attention", or "rules" (of relevance).
-        asks_class: whether the map depends on the class.
+        asks_class: Whether the map depends on the class.
     """
 
     title: str
@@ -73,10 +73,10 @@ def attribute(model: nn.Module, images: Tensor, classes: Tensor, method: str) ->
     """Return which parts of images speak for a class, (B, rows, columns), on the method's own grid.
 
     Args:
-        model: a timm model, in any mode.
+        model: A timm model, in any mode.
         images: (B, C, H, W), normalised as the model expects.
         classes: (B,) indices, or a single one for all.
-        method: a key of `METHODS`, or "random", the map that any other must beat.
+        method: A key of `METHODS`, or "random", the map that any other must beat.
 
     Raises:
         UserError: there is no such method or class, or the model lacks what the method needs.
@@ -139,8 +139,8 @@ def best_method(model: nn.Module, among: Collection[str] = METHODS) -> tuple[str
     Methods that need captum are passed over where it is not installed.
 
     Args:
-        model: a timm model.
-        among: methods to choose from.
+        model: A timm model.
+        among: Methods to choose from.
     """
     family, possible = family_of(model), [name for name in methods_of(model) if name in among]
     by_score = [name for name in BEST[family] if name in possible]

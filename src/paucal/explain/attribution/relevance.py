@@ -31,7 +31,7 @@ class LayerRelevance:
     """What one layer's attention means for a class.
 
     Attributes:
-        attention: the layer; its weights are those of the forward pass.
+        attention: The layer; its weights are those of the forward pass.
         gradient: (B, 1, heads, Q, K) of the class's logit.
         relevance: (B, 1, heads, Q, K), the relevance that reaches the weights.
     """
@@ -51,8 +51,8 @@ class Relevances:
     """What a model's layers mean for a class.
 
     Attributes:
-        layers: shallow to deep.
-        start: the relevance of the last tokens, with sum 1.
+        layers: Shallow to deep.
+        start: The relevance of the last tokens, with sum 1.
     """
 
     layers: list[LayerRelevance]
@@ -63,7 +63,7 @@ def layer_relevances(model: nn.Module, images: Tensor, classes: Tensor) -> Relev
     """Return gradient and relevance of every layer's attention.
 
     Args:
-        model: a ViT, DeiT, LV-ViT or DHVT.
+        model: A ViT, DeiT, LV-ViT or DHVT.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
 
@@ -94,10 +94,10 @@ def relevance(model: nn.Module, images: Tensor, classes: Tensor, start_layer: in
     """Return the relevance of every cell for a class, (B, rows, columns), not below 0.
 
     Args:
-        model: a ViT, DeiT, LV-ViT or DHVT.
+        model: A ViT, DeiT, LV-ViT or DHVT.
         images: (B, C, H, W), normalised.
         classes: (B,) or a single one.
-        start_layer: the first layer that counts.
+        start_layer: The first layer that counts.
 
     Raises:
         UserError: as `layer_relevances`.

@@ -92,10 +92,10 @@ def heads_figure(picture: Picture, view: HeadView, token: Token, layer: str, mas
 
     Args:
         picture: (H, W, 3).
-        view: of the heads.
-        token: the query; a cell is marked at its centre.
-        layer: name.
-        mass: what the outline holds.
+        view: Heads of the layer.
+        token: The query; a cell is marked at its centre.
+        layer: Name.
+        mass: Share of the attention inside the outline.
     """
     count = len(view.heads)
     columns = columns_for(count + 1)
@@ -126,10 +126,10 @@ def queries_figure(
 
     Args:
         picture: (H, W, 3).
-        views: of the heads, for each query.
-        tokens: the queries; cells are marked at their centres.
-        layer: name.
-        mass: what the outlines hold.
+        views: Heads of the layer, per query.
+        tokens: The queries; cells are marked at their centres.
+        layer: Name.
+        mass: Share of the attention inside the outlines.
     """
     bits = torch.stack([view.entropy[view.heads.argsort()] for view in views])  # (queries, heads)
     order = bits.mean(0).argsort(descending=True, stable=True).tolist()
@@ -158,9 +158,9 @@ def entropy_figure(entropies: Mapping[str, Tensor], most: Mapping[str, float], i
     """Draw the entropy of every head of every layer over a set of images, beside the most it could be.
 
     Args:
-        entropies: layer -> (heads,) bits.
-        most: layer -> bits of attention that is even.
-        images: how many they are of.
+        entropies: Layer -> (heads,) bits.
+        most: Layer -> bits of attention that is even.
+        images: Number of images that were averaged.
     """
     figure = Figure(figsize=(max(5.0, 0.45 * len(entropies) + 2.5), 3.6), layout="constrained")
     axes = figure.subplots()
@@ -184,9 +184,9 @@ def ranked_entropy_figure(models: Mapping[str, Tensor], most: Mapping[str, float
     As in EsViT's appendix: how far apart a network's heads are shows as the fall of its line.
 
     Args:
-        models: name -> (heads,) bits, mean over the images.
-        most: name -> bits of attention that is even.
-        images: how many they are of.
+        models: Name -> (heads,) bits, mean over the images.
+        most: Name -> bits of attention that is even.
+        images: Number of images that were averaged.
     """
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()

@@ -17,11 +17,11 @@ class Explained:
     """One image with its attribution for some classes.
 
     Attributes:
-        name: of the image, for people.
+        name: Name of the image, as shown.
         picture: (H, W, 3) as the model sees it.
         maps: (classes, h, w).
-        classes: names.
-        shares: probabilities of these classes.
+        classes: Names.
+        shares: Probabilities of these classes.
     """
 
     name: str
@@ -35,9 +35,9 @@ def attribution_figure(explained: Explained, method: str, asks_class: bool = Tru
     """Draw an image and its attribution for each class, on one scale so that classes can be compared.
 
     Args:
-        explained: the image and its maps.
-        method: title of the method, said below.
-        asks_class: whether the maps depend on the class; else one is drawn.
+        explained: The image and its maps.
+        method: Title of the method, said below.
+        asks_class: Whether the maps depend on the class; else one is drawn.
     """
     maps = explained.maps if asks_class else explained.maps[:1]
     figure, axes = panels(1, 1 + len(maps), explained.picture.shape[:2], extra=0.35)
@@ -56,9 +56,9 @@ def contact_sheet(explained: Sequence[Explained], method: str, asks_class: bool 
     """Draw many images, each beside its attribution for its first class, each on its own scale.
 
     Args:
-        explained: the images and their maps.
-        method: title of the method, said below.
-        asks_class: whether the maps depend on the class; else none is named.
+        explained: The images and their maps.
+        method: Title of the method, said below.
+        asks_class: Whether the maps depend on the class; else none is named.
     """
     columns = min(COLUMNS, len(explained))
     rows = -(-len(explained) // columns)
@@ -91,8 +91,8 @@ def mistakes_attribution_figure(mistakes: Sequence[Explained], method: str) -> F
     """Draw each image with the attribution for the answer it was given and for the label it has, on one scale.
 
     Args:
-        mistakes: each with two classes, the answer first.
-        method: title of the method.
+        mistakes: Each with two classes, the answer first.
+        method: Title of the method.
 
     Raises:
         ValueError: there are none.

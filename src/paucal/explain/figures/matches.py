@@ -25,9 +25,9 @@ class MatchedPair:
     """Two images whose cells were matched, for one row of a sheet.
 
     Attributes:
-        pictures: as `figures.pictures.seen` returns them.
-        found: the pairs of cells.
-        names: titles.
+        pictures: Pictures as `figures.pictures.seen` returns them.
+        found: The pairs of cells.
+        names: Titles.
         right: (n,) whether each pair is the true one, where that is known.
     """
 

@@ -23,7 +23,7 @@ class OffsetView:
         predicted: (N, N, 2) rows and columns, first cell minus second.
         true: (N, N, 2) likewise; sizes where the head predicts sizes.
         grid: (rows, columns), N of them.
-        signed: whether the head predicts directions as well.
+        signed: Whether the head predicts directions as well.
     """
 
     predicted: Tensor
@@ -69,9 +69,9 @@ def offsets_figure(picture: Picture, view: OffsetView, first: tuple[int, int], s
 
     Args:
         picture: (H, W, 3).
-        view: all pairs of the image.
-        first: the cell (row, column) whose place is guessed.
-        second: the cell it is guessed from.
+        view: All pairs of the image.
+        first: The cell (row, column) whose place is guessed.
+        second: The cell it is guessed from.
     """
     figure, axes = panels(1, 2, picture.shape[:2], extra=0.55)
     axes[0][0].imshow(picture)

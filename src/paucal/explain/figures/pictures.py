@@ -32,7 +32,7 @@ def seen(image: Image.Image, geometry: Tensor, size: tuple[int, int]) -> Picture
     """Return the part of an image that a model sees, (height, width, 3) from 0 to 1, at a resolution fit for eyes.
 
     Args:
-        image: upright, RGB.
+        image: Upright, RGB.
         geometry: (2, 3) from the model's view to the image, as `types.Batch.geometry` defines it.
         size: (height, width) of the model's input, for the shape.
     """
@@ -52,11 +52,11 @@ def panels(
     """Return a figure of rows x columns panels for pictures of a (height, width), with room for titles.
 
     Args:
-        rows: of panels.
-        columns: of panels.
-        shape: of the pictures, of which the proportion counts.
-        extra: inches added to the height.
-        scale: of the panels, over their usual size.
+        rows: Rows of panels.
+        columns: Columns of panels.
+        shape: (height, width) of the pictures; only the proportion counts.
+        extra: Inches added to the height.
+        scale: Factor on the usual size of a panel.
     """
     longest = max(shape)
     wide, high = scale * PANEL * shape[1] / longest, scale * PANEL * shape[0] / longest

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paucal.runner.clock import duration
 from paucal.runner.console import Console
-from paucal.runner.forecast import duration
 from paucal.studies.scale import Scale, Teacher
 from paucal.types import UserError
 from paucal.verbs.compare.arms import Arm

@@ -14,7 +14,7 @@ from paucal.evaluation.seen_images import seen_by_start
 from paucal.evaluation.thresholds import USUAL
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import check_tuning
-from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
+from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
@@ -28,32 +28,31 @@ from paucal.runner.images import (
     find_images,
     first_reading,
     reading_for,
+    stored_reading,
     with_label_maps,
 )
-from paucal.runner.job import Bars
-from paucal.runner.loaders import stored_reading
+from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
-from paucal.runner.resuming import stored_split
-from paucal.runner.setup import RunSetup
-from paucal.runner.start_weights import Start, find_start, load_start
-from paucal.runner.starts import Choice, choose, may_choose_start, started_from
-from paucal.runner.trainer_inputs import check_rates, seconds_of
+from paucal.runner.run_folder import stored_split
+from paucal.runner.starts import Choice, Start, choose_start, find_start, load_start, may_choose_start
+from paucal.runner.time_budget import seconds_of
+from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder, read_weights
-from paucal.runs.ancestry import AUTO
+from paucal.runs.folder import AUTO
 from paucal.settings.options import USUAL_SIDE
 from paucal.tasks.classification.auto_tune.record import TuneRecord, read_record
 from paucal.tasks.classification.balance import balance, suit_labels
-from paucal.tasks.classification.batch import fit_batch
+from paucal.tasks.classification.images import quick_check, split_images, warnings
 from paucal.tasks.classification.loaders import run_preprocessing, view_transform
-from paucal.tasks.classification.optimizer import check_plan, training_plan
-from paucal.tasks.classification.quick_check import quick_check, told
-from paucal.tasks.classification.split import split_images
+from paucal.tasks.classification.optimization import check_plan, fit_batch, training_plan
 from paucal.training import Plan
 from paucal.types import DataRequest, UserError
 
 HEAD = "probe.safetensors"
 NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
 TUNING = "supervised"
+# Settings of weights that the user names, or of a start from scratch.
+OWN_START = ("init_head", "init_network", "attention_init", "model_args")
 NO_CHOICE = Choice((), "")
 SEVERAL_PROCESSES = "no linear probe and no trials, which need a single process: tuned from the first step"
 SEVERAL_LABELS = (
@@ -93,13 +92,13 @@ def assemble(
     Raises:
         UserError: The data or a setting is invalid.
     """
-    chooses_start = run is None and may_choose_start(settings, given)
+    chooses_start = run is None and _may_choose_start(settings, given)
     asked = settings, given
     start = Start() if chooses_start else find_start(settings, run)
     data = opened or _open(settings, bars, run)
-    found = NO_CHOICE
+    choice = NO_CHOICE
     if chooses_start:
-        settings, given, found = _look_for_start(settings, given, data)
+        settings, given, choice = _look_for_start(settings, given, data)
         start = find_start(settings)
     images, facts = data.images, replace(data.facts(), start=_facts_of(start, settings.init))
     fit_memory = settings.batch_size == "auto"
@@ -108,7 +107,7 @@ def assemble(
     if fewer:  # unreadable images were skipped: choose the settings that depend on their number again
         return assemble(*asked, bars, run, split_images(asked[0], data.images))
     images = data.images
-    tune_record = _tune_record(settings, found, run, whole=images.stream is None)
+    tune_record = _tune_record(settings, choice, run, whole=images.stream is None)
     objective, spec, notes = _build(settings, len(images.classes), images.reading.channels)
     suit_labels(settings, data, objective)
     if objective.data_request.label_maps:
@@ -129,13 +128,13 @@ def assemble(
         load_head(run, objective, settings.img_size)
     findings = tuple(quick_check(data)) if run is None else ()
     remarks = [
-        *([found.remark] if found.remark else ()),
-        *([SEVERAL_PROCESSES] if found.candidates and settings.processes > 1 else ()),
+        *([choice.remark] if choice.remark else ()),
+        *([SEVERAL_PROCESSES] if choice.candidates and settings.processes > 1 else ()),
         *images.notes,
         *filter(None, [spoken(images.reading.channels)]),
         *([SEVERAL_LABELS] if images.multi_hot is not None else ()),
-        *([NO_PROBE] if images.stream is not None and found.candidates else ()),
-        *told(findings),
+        *([NO_PROBE] if images.stream is not None and choice.candidates else ()),
+        *warnings(findings),
         *check_plan(settings, facts.n_train),
         *(loaded.lines() if loaded else ()),
         *seen_by_start(settings.init, images, data.split),
@@ -153,12 +152,12 @@ def _plan(settings: TrainSettings, facts: DataAndMachine, tune_record: TuneRecor
     return replace(plan, total_steps=0) if tune_record is not None and not tune_record.tune else plan
 
 
-def _tune_record(settings: TrainSettings, found: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
+def _tune_record(settings: TrainSettings, choice: Choice, run: RunFolder | None, whole: bool) -> TuneRecord | None:
     """Return the stored or a new record of auto-tuning; None for a run without it.
 
     Args:
         settings: Resolved settings of the run.
-        found: Pretrained weights to start from.
+        choice: Pretrained weights to start from.
         run: Run to resume; None for a new one.
         whole: Whether the features of all images fit in memory, as a probe needs; not for shards.
 
@@ -168,9 +167,9 @@ def _tune_record(settings: TrainSettings, found: Choice, run: RunFolder | None, 
     if run is not None:
         return read_record(run)
     tune_record = None
-    if found.candidates or settings.time is not None:
+    if choice.candidates or settings.time is not None:
         # Auto-tuning needs one process and all images in memory; other runs fine-tune from the first step.
-        candidates = found.candidates if settings.processes == 1 and whole else ()
+        candidates = choice.candidates if settings.processes == 1 and whole else ()
         tune_record = TuneRecord(
             candidates, budget=0.0 if settings.time is None else seconds_of(settings.time, "--time")
         )
@@ -215,19 +214,23 @@ def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None)
         raise UserError(f"{str(path)!r} does not fit the model of its run: train anew.") from problem
 
 
+def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+    """Return whether the run looks for pretrained weights: neither a start nor a paper's recipe was given."""
+    paper = settings.recipe is not None or method_of(settings).label_maps
+    return may_choose_start(settings, given, OWN_START) and (settings.init == AUTO or not paper)
+
+
 def _look_for_start(
     settings: TrainSettings, given: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], Choice]:
     """Choose the pretrained weights, and the method that suits them if it is open."""
     facts = data.facts()
-    found = choose(settings.model, settings.device or facts.device, facts.median_side)
-    if not found.candidates:
-        return replace(settings, init=None), {**given, "init": f"auto: {found.why}"}, found
-    settings, given = started_from(settings, found.candidates[0]), {"model": f"auto: {found.why}", **given}
-    if "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given):
+    settings, given, choice = choose_start(settings, given, settings.device or facts.device, facts.median_side)
+    is_open = "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given)
+    if choice.candidates and is_open:
         settings = replace(settings, method=TUNING)
         given["method"] = "auto: tuned from trained weights, where the paper's gain over it is not shown"
-    return settings, {**given, "init": f"auto: {found.why}"}, found
+    return settings, given, choice
 
 
 def chosen_image_size(data: SplitImages) -> list[int]:

@@ -24,10 +24,10 @@ from paucal.models.saved import read_card
 from paucal.models.trained import load_trained
 from paucal.report.page import write_report
 from paucal.runner.console import Console
-from paucal.runner.finished import FinishedRun
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import eval_loader
+from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
-from paucal.runner.trainer_inputs import seconds_of
+from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
 from paucal.settings.options import flag_words, setting_fields
 from paucal.tasks.classification.assembly import TrainingSetup

@@ -13,14 +13,14 @@ from paucal.evaluation.predictions import Predictions, predict_all
 from paucal.evaluation.thresholds import choose_thresholds
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runner.console import Console
-from paucal.runner.loaders import eval_loader
+from paucal.runner.images import eval_loader
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.loaders import validation
 from paucal.training import Outcome, Watch
+from paucal.training.averaging import KeptEpochs, greedy_soup
 from paucal.training.keeper import kept_epochs
-from paucal.training.soup import KeptEpochs, greedy_soup
 from paucal.wording import counted, percent
 
 LOSS = "val_loss"

@@ -15,7 +15,7 @@ from paucal.memory import peak_memory
 from paucal.metrics.intervals import Score
 from paucal.report.detection import write_detection_report
 from paucal.runner.console import Console
-from paucal.runner.finished import FinishedRun
+from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.tasks.detection.assembly import DetectionSetup

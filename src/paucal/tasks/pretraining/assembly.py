@@ -24,13 +24,20 @@ from paucal.rules.backbone import backbone_spec
 from paucal.rules.facts import DataAndMachine
 from paucal.rules.model import SMALL
 from paucal.rules.resolve import origins
-from paucal.runner.images import Advance, SplitImages, decoded, first_reading, reading_for
-from paucal.runner.job import Bars
-from paucal.runner.loaders import normalisation, stored_preprocessing, stored_reading
+from paucal.runner.images import (
+    Advance,
+    SplitImages,
+    decoded,
+    first_reading,
+    normalisation,
+    reading_for,
+    stored_preprocessing,
+    stored_reading,
+)
+from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
-from paucal.runner.resuming import stored_split
-from paucal.runner.setup import RunSetup
-from paucal.runner.start_weights import Start, find_start, load_start
+from paucal.runner.run_folder import stored_split
+from paucal.runner.starts import Start, find_start, load_start
 from paucal.runner.trainer_inputs import check_length, check_rates, trainer_plan
 from paucal.runs import RunFolder
 from paucal.settings.options import USUAL_SIDE

@@ -16,7 +16,7 @@ from paucal.memory import peak_memory
 from paucal.methods.pretraining import method_of
 from paucal.report.pretraining import write_pretraining_report
 from paucal.runner.console import Console
-from paucal.runner.finished import FinishedRun
+from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining.assembly import PretrainingSetup

@@ -13,7 +13,7 @@ from torch import nn
 from paucal.objectives import Objective
 from paucal.runs import RunFolder, load_checkpoint, write_atomically
 from paucal.training import checkpoint_rows
-from paucal.training.groups import parameter_groups
+from paucal.training.optimizers import parameter_groups
 
 PREFIX = "objective."
 

@@ -18,7 +18,7 @@ from paucal.evaluation.figures import save_figure
 from paucal.memory import peak_memory
 from paucal.report.segmentation import write_segmentation_report
 from paucal.runner.console import Console
-from paucal.runner.finished import FinishedRun
+from paucal.runner.job import FinishedRun
 from paucal.runner.processes import wait_for_all
 from paucal.runs import RunFolder, write_atomically, write_text
 from paucal.tasks.segmentation.assembly import SegmentationSetup, full_inference

@@ -19,7 +19,7 @@ from paucal.reading import named_path
 from paucal.runner.images import SplitImages, decoded
 from paucal.runner.job import Bars
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runner.resuming import stored_split
+from paucal.runner.run_folder import stored_split
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
 from paucal.tasks.segmentation.card import SegmentationCard

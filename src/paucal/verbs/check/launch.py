@@ -28,11 +28,11 @@ from paucal.data.splits.classes import choose_classes
 from paucal.data.splits.split import Split, make_split
 from paucal.reading import named_path
 from paucal.rules.model import SIDES
+from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.forecast import duration
 from paucal.runner.images import SplitImages
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.settings.options import USUAL_SIDE, check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.classification.assembly import chosen_image_size

@@ -15,9 +15,9 @@ from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runner.images import find_images
 from paucal.runner.outputs import DEFAULT, refuse_inside_images
-from paucal.runner.start_weights import NONE, plain_init
+from paucal.runner.starts import NONE, plain_init
+from paucal.runs.files import try_folder
 from paucal.runs.lock import RunLock
-from paucal.runs.writable import try_folder
 from paucal.settings.options import flag
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError

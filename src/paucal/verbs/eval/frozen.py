@@ -30,7 +30,7 @@ from paucal.runner.console import Console
 from paucal.runner.images import reading_for
 from paucal.runner.memory_check import check_batch_memory
 from paucal.runs import RunFolder
-from paucal.runs.ancestry import run_behind
+from paucal.runs.folder import run_behind
 from paucal.settings.options import setting_fields
 from paucal.types import UserError
 from paucal.verbs.eval.choosing import learned_from

@@ -17,8 +17,8 @@ from paucal.models.published import load_published, model_of_file
 from paucal.models.saved import stored_card
 from paucal.models.trained import load_trained
 from paucal.runs import RunFolder, open_model
-from paucal.runs.ancestry import run_around
-from paucal.runs.foreign import read_foreign
+from paucal.runs.folder import run_around
+from paucal.runs.weights import read_foreign
 from paucal.settings.options import check_size
 from paucal.types import UserError, height_and_width
 

@@ -13,7 +13,7 @@ from paucal.data.masks.pairs import find_pairs
 from paucal.data.splits.split import Split
 from paucal.runner.console import Console
 from paucal.runner.images import decoded
-from paucal.runner.resuming import typed_settings
+from paucal.runner.run_folder import typed_settings
 from paucal.runs import RunFolder, folder_in_place, open_model, write_text
 from paucal.tasks.segmentation.conclusion import METRICS, write_mask
 from paucal.tasks.segmentation.images import Segmented, open_segmented

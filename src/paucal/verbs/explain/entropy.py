@@ -19,12 +19,12 @@ class Entropies:
     """Mean entropies of all heads, added up batch by batch.
 
     Args:
-        model: that the images are prepared for.
-        against: names of others; each sees the same parts of the images at its own size.
-        device: of the others.
+        model: Model that the images are prepared for.
+        against: Names of others; each sees the same parts of the images at its own size.
+        device: Device of the others.
 
     Attributes:
-        images: how many have been added.
+        images: Number of images added so far.
     """
 
     def __init__(self, model: TrainedModel, against: Sequence[str], device: str) -> None:

@@ -23,7 +23,7 @@ class Viewed:
     """One image.
 
     Attributes:
-        name: for people and files.
+        name: Name of the image, for titles and files.
         picture: (H, W, 3), the part that the model sees.
         view: (3, H, W), the model's input.
     """

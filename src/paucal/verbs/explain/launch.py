@@ -42,10 +42,10 @@ class Explanations:
     """What `paucal explain` has drawn.
 
     Attributes:
-        folder: where the pictures lie.
-        pictures: their files, in the order they were drawn.
-        method: of attribution; None where none was drawn.
-        said: what the command line prints.
+        folder: Folder of the pictures.
+        pictures: Their files, in the order they were drawn.
+        method: Method of attribution; None where none was drawn.
+        said: Lines that the command line prints.
     """
 
     folder: Path
@@ -61,9 +61,9 @@ def explain_images(
     """Draw what a model sees in images; the same as `paucal explain`. Arrays instead of pictures: `paucal.explain`.
 
     Args:
-        model: a run, the name of a timm model with published weights, or a model that `paucal.load` has loaded.
-        images: image files, folders, Parquet files, patterns, PIL images and arrays; one or several of them.
-        **settings: any field of `paucal.verbs.explain.settings.ExplainSettings`.
+        model: A run, the name of a timm model with published weights, or a model that `paucal.load` has loaded.
+        images: Image files, folders, Parquet files, patterns, PIL images and arrays; one or several of them.
+        **settings: Any field of `paucal.verbs.explain.settings.ExplainSettings`.
 
     Raises:
         UserError: there is no such model, class, layer or image, or the model lacks what a picture needs.

@@ -11,7 +11,7 @@ from paucal.explain.figures.pictures import as_bytes
 from paucal.reading import named_path
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import write_atomically, write_text
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.types import UserError
 
 DEFAULT = Path("explanations")
@@ -23,9 +23,9 @@ def settle_folder(output: str | None, sources: Sequence[Any], default: Path = DE
     """Return the folder for what a verb writes, which is empty or not there yet.
 
     Args:
-        output: what the user has given; None for the next number in `default`.
-        sources: images, PIL images among them, beside which nothing is written.
-        default: a folder of numbered folders.
+        output: Folder that the user has given; None for the next number in `default`.
+        sources: Images, PIL images among them, beside which nothing is written.
+        default: A folder of numbered folders.
 
     Raises:
         UserError: it holds something, cannot be written, or lies among the images.
@@ -49,11 +49,11 @@ class Pictures:
     """Writes figures into a folder.
 
     Args:
-        folder: made with the first picture.
+        folder: Made with the first picture.
         kind: "png", "svg" or "both".
 
     Attributes:
-        written: the files so far.
+        written: The files so far.
     """
 
     def __init__(self, folder: Path, kind: Literal["png", "svg", "both"]) -> None:

@@ -15,7 +15,7 @@ from paucal.reading import named_path
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runner.images import load_images
 from paucal.runner.outputs import check_file, refuse_inside_images
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError

@@ -21,7 +21,7 @@ class Prediction:
     """What a classifier says about one image.
 
     Attributes:
-        path: of the image; None where it was given as a picture.
+        path: Path of the image; None for an image given as pixels.
         classes: K names.
         shares: (K,) float32 probabilities on the CPU, which sum to 1, or of a model that gives several labels one for
             each class.
@@ -70,9 +70,9 @@ def csv_lines(rows: Iterable[Prediction], card: ModelCard, top_k: int | None = N
     confidence.
 
     Args:
-        rows: the answers.
-        card: of the model.
-        top_k: name only so many of the likeliest classes, in the place of a column for each.
+        rows: The answers.
+        card: Card of the model.
+        top_k: Name only so many of the likeliest classes, in the place of a column for each.
     """
     several, top = card.several, None if top_k is None else min(top_k, len(card.classes))
     answers = ["labels"] if several else ["predicted", "confidence"]

@@ -19,7 +19,7 @@ from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import open_sources, read_all
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import RunFolder, open_model, write_atomically
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.tasks.detection.annotations import Boxes
 from paucal.tasks.detection.card import DetectorCard, load_detector
@@ -39,12 +39,12 @@ class Objects:
     """What a detector has found in one image.
 
     Attributes:
-        path: of the image; None where it was given as a picture.
-        found: boxes in pixels of the image, scores, labels and, where the detector answers them, masks, the surest
+        path: Of the image; None where it was given as a picture.
+        found: Boxes in pixels of the image, scores, labels and, where the detector answers them, masks, the surest
             first; `found.mask(0)` is the first object's.
-        classes: names of the labels.
+        classes: Names of the labels.
         size: (height, width) of the image in pixels.
-        picture: the image, with what was found drawn on it; None where it was not asked for.
+        picture: The image, with what was found drawn on it; None where it was not asked for.
     """
 
     path: str | None
@@ -64,11 +64,11 @@ def detect_objects(
     """Find objects in images.
 
     Args:
-        run: of `paucal detect`.
-        sources: files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them.
-        settings: device, and what to do about unreadable images.
-        console: says what is skipped, and shows progress.
-        drawn: whether to draw what was found.
+        run: Of `paucal detect`.
+        sources: Files, folders, patterns, PIL images and arrays (H, W) or (H, W, 3); one or several of them.
+        settings: Device, and what to do about unreadable images.
+        console: Says what is skipped, and shows progress.
+        drawn: Whether to draw what was found.
 
     Raises:
         UserError: there is no such detector, or an image is not there or cannot be read.
@@ -96,11 +96,11 @@ def find_objects(
     """Return what `paucal predict` prints for a detector, and draw its pictures where they are asked for.
 
     Args:
-        source: run of `paucal detect`.
-        paths: of images.
-        settings: of the prediction.
-        wanted: the form of the answer, and the folder for pictures.
-        console: speaks.
+        source: Run of `paucal detect`.
+        paths: Of images.
+        settings: Of the prediction.
+        wanted: The form of the answer, and the folder for pictures.
+        console: Speaks.
 
     Raises:
         UserError: an image or the folder for the pictures does not do.

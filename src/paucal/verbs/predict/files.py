@@ -6,8 +6,8 @@ from typing import Any
 
 from paucal.export.reading import load_model, model_digest
 from paucal.models.trained import TrainedModel
+from paucal.runner.clock import duration
 from paucal.runner.console import Console
-from paucal.runner.forecast import duration
 from paucal.runner.input_images import Pictures
 from paucal.settings.options import check_ranges
 from paucal.types import UserError

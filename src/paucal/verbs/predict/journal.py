@@ -39,9 +39,9 @@ class Journal:
     they are, so that what is written of a journal does not tell how often its making was interrupted.
 
     Args:
-        folder: beside the file of the answers.
+        folder: Folder beside the file of the answers.
         classes: K of the model.
-        about: what the answers depend on, by the words in which people give it.
+        about: Everything that the answers depend on, by the name that users know it by.
     """
 
     def __init__(self, folder: Path, classes: int, about: Mapping[str, Any]) -> None:

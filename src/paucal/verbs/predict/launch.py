@@ -34,11 +34,11 @@ def predict(
     """Classify images with the model of a run; the same as `paucal predict`.
 
     Args:
-        model: a run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
-        images: image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", PIL
+        model: A run, its folder, or a model that `paucal.load` has loaded, which stays on the device it is on.
+        images: Image files, folders (searched to any depth), Parquet files, patterns such as "photos/*.jpg", PIL
             images, and arrays (H, W) or (H, W, C) of as many channels as the model reads; one or several of them.
-        features: keep with each prediction what the classifier was given of its image.
-        **settings: any field of `paucal.verbs.predict.settings.PredictSettings`: `batch_size`, `device`,
+        features: Keep with each prediction what the classifier was given of its image.
+        **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `batch_size`, `device`,
             `mirror`, `on_bad_image`.
 
     Returns:

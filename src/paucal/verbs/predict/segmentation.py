@@ -17,7 +17,7 @@ from paucal.runner.console import Console, LoggedConsole
 from paucal.runner.input_images import InMemory, full_name, open_sources, read_all
 from paucal.runner.outputs import refuse_inside_images
 from paucal.runs import write_atomically
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.tasks.segmentation.conclusion import write_mask
@@ -36,10 +36,10 @@ class MaskPrediction:
     """The mask of one image.
 
     Attributes:
-        path: of the image.
-        mask: the file that was written, with the values of the training masks.
-        overlay: the picture of it that was written.
-        shares: share of the image's pixels that each class has, by name.
+        path: Of the image.
+        mask: The file that was written, with the values of the training masks.
+        overlay: The picture of it that was written.
+        shares: Share of the image's pixels that each class has, by name.
     """
 
     path: str
@@ -55,11 +55,11 @@ def predict_masks(
     """Write the masks of images, and pictures of them; the same as `paucal predict` with a run of `paucal segment`.
 
     Args:
-        model: a run, its folder, or a model that `load_segmenter` has loaded, which stays on the device it is on.
-        images: image files, folders (searched to any depth), or patterns such as "photos/*.jpg"; one or several.
-        output: a new or empty folder; it gets `masks/`, PNG files with the values of the training masks, and
+        model: A run, its folder, or a model that `load_segmenter` has loaded, which stays on the device it is on.
+        images: Image files, folders (searched to any depth), or patterns such as "photos/*.jpg"; one or several.
+        output: A new or empty folder; it gets `masks/`, PNG files with the values of the training masks, and
             `overlays/`, the images under the colours of their classes.
-        **settings: any field of `paucal.verbs.predict.settings.PredictSettings`: `scales`, `mirror`, `device`,
+        **settings: Any field of `paucal.verbs.predict.settings.PredictSettings`: `scales`, `mirror`, `device`,
             `on_bad_image`.
 
     Returns:

@@ -44,9 +44,9 @@ def draw_sheet(rows: list[Row], read: Callable[[int], Image.Image], advance: Cal
     """Draw the rows, at most sixty; each image in its own shape on white, its probability below.
 
     Args:
-        rows: of `sheet_rows`.
-        read: returns the image at a position; one that can no longer be read leaves its place empty.
-        advance: is told how many tiles of how many are drawn.
+        rows: Rows of `sheet_rows`.
+        read: Returns the image at a position; one that can no longer be read leaves its place empty.
+        advance: Function that is called with (tiles drawn, tiles in all).
     """
     shown, total = rows[:MOST_ROWS], sum(len(row[2]) for row in rows[:MOST_ROWS])
     height = _HEADING + TILE + _CAPTION + _GAP

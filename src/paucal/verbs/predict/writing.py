@@ -14,8 +14,7 @@ from paucal.reading import named_path
 from paucal.runner.console import Console
 from paucal.runner.input_images import Pictures
 from paucal.runner.outputs import TableForm, check_file, check_table
-from paucal.runs.atomic import write_atomically
-from paucal.runs.writable import try_file
+from paucal.runs.files import try_file, write_atomically
 from paucal.types import UserError
 from paucal.verbs.predict.answers import csv_lines, json_lines
 from paucal.verbs.predict.asking import Block

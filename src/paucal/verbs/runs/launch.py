@@ -12,8 +12,8 @@ from typing import Any
 from rich.measure import Measurement
 from rich.table import Table
 
+from paucal.runner.clock import duration
 from paucal.runner.console import Console
-from paucal.runner.forecast import duration
 from paucal.runner.outputs import DEFAULT, FORMS, check_table
 from paucal.runs import write_text
 from paucal.settings.values import from_python, shows_settings

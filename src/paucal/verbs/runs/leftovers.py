@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paucal.runs.ancestry import PUBLISHED
+from paucal.runs.folder import PUBLISHED
 from paucal.verbs.compare.cells.grid import is_grid
 from paucal.verbs.runs.rows import ListedRun
 

@@ -20,7 +20,7 @@ from paucal.reading import require_regular
 from paucal.runner.console import Console
 from paucal.runner.images import open_again
 from paucal.runs import RunFolder
-from paucal.runs.atomic import write_atomically
+from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 NAME = "familiar.safetensors"

@@ -18,10 +18,10 @@ from paucal.data.sources.opening import open_images
 from paucal.data.sources.stores import EncodedStore
 from paucal.data.splits.classes import choose_classes
 from paucal.reading import named_path
+from paucal.runner.clock import duration
 from paucal.runner.console import Console, RecordingConsole
-from paucal.runner.forecast import duration
 from paucal.runner.outputs import refuse_inside_images
-from paucal.runs.writable import try_folder
+from paucal.runs.files import try_folder
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError

@@ -11,12 +11,12 @@ import paucal
 from paucal.cli.main import main
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
+from paucal.runner import starts as starting
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import SEVERAL_PROCESSES, assemble
 from paucal.tasks.classification.auto_tune import auto_tune as auto_tune_module
-from paucal.tasks.classification.auto_tune import start as starting
 from paucal.tasks.classification.auto_tune import trials, tuning
 from paucal.tasks.classification.auto_tune.auto_tune import SCRATCH_EPOCHS
 from paucal.tasks.classification.auto_tune.first_model import affordable, winner_of
@@ -210,7 +210,7 @@ def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
     assert first["score"] > 0
     assert len(others) > 0
     assert {other["score"] for other in others} == {0.0}
-    assert sum("the memory of the device (cpu) does not suffice" in line for line in console.lines) == len(others)
+    assert sum("the memory of the device (cpu) is too small" in line for line in console.lines) == len(others)
     assert RunFolder(result.folder).settings["freeze"]
     assert len(RunFolder(result.folder).read_rows()) == 1
 

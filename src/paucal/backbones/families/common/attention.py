@@ -18,10 +18,10 @@ def attend(
         query: (..., N, d).
         key: (..., M, d).
         value: (..., M, e).
-        bias: added to the logits, of a shape that broadcasts to (..., N, M), -inf where a key is hidden; or None.
-        scale: of the products.
-        fused: whether the fused kernel may be used; it is where it is the faster one.
-        drop: dropout of the weights, which sees them on the explicit path.
+        bias: Added to the logits, of a shape that broadcasts to (..., N, M), -inf where a key is hidden; or None.
+        scale: Factor on the products of queries and keys.
+        fused: Whether the fused kernel may be used; it is used where it is faster.
+        drop: Dropout of the weights, which sees them on the explicit path.
 
     Returns:
         (..., N, e).

@@ -22,9 +22,9 @@ def configuration(first_conv: str, classifier: str | tuple[str, ...] = "head", *
     """Return timm's description of a model without published weights on the hub, for `generate_default_cfgs`.
 
     Args:
-        first_conv: dotted name of the layer that reads the image.
-        classifier: dotted names of the layers that give the logits.
-        changes: entries that differ, for instance `input_size=(3, 32, 32)` or `fixed_input_size=True` for models
+        first_conv: Dotted name of the layer that reads the image.
+        classifier: Dotted names of the layers that give the logits.
+        changes: Entries that differ, for instance `input_size=(3, 32, 32)` or `fixed_input_size=True` for models
             that need `img_size` when they are built.
     """
     return {
@@ -55,11 +55,11 @@ def register_variants(
 
     Args:
         module: `__name__` of the family's module, whose `default_cfgs` describe the variants.
-        kind: the class of the models.
-        variants: constructor arguments by registered name; the user's arguments override them.
+        kind: The class of the models.
+        variants: Constructor arguments by registered name; the user's arguments override them.
         filter_fn: timm's `checkpoint_filter_fn` of the family.
-        out_indices: levels that `features_only` gives; a number is the last ones, 3 for timm's ViT.
-        changes: returns what constructor arguments change in a variant's configuration.
+        out_indices: Levels that `features_only` gives; a number is the last ones, 3 for timm's ViT.
+        changes: Returns what constructor arguments change in a variant's configuration.
     """
     for name, settings in variants.items():
         register_model(_variant(module, name, kind, settings, filter_fn, out_indices, changes))
@@ -117,12 +117,12 @@ class Classifying(nn.Module):
     """The classifier of a model: `head_drop`, then the linear layer `head`, on one pooled feature.
 
     Attributes:
-        num_classes: outputs of the classifier; 0 for none.
-        in_chans: channels of the images.
-        num_features: channels of `forward_features`.
-        head_hidden_size: channels before the classifier.
-        global_pool: how tokens become one feature; "" for not at all.
-        grad_checkpointing: whether blocks are computed again in the backward pass to save memory.
+        num_classes: Outputs of the classifier; 0 for none.
+        in_chans: Channels of the images.
+        num_features: Channels of `forward_features`.
+        head_hidden_size: Channels before the classifier.
+        global_pool: How tokens become one feature; "" keeps all tokens.
+        grad_checkpointing: Whether blocks are computed again in the backward pass to save memory.
     """
 
     pools: tuple[str, ...] = ("avg", "")  # of `global_pool`

@@ -27,11 +27,11 @@ def resample_positions(table: Tensor, before: Size, after: Size, prefix: int = 1
     """Return a position table (1, P + H * W, C) for another grid, its first P entries untouched.
 
     Args:
-        table: entries row by row, after those of prefix tokens.
+        table: Entries row by row, after those of prefix tokens.
         before: (rows, columns) of the table.
         after: (rows, columns) that are wanted.
         prefix: P, entries that stand for no cell.
-        antialias: the family's choice, see `antialiases`.
+        antialias: The family's choice, see `antialiases`.
     """
     return resample_abs_pos_embed(table, list(after), list(before), num_prefix_tokens=prefix, antialias=antialias)
 
@@ -47,9 +47,9 @@ def with_fitting_positions(state: Mapping[str, Tensor], own: Tensor, grid: Size)
     A table that fits already, or is none of a square grid with a class entry, is left alone.
 
     Args:
-        state: tensors by name.
-        own: the model's table (1, 1 + H * W, C).
-        grid: its (rows, columns).
+        state: Tensors by name.
+        own: The model's table (1, 1 + H * W, C).
+        grid: Its (rows, columns).
     """
     table = state.get("pos_embed")
     if table is None or table.ndim != 3 or table.shape[1] < 2 or table.shape == own.shape:

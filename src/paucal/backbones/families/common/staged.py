@@ -15,8 +15,8 @@ class StagedBackbone(Classifying):
     None. Prefix tokens end with their stage; those of the last one reach the final norm.
 
     Attributes:
-        num_prefix_tokens: prefix tokens of the last stage.
-        stages: the stages; within each, the parameters of the patch embedding are called `embed`, the blocks
+        num_prefix_tokens: Prefix tokens of the last stage.
+        stages: The stages; within each, the parameters of the patch embedding are called `embed`, the blocks
             `blocks`.
     """
 
@@ -65,12 +65,12 @@ class StagedBackbone(Classifying):
         """Return the map of each stage, as timm's staged models do.
 
         Args:
-            x: images (B, in_chans, H, W).
-            indices: stages: all (None), the last n (a number), or those listed.
-            norm: apply the final norm to the last stage's map.
-            stop_early: compute no stage after the last that is asked for.
+            x: Images (B, in_chans, H, W).
+            indices: Stages: all (None), the last n (a number), or those listed.
+            norm: Apply the final norm to the last stage's map.
+            stop_early: Compute no stage after the last that is asked for.
             output_fmt: "NCHW" only.
-            intermediates_only: leave out the final features.
+            intermediates_only: Leave out the final features.
 
         Returns:
             (final features, list of (B, C, H, W)), or the list. The final features are normed where the last stage

@@ -29,9 +29,9 @@ class TokenBackbone(Classifying):
     gradient checkpoint would not do.
 
     Attributes:
-        embed_dim: channels of the tokens.
-        num_prefix_tokens: tokens before the cells.
-        reduction: pixels per cell, along each side.
+        embed_dim: Channels of the tokens.
+        num_prefix_tokens: Tokens before the cells.
+        reduction: Pixels per cell, along each side.
     """
 
     pools = ("token", "avg", "")
@@ -93,13 +93,13 @@ class TokenBackbone(Classifying):
         """Return what blocks give, as timm's transformers do.
 
         Args:
-            x: images (B, in_chans, H, W).
-            indices: blocks: all (None), the last n (a number), or those listed.
-            return_prefix_tokens: give (map, prefix tokens) pairs.
-            norm: apply the final norm to each.
-            stop_early: compute no block after the last that is asked for.
+            x: Images (B, in_chans, H, W).
+            indices: Blocks: all (None), the last n (a number), or those listed.
+            return_prefix_tokens: Give (map, prefix tokens) pairs.
+            norm: Apply the final norm to each.
+            stop_early: Compute no block after the last that is asked for.
             output_fmt: "NCHW" for maps (B, C, H, W), "NLC" for tokens (B, H * W, C).
-            intermediates_only: leave out the final features.
+            intermediates_only: Leave out the final features.
 
         Returns:
             (final features, list), or the list.

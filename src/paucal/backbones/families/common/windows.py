@@ -21,8 +21,8 @@ class Windows(NamedTuple):
     Attributes:
         size: (rows, columns) of the map.
         window: (rows, columns) of a window.
-        shift: cells by which the padded map is shifted up and to the left.
-        hides_padding: whether the map's own cells must not see padding.
+        shift: Cells by which the padded map is shifted up and to the left.
+        hides_padding: Whether the map's own cells must not see padding.
     """
 
     size: Size
@@ -59,8 +59,8 @@ def lay_out(x: Tensor, windows: Windows, fill: Tensor | None = None) -> Tensor:
     """Return a map (B, H, W, C) padded and shifted.
 
     Args:
-        x: the map.
-        windows: how it will be cut.
+        x: The map.
+        windows: Windows that the map will be cut into.
         fill: (C,), the content of padded cells; None for zeros.
     """
     for axis, padded in zip((1, 2), windows.padded, strict=True):
@@ -85,8 +85,8 @@ def kept_apart(windows: Windows, like: Tensor) -> Tensor:
     reads it, so that no query is left without a key. Kept for the last sizes, for all models of the process.
 
     Args:
-        windows: how the map is cut.
-        like: a tensor of the device.
+        windows: Windows that the map was cut into.
+        like: A tensor of the device.
     """
     # A mask made while a program is traced, or of another kind of tensor, must not be met again outside.
     if torch.compiler.is_compiling() or type(like) is not Tensor:

@@ -14,9 +14,8 @@ from paucal.evaluation.predictions import predict_in_order
 from paucal.models.features import ClassifierInputs, linear_classifier
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import save_trained
-from paucal.runner.forecast import duration, finish
-from paucal.runner.images import SplitImages
-from paucal.runner.loaders import eval_loader
+from paucal.runner.clock import duration, finish
+from paucal.runner.images import SplitImages, eval_loader
 from paucal.runs import RunFolder, save_weights
 from paucal.settings.groups import JobSettings
 from paucal.tasks.classification.assembly import HEAD, TrainingSetup

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paucal.runner.console import Console
-from paucal.runner.resuming import store_changes
-from paucal.runner.start_weights import RECORD
+from paucal.runner.run_folder import store_changes
+from paucal.runner.starts import RECORD
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.record import TuneRecord

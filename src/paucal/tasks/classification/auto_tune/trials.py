@@ -16,7 +16,7 @@ from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.loaders import train_loader, validation
-from paucal.tasks.classification.optimizer import optimization
+from paucal.tasks.classification.optimization import optimization
 from paucal.training import (
     CosineWarmup,
     Optimization,
@@ -28,7 +28,7 @@ from paucal.training import (
     checkpoint_position,
     fit,
 )
-from paucal.training.memory import memory_advice
+from paucal.training.failures import memory_advice
 from paucal.types import UserError
 
 FOLDER = "trials"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paucal.runner.resuming import CHANGEABLE
+from paucal.runner.run_folder import CHANGEABLE
 from paucal.runs import RunFolder
 from paucal.settings.options import flag
 from paucal.types import UserError

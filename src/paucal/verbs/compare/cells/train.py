@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from paucal.runner.console import Console, LiveBar, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.resuming import typed_settings
+from paucal.runner.run_folder import typed_settings
 from paucal.runs.lock import BEAT, SILENCE, is_locked, require_unlocked
 from paucal.verbs.compare.cells.cell import Cell, state_of
 from paucal.verbs.compare.cells.evaluation import evaluate_cell

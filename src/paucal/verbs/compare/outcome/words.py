@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paucal.evaluation.comparison import Difference
 from paucal.metrics.intervals import Score
-from paucal.runner.forecast import duration
+from paucal.runner.clock import duration
 from paucal.verbs.compare.cells.grid import Grid
 from paucal.verbs.compare.outcome.evidence import ArmOutcome, Findings
 from paucal.wording import counted

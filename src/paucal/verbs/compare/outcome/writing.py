@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paucal.evaluation.figures import save_figure
 from paucal.report.comparing import ComparisonPage, write_comparison
-from paucal.runner.forecast import duration
+from paucal.runner.clock import duration
 from paucal.runs import write_text
 from paucal.settings.options import flag_words
 from paucal.verbs.compare.cells.cell import Cell

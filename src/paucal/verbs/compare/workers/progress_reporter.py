@@ -2,8 +2,8 @@
 
 import time
 
+from paucal.runner.clock import duration
 from paucal.runner.console import Console
-from paucal.runner.forecast import duration
 from paucal.types import UserError
 from paucal.verbs.compare.cells.cell import Cell, State, cells_of
 from paucal.verbs.compare.cells.grid import Grid

@@ -1,0 +1,60 @@
+"""The time of a run: when its command started, before torch is loaded and images are read, and times as text."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_command: ContextVar[float | None] = ContextVar("command", default=None)
+
+
+_start: ContextVar[float | None] = ContextVar("start", default=None)
+
+
+def begin_command() -> None:
+    """Remember that a command starts now; the command line calls this before it loads anything heavy."""
+    _command.set(time.monotonic())
+
+
+def command_start() -> float | None:
+    """Return `time.monotonic()` of the command's start; None in a Python program."""
+    return _command.get()
+
+
+@contextmanager
+def count_time_from(start: float | None) -> Iterator[None]:
+    """Count the time of a run inside the block from a value of `time.monotonic()`; None for now."""
+    token = _start.set(time.monotonic() if start is None else start)
+    try:
+        yield
+    finally:
+        _start.reset(token)
+
+
+def start_time() -> float:
+    """Return `time.monotonic()` of the start of the run's time; now, outside of a run."""
+    start = _start.get()
+    return time.monotonic() if start is None else start
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text.
+
+    Example:
+        >>> [duration(seconds) for seconds in (8, 100, 1000, 9000)]
+        ['8 s', '1 min 40 s', '17 min', '2 h 30 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s".replace(" 0 s", "")
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min".replace(" 0 min", "")
+
+
+def finish(seconds: float) -> str:
+    """Return the time of day in so many seconds, with the weekday if it is another day."""
+    now, then = time.localtime(), time.localtime(time.time() + seconds)
+    same = (now.tm_year, now.tm_yday) == (then.tm_year, then.tm_yday)
+    return time.strftime("%H:%M" if same else "%H:%M on %A", then)

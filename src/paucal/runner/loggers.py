@@ -1,0 +1,284 @@
+"""The loggers of a run: settings at its start, a row per epoch, test scores at its end.
+
+Each is an optional package, imported only when it is used, through its Lightning logger. They write into the run
+folder, unless their own environment variables name another place. The run's own `metrics.csv` is written in any case:
+a logger that fails is dropped, and the run continues.
+"""
+
+import math
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+
+from paucal.runner.console import Console
+from paucal.runs import RunFolder
+from paucal.settings.groups import JobSettings
+from paucal.training.keeper import OnEpoch
+from paucal.types import UserError
+from paucal.wording import shortened
+
+PROJECT = "paucal"  # unless an environment variable names another
+ENDINGS = ("success", "failed", "stopped")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+RECORD = "loggers.json"
+MOST_SHOWN = 200  # characters of what went wrong
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How to use one kind of logger.
+
+    Attributes:
+        open: Opens the logger of a run, given the stored id of the run in that program; None for a new run.
+        score: Logs the settings and the final scores, of which there may be none.
+        close: Closes the logger with one of `ENDINGS`.
+        place: Returns the path or the URL of the logs.
+    """
+
+    open: Callable[[RunFolder, str | None], Logger]
+    score: Callable[[Any, Mapping[str, Any], dict[str, float], int], None]
+    close: Callable[[Any, str], None]
+    place: Callable[[Any], str]
+
+
+def check_loggers(names: Sequence[str] | None) -> None:
+    """Refuse loggers whose packages are not installed.
+
+    Raises:
+        UserError: A package is missing.
+    """
+    for name in names or ():
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, as some loggers create, has no origin
+            raise UserError(
+                f"--logger {name} needs the package {name}, which is not installed: pip install "
+                f'"paucal[{name}]", or leave {name} out.'
+            )
+
+
+def checked_id(found: object) -> str | None:
+    """Return a stored id of a run; None if it is not a valid one."""
+    return found if isinstance(found, str) and _ID.fullmatch(found) else None
+
+
+def _open_tensorboard(run: RunFolder, known: str | None) -> Logger:
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    path = str(run.path.resolve())
+    if os.path.expandvars(path) != path:
+        raise UserError(f"--logger tensorboard would expand a variable in {path!r}: choose another --output.")
+    return TensorBoardLogger(path, name="", version="tensorboard", default_hp_metric=False)
+
+
+def _open_mlflow(run: RunFolder, known: str | None) -> Logger:
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    elsewhere = os.environ.get("MLFLOW_TRACKING_URI")
+    folder = run.path.resolve()
+    logger = MLFlowLogger(
+        os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
+        run_name=run.path.name,
+        tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}",  # the file store is deprecated
+        artifact_location=None if elsewhere else (folder / "mlartifacts").as_uri(),
+        run_id=known,
+    )
+    logger.experiment.set_terminated(logger.run_id, "RUNNING")  # a resumed run is marked as ended
+    return logger
+
+
+def _open_wandb(run: RunFolder, known: str | None) -> Logger:
+    from lightning.pytorch.loggers import WandbLogger
+
+    # Otherwise it would overwrite the progress bar; the run has its own log.
+    quiet = import_module("wandb").Settings(console="off")
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    name, number = run.path.name, known or uuid.uuid4().hex[:8]
+    return WandbLogger(name=name, save_dir=run.path.resolve(), project=project, id=number, settings=quiet)
+
+
+def _score_beside_settings(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
+    # TensorBoard needs a score to show the settings: a run without test images logs its number of steps.
+    logger.log_hyperparams(dict(settings), scores or {"steps": float(step)}, step)
+
+
+def _score_alone(logger: Any, settings: Mapping[str, Any], scores: dict[str, float], step: int) -> None:
+    if scores:
+        logger.log_metrics(scores, step)
+
+
+def _close_tensorboard(logger: Any, ending: str) -> None:
+    logger.finalize(ending)
+
+
+def _close_mlflow(logger: Any, ending: str) -> None:
+    logger.finalize({"stopped": "KILLED"}.get(ending, ending))
+
+
+def _close_wandb(logger: Any, ending: str) -> None:
+    logger.finalize(ending)
+    logger.experiment.finish(exit_code=int(ending != "success"))  # the next run in this process gets its own
+
+
+KINDS: dict[str, Kind] = {
+    "tensorboard": Kind(
+        _open_tensorboard, _score_beside_settings, _close_tensorboard, lambda logger: str(logger.log_dir)
+    ),
+    "mlflow": Kind(_open_mlflow, _score_alone, _close_mlflow, lambda logger: str(logger._tracking_uri)),
+    "wandb": Kind(
+        _open_wandb,
+        _score_alone,
+        _close_wandb,
+        lambda logger: str(logger.experiment.url or logger.experiment.settings.sync_dir),
+    ),
+}
+
+
+class Loggers:
+    """The loggers of a run, as a context manager that closes them.
+
+    A resumed run continues the same logs. Epochs that are repeated after a crash are not logged twice.
+
+    Args:
+        run: Run folder, which stores the ids of the run in the other programs.
+        names: Names from `KINDS`; empty on all processes but the first.
+        console: Console for the places of the logs and for errors.
+
+    Raises:
+        UserError: On entering: a package is missing or a logger cannot be started.
+    """
+
+    def __init__(self, run: RunFolder, names: Sequence[str] | None, console: Console) -> None:
+        self._run, self._names, self._console = run, list(dict.fromkeys(names or ())), console
+        self._open: dict[str, Logger] = {}
+        self._ids: dict[str, str] = {}
+        self._new: list[str] = []
+        self._logged = 0  # step of the newest row in the loggers
+        self._settings: dict[str, Any] = {}
+        self._ending = "stopped"
+
+    def __enter__(self) -> "Loggers":
+        if self._names:
+            check_loggers(self._names)
+            self._read()
+            try:
+                self._start()
+            except BaseException:
+                self._close("failed")
+                raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close("failed" if problem is not None else self._ending)
+
+    def describe(self, settings: JobSettings) -> None:
+        """Log the resolved settings in the loggers that are new to the run."""
+        self._settings = {name: value for name, value in asdict(settings).items() if value is not None}
+        for name in self._new:  # some loggers refuse to change a setting
+            self._try(name, lambda logger: logger.log_hyperparams(dict(self._settings)))
+        self._new = []
+
+    def log_before(self, on_epoch: OnEpoch) -> OnEpoch:
+        """Return a function that logs an epoch's row and then calls `on_epoch`."""
+        if not self._open:
+            return on_epoch
+
+        def log_and_call(epoch: int, epochs: int, row: Mapping[str, float]) -> bool | None:
+            self.log_row(row)
+            return on_epoch(epoch, epochs, row)
+
+        return log_and_call
+
+    def log_row(self, row: Mapping[str, float]) -> None:
+        """Log the row of an epoch, unless it was logged before a crash."""
+        step = int(row["step"])
+        if step <= self._logged:
+            return
+        for name in list(self._open):
+            self._try(name, lambda logger: _log(logger, {k: v for k, v in row.items() if k != "step"}, step))
+        self._logged = step
+        self._write()
+
+    def forget_step(self) -> None:
+        """Log all following rows: the run has changed, and may restart from an earlier step."""
+        self._logged = 0
+
+    def finish(self, scores: Mapping[str, float], step: int) -> None:
+        """Log the test scores of the finished run."""
+        finite = {f"test_{name}": float(value) for name, value in scores.items() if math.isfinite(value)}
+        for name in list(self._open):
+            self._try(name, lambda logger, kind=KINDS[name]: kind.score(logger, self._settings, finite, step))
+        self._ending = "success"
+
+    def _read(self) -> None:
+        if not (self._run.path / RECORD).exists():
+            return
+        stored = self._run.read_json(RECORD)
+        ids = stored.get("ids")
+        known = {name: checked_id(found) for name, found in ids.items()} if isinstance(ids, dict) else {}
+        self._ids = {name: found for name, found in known.items() if found is not None}
+        step = stored.get("step")
+        self._logged = step if isinstance(step, int) else 0
+
+    def _write(self) -> None:
+        self._run.write_json(RECORD, {"ids": self._ids, "step": self._logged})
+
+    def _start(self) -> None:
+        self._new = [name for name in self._names if name not in self._ids]
+        if self._new:
+            self._logged = 0  # a logger that joins has no row yet
+        for name in self._names:
+            logger, place = _opened(name, self._run, self._ids.get(name))
+            self._open[name] = logger
+            self._ids[name] = str(logger.version)
+            self._write()
+            self._console.say(f"{name}: logging to {place}")
+
+    def _try(self, name: str, act: Callable[[Any], None]) -> None:
+        """Call a function with a logger, and drop the logger if that fails."""
+        if name not in self._open:
+            return
+        try:
+            act(self._open[name])
+        except Exception as problem:  # each program has its own exceptions, and none may end the run
+            del self._open[name]
+            text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
+            self._console.say(f"note: {name} failed ({text}); the run continues, and metrics.csv has all values")
+
+    def _close(self, ending: str) -> None:
+        for name in list(self._open):
+            self._try(name, lambda logger, kind=KINDS[name]: kind.close(logger, ending))
+        self._open = {}
+
+
+def _opened(name: str, run: RunFolder, known: str | None) -> tuple[Logger, str]:
+    """Open a logger; return it and the place of its logs.
+
+    Raises:
+        UserError: The logger cannot be started.
+    """
+    kind = KINDS[name]
+    try:
+        logger = kind.open(run, known)
+        return logger, kind.place(logger)
+    except UserError:
+        raise
+    except Exception as problem:  # from the program, its database or the network
+        text = shortened(" ".join(str(problem).split()), MOST_SHOWN)
+        raise UserError(
+            f"--logger {name} cannot be started ({type(problem).__name__}: {text}): fix it, or leave {name} out."
+        ) from problem
+
+
+def _log(logger: Any, values: dict[str, float], step: int) -> None:
+    logger.log_metrics(values, step)
+    logger.save()  # a crash would lose buffered values

@@ -1,0 +1,279 @@
+"""The folder of a run: locked while it is written, replaced, and resumed with its stored settings."""
+
+import os
+import shlex
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Callback, Trainer
+
+from paucal.data.images import ImageSet
+from paucal.data.sources.several import roots_of
+from paucal.data.splits.file import read_split
+from paucal.data.splits.split import Split
+from paucal.runner.console import Console
+from paucal.runs import RunFolder, create_run, open_run
+from paucal.runs.folder import is_taken
+from paucal.runs.lock import RunLock
+from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, sweep
+from paucal.settings.options import check_ranges, flag
+from paucal.types import UserError
+from paucal.wording import shortened
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from paucal.runner.job import AnyJob
+
+MOST_SHOWN = 80  # characters of a value
+# Settings that may change when a run goes on: on the CPU none of them changes the result.
+CHANGEABLE = ("workers", "device", "time_limit", "logger")
+S = TypeVar("S", bound="DataclassInstance")
+
+
+class Writing:
+    """Exclusive access of the first process to a run folder, as a context manager.
+
+    Args:
+        console: Console for messages about a replaced run.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._run: RunFolder | None = None
+        self._lock: RunLock | None = None
+        self._replaced = False
+
+    def begin(self, output: str | None, overwrite: bool) -> RunFolder:
+        """Create the folder of a new run, and set aside the run that it replaces.
+
+        Raises:
+            UserError: The folder holds something that may not be replaced, or another process writes there.
+        """
+        if output is not None and overwrite and is_taken(Path(output)):
+            self._set_aside(Path(output))
+        run = create_run(None if output is None else Path(output))
+        self._hold(run)
+        return run
+
+    def go_on(self, run: RunFolder) -> None:
+        """Lock the folder of an existing run.
+
+        Raises:
+            UserError: Another process writes there.
+        """
+        self._hold(run)
+        sweep(run.path)
+        if lies_aside(run.path):  # the run was killed before it saved a state or removed the replaced run
+            self._replaced = True
+            if run.last.exists():
+                self.keep()
+
+    def keep(self) -> None:
+        """Remove the replaced run, because this one has saved a state."""
+        if self._replaced and self._run is not None:
+            self._replaced = False
+            discard(self._run.path)
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Return the Lightning callbacks that check the lock during training."""
+        return [RunLockCallback(self)]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a replaced run is kept until this one has saved a state."""
+        return self._replaced
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the run has saved a state to resume from."""
+        return self._run is not None and self._run.last.exists()
+
+    def check(self) -> None:
+        """Raise a UserError if another process has taken over the folder."""
+        if self._lock is not None:
+            self._lock.check()
+
+    def __enter__(self) -> "Writing":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lost = self._lock is not None and self._lock.lost
+        if self._lock is not None:
+            self._lock.release()
+        if not self._replaced or self._run is None or lost:
+            return
+        if problem is None:
+            self.keep()
+            return
+        if self._lock is None and self._run.path.exists():  # another process was faster
+            self.console.say(f"the old run is in {aside_of(self._run.path)}")
+            return
+        put_back(self._run.path)
+        self.console.say(f"restored the old run in {self._run.path}: the new one ended before it saved a valid state")
+
+    def _set_aside(self, path: Path) -> None:
+        require_replaceable(path)
+        # From here on no other process can replace or resume it.
+        lock = RunLock(path)
+        lock.acquire()
+        try:
+            aside = set_aside(path)
+            self._run, self._replaced = RunFolder(path), True
+            lock.folder, lock.path = aside, aside / lock.path.name
+        finally:
+            lock.release()
+        self.console.say(f"the old run is kept in {aside} until the new one has saved its first state")
+
+    def _hold(self, run: RunFolder) -> None:
+        lock = RunLock(run.path)
+        lock.acquire()
+        self._run, self._lock = run, lock
+
+
+class RunLockCallback(Callback):
+    """Stops a run whose lock is lost, and removes the replaced run once there is a valid state."""
+
+    def __init__(self, writing: Writing) -> None:
+        self.writing = writing
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Check that this process still holds the lock."""
+        self.writing.check()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Remove the replaced run once this one has a valid state."""
+        if self.writing.waits and self.writing.has_state and is_valid_state(trainer, pl_module):
+            self.writing.keep()
+
+
+def is_valid_state(trainer: Trainer, module: Any) -> bool:
+    """Return whether the weights are finite and at most half of the steps were skipped."""
+    if 2 * float(module.meters.skipped) > trainer.global_step:
+        return False
+    # Sharded weights are checked locally: the other processes do not take part.
+    pieces = (p.to_local() if hasattr(p, "to_local") else p for p in module.parameters())
+    return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)
+
+
+def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
+    """Open a run to resume; return it with its changed settings and their origins, without writing anything.
+
+    Raises:
+        UserError: There is no such run, it is finished, a setting may not change, or files it needs are missing.
+    """
+    allowed = (*CHANGEABLE, *places_of(job))
+    refused = [name for name in changes if name not in allowed]
+    if refused:
+        raise UserError(
+            f"--resume uses the settings stored in the run; leave out {', '.join(map(flag, refused))} "
+            f"(only {', '.join(map(flag, CHANGEABLE))} may change, and where files have moved "
+            f"{', '.join(map(flag, places_of(job)))})."
+        )
+    run = open_run(path)
+    if run.finished:
+        raise UserError(f"the run {str(run.path)!r} is finished; start another with 'paucal {job.verb}'.")
+    settings, origin = stored_settings(run, job.kind, job.verb)
+    if set(changes) & set(places_of(job)):
+        pinned = job.pin(replace(settings, init=None, **changes))
+        settings = replace(pinned, init=settings.init)
+    settings = replace(settings, **{name: value for name, value in changes.items() if name in CHANGEABLE})
+    check_ranges(settings)
+    _require_places(run, settings, job)
+    return run, settings, {**origin, **dict.fromkeys(changes, "flag of --resume")}
+
+
+def places_of(job: "AnyJob") -> tuple[str, ...]:
+    """Return the settings that name inputs which a run reads until its end, and which may have moved."""
+    return tuple(name for name in job.reads if name not in ("init", "split"))
+
+
+def _require_places(run: RunFolder, settings: Any, job: "AnyJob") -> None:
+    """Refuse to resume a run whose stored inputs are missing, and explain how to give their new place."""
+    for name in places_of(job):
+        for place in roots_of(getattr(settings, name) or ""):
+            if os.path.isabs(place) and not os.path.exists(place):  # names of published sets are relative
+                new = "DATA" if name == "data" else f"{flag(name)} PLACE"
+                raise UserError(
+                    f"{place!r} of the run {str(run.path)!r} does not exist: give its new place, as in 'paucal "
+                    f"{job.verb} --resume {shlex.quote(str(run.path))} {new}'."
+                )
+
+
+def store_changes(run: RunFolder, settings: Any, origin: Mapping[str, str]) -> None:
+    """Store changed settings in the run's config."""
+    config = run.read_yaml(run.config.name)
+    run.write_yaml(run.config.name, {**config, "settings": asdict(settings), "origin": dict(origin)})
+
+
+def stored_split(run: RunFolder, images: ImageSet) -> Split:
+    """Return the stored split of a run with its description.
+
+    Raises:
+        UserError: The file cannot be read, or the images are not those of the run.
+    """
+    split = read_split(run.split, images)
+    description = run.read_yaml(run.config.name).get("split")
+    return replace(split, description=str(description)) if description else split
+
+
+def typed_settings(values: Any, kind: type[S]) -> S:
+    """Build settings from the values of a file, each of which must have its setting's type.
+
+    Raises:
+        TypeError: A name is unknown, or a value has another type.
+    """
+    if not isinstance(values, dict):
+        raise TypeError("no mapping of settings")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    known = {item.name for item in fields(kind)}
+    if unknown := [name for name in values if name not in known]:
+        raise TypeError(f"there is no setting {shortened(repr(unknown[0]), MOST_SHOWN)}")
+    hints = typing.get_type_hints(kind)
+    for name, value in values.items():
+        if value is None and type(None) not in typing.get_args(hints[name]):  # the parser accepts None everywhere
+            raise TypeError(f"{name} cannot be empty")
+    try:
+        checked = parser.parse_object(values)
+    except Exception as problem:  # the parser raises several types with its own messages
+        raise TypeError(_describe_invalid(parser, values)) from problem
+    return kind(**vars(checked))
+
+
+def _describe_invalid(parser: ArgumentParser, values: Mapping[str, Any]) -> str:
+    """Return which value is invalid."""
+    for name, value in values.items():
+        try:
+            parser.parse_object({name: value})
+        except Exception:  # as above
+            return f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}"
+    return "its settings contradict each other"
+
+
+def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:
+    """Return the settings of a run and the origin of each.
+
+    Raises:
+        UserError: They cannot be read, or belong to another verb.
+    """
+    config = run.read_yaml(run.config.name)
+    if run.verb != verb:
+        raise UserError(f"the run {str(run.path)!r} was made by 'paucal {run.verb}': use 'paucal {run.verb} --resume'.")
+    try:
+        origin = {str(name): str(text) for name, text in dict(config["origin"]).items()}
+        return typed_settings(config["settings"], kind), origin
+    except KeyError as problem:
+        raise UserError(f"{str(run.config)!r} is damaged (it lacks {problem}): restore it or train anew.") from problem
+    except (TypeError, ValueError) as problem:
+        raise UserError(
+            f"{str(run.config)!r} is damaged or not of this version of paucal ({problem}): restore it or train anew."
+        ) from problem

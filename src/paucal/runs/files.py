@@ -1,0 +1,187 @@
+"""Writing files: whether a place can be written, and atomic writing, of which no reader finds a half."""
+
+import csv
+import errno
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paucal.types import UserError
+
+LONGEST_NAME = ".predictions.csv.4194304.tmp"  # of the names that are written into a folder of results
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it to `path`.
+
+    After a crash at any moment `path` holds either the old content or the new one, never a mixture.
+
+    Raises:
+        OSError: The disk is full or the folder is not writable; `path` then keeps its old content.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            _fill(file, write)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as problem:
+        if problem.errno is None:
+            raise
+        raise OSError(problem.errno, problem.strerror, str(path)) from problem
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _fill(file: BinaryIO, write: Callable[[BinaryIO], object]) -> None:
+    noticing = _Noticing(file)
+    try:
+        write(noticing)  # type: ignore[arg-type]
+    except OSError:
+        raise
+    except Exception:
+        if noticing.problem is None:
+            raise
+        raise noticing.problem from None
+
+
+class _Noticing:
+    """A file that remembers a write error, which `torch.save` would hide behind "enforce fail"."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.problem: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        """Write, and remember an error."""
+        try:
+            return self._file.write(content)
+        except OSError as problem:
+            self.problem = problem
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def keep_as(source: Path, path: Path) -> None:
+    """Keep the present content of `source` as `path`, atomically.
+
+    Files that are only replaced as a whole need no copy: a hard link is enough if the disk supports it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def folder_in_place(path: Path) -> Iterator[Path]:
+    """Yield a new folder to fill, which replaces `path` when the block ends without an error.
+
+    The old folder is removed only when the new one is complete; a block that fails or is killed leaves it unchanged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as beside:
+        made = Path(beside) / path.name  # not `beside` itself, which its owner alone may read
+        made.mkdir()
+        yield made
+        if path.exists():
+            path.rename(Path(beside) / "before")
+        made.rename(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically.
+
+    File names on Linux may be any bytes; those that are not UTF-8 are written as escapes, which JSON reads back.
+    """
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+
+
+def csv_text(*rows: Iterable[object]) -> str:
+    """Return rows as lines of CSV, the first of them the header.
+
+    Example:
+        >>> csv_text(("class", "images"), ("cat, dog", 3)).splitlines()
+        ['class,images', '"cat, dog",3']
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the rename to disk, if the system supports it (Windows does not)."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_folder(path: Path, flag: str = "--output") -> None:
+    """Check whether files can be written into a folder, without leaving any.
+
+    Raises:
+        UserError: The folder is not writable.
+    """
+    _try(path, LONGEST_NAME, path, flag)
+
+
+def _try(path: Path, name: str, asked: Path, flag: str) -> None:
+    made: list[Path] = []
+    try:
+        for folder in (*reversed(path.absolute().parents), path.absolute()):
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not folder.is_dir():
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryDirectory(dir=path, prefix=".paucal-", ignore_cleanup_errors=True) as probe:
+            Path(probe, name).touch()
+    except (OSError, ValueError) as problem:
+        raise UserError(_sentence(asked, flag, problem)) from problem
+    finally:
+        for folder in reversed(made):
+            try:
+                folder.rmdir()
+            except OSError:  # another process has begun to use it
+                break
+
+
+def try_file(path: Path, flag: str = "--output") -> None:
+    """Check whether a new file can be written, without leaving it.
+
+    Raises:
+        UserError: The file exists already, or cannot be written.
+    """
+    try:
+        taken = path.exists() or path.is_symlink()
+    except (OSError, ValueError) as problem:  # too long a name
+        raise UserError(_sentence(path, flag, problem)) from problem
+    if taken:
+        raise UserError(f"{flag}: {str(path)!r} exists already: choose another name, or remove it.")
+    temporary = f".{path.name}.{os.getpid()}.tmp"  # what `write_atomically` is going to write
+    _try(path.parent, temporary, path, flag)
+
+
+def _sentence(path: Path, flag: str, problem: Exception) -> str:
+    reason = getattr(problem, "strerror", None) or str(problem)
+    shown = str(path) if len(str(path)) <= 120 else f"{str(path)[:120]}..."
+    return f"{flag}: {shown!r} cannot be written ({reason[0].lower()}{reason[1:]}): give a folder and name that can."

@@ -1,0 +1,90 @@
+"""The training, validation and test images of a supervised run, and a quick check of them."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from paucal.data.checking.duplicates import exact_groups
+from paucal.data.checking.findings import Checked, Finding, ranked
+from paucal.data.checking.labels import label_findings
+from paucal.data.checking.pictures import exact_findings
+from paucal.data.checking.survey import digest_of
+from paucal.data.images import ImageSet
+from paucal.data.splits.file import read_split
+from paucal.data.splits.split import limit_val, make_split, take_few, take_fraction
+from paucal.methods.training_settings import TrainSettings
+from paucal.runner.images import SplitImages
+from paucal.runs import RunFolder
+from paucal.types import UserError
+
+READING_SECONDS = 5.0  # limit of reading files to compare them; a run must start soon
+FINDINGS = "check.json"
+
+
+def split_images(settings: TrainSettings, images: ImageSet) -> SplitImages:
+    """Split the images, and reduce the training part if the settings say so.
+
+    Raises:
+        UserError: A class has too few images for the parts, or a share is invalid.
+    """
+    shares: dict[str, Any] = {
+        name: value for name in ("val_fraction", "test_fraction") if (value := getattr(settings, name)) is not None
+    }
+    if settings.split is not None:
+        if settings.group_by is not None or settings.fold is not None or shares:
+            raise UserError("--split defines the parts: leave --group-by, --fold and the fractions out.")
+        split = read_split(Path(settings.split).expanduser(), images)
+    else:
+        split = make_split(images, seed=settings.seed, group_by=settings.group_by, fold=settings.fold, **shares)
+    if settings.fraction is not None and settings.few_labels is not None:
+        raise UserError("--fraction and --few-labels both reduce the training images; give one of them.")
+    if settings.fraction is not None:
+        split = take_fraction(split, images.targets, settings.fraction, settings.seed)
+    if settings.few_labels is not None:
+        split = take_few(split, images.targets, settings.few_labels, settings.seed)
+    if settings.fraction is not None or settings.few_labels is not None:
+        split = limit_val(split, images.targets, settings.seed)
+    return SplitImages(images, split)
+
+
+def quick_check(data: SplitImages, seconds: float = READING_SECONDS) -> list[Finding]:
+    """Return findings about a run's images without decoding any, most serious first.
+
+    Args:
+        data: Images and their split.
+        seconds: Limit of reading files to find copies.
+    """
+    images = data.images
+    checked = Checked(images, data.split.parts, len(set(images.declared)) > 1)
+    digests = None if images.stream is not None else _digests(images, seconds)
+    # Notes about the source are printed by the run itself.
+    findings = [finding for finding in label_findings(checked) if finding.name != "source"]
+    if digests is None:
+        text = (
+            f"{len(images)} images were not compared with each other, which would have taken longer than {seconds:g} s"
+        )
+        return ranked([*findings, Finding("not-compared", "note", text, f"paucal check {images.location} does so")])
+    return ranked([*findings, *exact_findings(checked, exact_groups(digests))])
+
+
+def write_findings(run: RunFolder, findings: list[Finding] | tuple[Finding, ...], images: ImageSet) -> None:
+    """Store findings in a run folder, for its report."""
+    run.write_json(FINDINGS, {"findings": [finding.to_dict(images.keys) for finding in findings]})
+
+
+def _digests(images: ImageSet, seconds: float) -> list[bytes] | None:
+    """Return the digest of each file; None if reading them takes longer than the seconds."""
+    end, digests = time.monotonic() + seconds, []
+    for position in range(len(images)):
+        if position % 64 == 0 and time.monotonic() > end:
+            return None
+        try:
+            digests.append(digest_of(images.store, position))
+        except UserError:  # removed since it was listed; the run reports it when it reads the image
+            digests.append(b"")
+    return digests
+
+
+def warnings(findings: tuple[Finding, ...]) -> list[str]:
+    """Return the findings to read before a run starts, as sentences."""
+    return [f"{finding.text}; {finding.advice}" for finding in findings if finding.level != "note"]

@@ -1,0 +1,92 @@
+"""The optimizer of supervised training, from the settings."""
+
+from dataclasses import replace
+
+import torch
+
+from paucal.data.views.mixing import Mixing
+from paucal.methods.training_settings import TrainSettings
+from paucal.models.card import ModelCard
+from paucal.objectives import Objective
+from paucal.runner.images import SplitImages
+from paucal.runner.trainer_inputs import check_length, check_sync, trainer_plan
+from paucal.tasks.classification.loaders import train_loader
+from paucal.training import CosineWarmup, LaggingEpochs, Optimization, Plan, largest_batch
+from paucal.types import Batch, UserError
+
+START_LR = 1e-3  # share of the peak; the published code warms up from 1e-6 to 1e-3
+
+
+def training_plan(settings: TrainSettings, n_train: int, n_classes: int) -> Plan:
+    """Return the plan of the run: length, seed, hardware, and mixing of images.
+
+    Raises:
+        UserError: The device is not available, or a setting does not fit the number of devices.
+    """
+    check_sync(settings)
+    mixing = None
+    if settings.mixup or settings.cutmix:
+        mixing = Mixing(mixup=settings.mixup or 0.0, cutmix=settings.cutmix or 0.0)
+    return trainer_plan(settings, n_train, mixing, n_classes)
+
+
+def optimization(settings: TrainSettings, plan: Plan) -> Optimization:
+    """Return the optimizer's settings in steps."""
+    peak = settings.lr or 0.0
+    schedule = CosineWarmup(
+        peak=peak,
+        horizon=(settings.schedule_epochs or 1) * plan.steps_per_epoch,
+        warmup=round((settings.warmup_epochs or 0) * plan.steps_per_epoch),
+        start=peak * START_LR if settings.warmup_lr is None else settings.warmup_lr,
+        floor=settings.min_lr or 0.0,
+    )
+    return Optimization(
+        LaggingEpochs(schedule, plan.steps_per_epoch) if settings.schedule == "lagging" else schedule,
+        weight_decay=settings.weight_decay,
+        clip=settings.clip or None,
+        average_decay=settings.average or None,
+    )
+
+
+def check_plan(settings: TrainSettings, n_train: int) -> list[str]:
+    """Return remarks on plans that may give poor results."""
+    alone = settings.sync_bn and settings.processes == 1
+    return [
+        *(["--sync-bn has no effect on one device"] if alone else []),
+        *check_length(settings, n_train),
+    ]
+
+
+def fit_batch(
+    settings: TrainSettings, data: SplitImages, objective: Objective, card: ModelCard
+) -> tuple[TrainSettings, str]:
+    """Halve the batch, and double the accumulation, until a training step fits in the device's memory.
+
+    Returns:
+        The settings, with the same effective batch, and the reason.
+
+    Raises:
+        UserError: Not even one image fits, or the model is sharded over the devices.
+    """
+    usual = settings.images_per_pass
+    if settings.device != "cuda":
+        return settings, "suits the data; only the memory of a GPU is tested"
+    if settings.strategy == "fsdp":
+        raise UserError(
+            "--batch-size auto tries steps with the whole model on one device, which --strategy fsdp should "
+            "avoid: give --batch-size as a number."
+        )
+    plan = training_plan(settings, len(data.part("train")), len(data.images.classes))
+
+    def make(size: int) -> Batch:
+        alone = replace(settings, batch_size=size, workers=0)
+        loader = train_loader(data, card.preprocessing, alone, plan, objective.data_request, 0)
+        return next(iter(loader))  # type: ignore[return-value]
+
+    sizes = [usual // 2**n for n in range(usual.bit_length()) if usual % 2**n == 0]
+    size = largest_batch(objective, make, sizes, torch.device("cuda"), settings.precision or "32-true")
+    accumulate = settings.accumulate * (usual // size)
+    if size == usual:
+        return settings, "suits the data, and fits in the memory"
+    reason = f"the largest that fits in the memory; with {accumulate} passes a step the effective batch stays the same"
+    return replace(settings, batch_size=size, accumulate=accumulate), reason

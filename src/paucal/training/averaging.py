@@ -1,0 +1,158 @@
+"""Averages of weights: a moving average over the steps of a run, and a greedy soup of its best epochs."""
+
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+
+from paucal.runs import read_weights, save_weights
+from paucal.training.sharding import gathered, load_whole, piece, shard
+
+PREFIX = "epoch-"
+Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
+
+
+class MovingAverage(Callback):
+    """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
+
+    The decay is warmed up as (1 + t) / (10 + t), t counting updates, so that the first random weights are soon
+    forgotten; `decay` is its maximum.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay must be at least 0 and below 1, got {decay}")
+        self.source = module
+        self.decay = decay
+        self.updates = 0
+        self.module = copy.deepcopy(module).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the average with the current weights."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        ours = {name: piece(value) for name, value in self.module.state_dict().items()}
+        theirs = {name: piece(value) for name, value in self.source.state_dict().items()}
+        floats = [name for name, value in ours.items() if value.is_floating_point()]
+        torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
+            [ours[name] for name in floats], [theirs[name] for name in floats], 1 - decay
+        )
+        for name in ours.keys() - set(floats):
+            ours[name].copy_(theirs[name])
+        self.updates += 1
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Move the average to the device of the weights, sharded as they are."""
+        if pl_module.mesh is None:
+            self.module.to(pl_module.device)
+        else:
+            shard(self.module, (), pl_module.mesh)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"updates": self.updates, "average": gathered(self.module.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        self.updates = state_dict["updates"]
+        load_whole(self.module, state_dict["average"])
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Update the average after every optimizer step."""
+        if (batch_idx + 1) % pl_module.plan.accumulate == 0:
+            self.update()
+
+
+@dataclass(frozen=True)
+class KeptEpochs:
+    """The files with the weights of a run's best epochs.
+
+    Attributes:
+        folder: Folder of the files.
+        count: Number of files to keep.
+        score: Metric that compares epochs, higher is better.
+        loss: Metric that breaks ties, lower is better.
+    """
+
+    folder: Path
+    count: int
+    score: str
+    loss: str
+
+    def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
+        """Keep the newest epoch if it is among the best, and remove those that no longer are.
+
+        The choice depends on the rows alone, so that a resumed run keeps the same epochs.
+
+        Args:
+            rows: Metrics of all epochs, newest last.
+            module: Module with the newest weights.
+        """
+        best = self._best(rows)
+        if rows[-1] in best:
+            save_weights(self.file(rows[-1]), module.state_dict())
+        wanted = {self.file(row) for row in best}
+        for path in self.files():
+            if path not in wanted:
+                path.unlink(missing_ok=True)
+
+    def kept(self, rows: Sequence[Mapping[str, float]]) -> list[Path]:
+        """Return the existing files of the best epochs, best first."""
+        return [path for row in self._best(rows) if (path := self.file(row)).is_file()]
+
+    def files(self) -> list[Path]:
+        """Return all files of epochs."""
+        named = (path for path in self.folder.glob(f"{PREFIX}*.safetensors"))
+        return sorted(path for path in named if re.fullmatch(rf"{PREFIX}\d+", path.stem))
+
+    def clear(self) -> None:
+        """Remove all files."""
+        for path in self.files():
+            path.unlink(missing_ok=True)
+
+    def _best(self, rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+        finite = [row for row in rows if math.isfinite(row[self.loss])]
+        # Of equal epochs the earlier one is kept, as for the best state.
+        return sorted(finite, key=lambda row: (-row[self.score], row[self.loss], row["step"]))[: self.count]
+
+    def file(self, row: Mapping[str, float]) -> Path:
+        """Return the file of an epoch's weights."""
+        return self.folder / f"{PREFIX}{int(row['step']):07d}.safetensors"
+
+
+def greedy_soup(
+    files: Sequence[Path], judge: Callable[[Mapping[str, Tensor]], Ingredient]
+) -> tuple[dict[str, Tensor], list[Path], Ingredient]:
+    """Average weights, best first, adding each one that does not make the mean worse.
+
+    Args:
+        files: Files of state dicts with the same entries, best first; at least one.
+        judge: Function that scores a state dict, higher is better.
+
+    Returns:
+        The mean, the files that are in it, and its score.
+    """
+    chosen = [files[0]]
+    mean = read_weights(files[0])
+    score = judge(mean)
+    for path in files[1:]:
+        tried = mean_of(mean, read_weights(path), len(chosen))
+        found = judge(tried)
+        if found >= score:
+            mean, score, chosen = tried, found, [*chosen, path]
+    return mean, chosen, score
+
+
+def mean_of(mean: Mapping[str, Tensor], other: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return the mean of `count` states, given as their mean, and another one; only floats are averaged."""
+    return {
+        name: value + (other[name] - value) / (count + 1) if value.is_floating_point() else value
+        for name, value in mean.items()
+    }

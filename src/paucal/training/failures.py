@@ -1,0 +1,134 @@
+"""Errors of memory and of torch.compile as advice, and the largest batch that fits."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from paucal.objectives.base import Objective
+from paucal.training.plan import Plan
+from paucal.types import Batch, Progress, UserError
+from paucal.wording import shortened
+
+# Messages of the devices' allocators, of which only CUDA's has its own exception class. The last one is from CUDA's
+# libraries, which use memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
+WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
+RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+MOST_REASON = 200  # characters
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Return whether an exception is an out-of-memory error."""
+    if isinstance(problem, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(problem, RuntimeError) and any(words in str(problem).lower() for words in WORDS)
+
+
+@contextmanager
+def memory_advice(plan: Plan) -> Iterator[None]:
+    """Turn an out-of-memory error into a UserError with advice."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        precision = "" if plan.hardware.precision != "32-true" else ", use --precision bf16-mixed"
+        raise UserError(
+            f"the memory of the device ({plan.hardware.accelerator}) is too small: give half the --batch-size "
+            f"with --accumulate {2 * plan.accumulate} (the same effective batch), or let --batch-size auto find what "
+            f"fits, or lower --img-size{precision}. The run folder keeps what was saved before."
+        ) from problem
+
+
+def largest_batch(
+    objective: Objective,
+    make_batch: Callable[[int], Batch],
+    sizes: Sequence[int],
+    device: torch.device,
+    precision: str = "32-true",
+) -> int:
+    """Return the largest of some batch sizes with which a training step fits in a device's memory.
+
+    Each size is tried with a real forward and backward pass, while memory for the optimizer and the moving average is
+    reserved. The objective is restored afterwards, on the CPU.
+
+    Args:
+        objective: Objective to train.
+        make_batch: Function that returns a batch of a size on the CPU.
+        sizes: Sizes to try, largest first.
+        device: Device of the training.
+        precision: Precision by Lightning's names.
+
+    Raises:
+        UserError: Not even the smallest size fits.
+    """
+    before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
+    try:
+        for size in sizes:
+            if _fits(objective, make_batch(size), device, precision):
+                return size
+    finally:
+        objective.zero_grad(set_to_none=True)
+        objective.to("cpu")
+        objective.load_state_dict(before)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    fit = "1 image fits" if sizes[-1] == 1 else f"{sizes[-1]} images fit"
+    raise UserError(
+        f"not even {fit} in the memory of the device ({device.type}): lower --img-size or choose a smaller --model."
+    )
+
+
+def _fits(objective: Objective, batch: Batch, device: torch.device, precision: str) -> bool:
+    dtype = torch.float16 if precision.startswith("16") else torch.bfloat16
+    try:
+        objective.to(device).train()
+        reserved = torch.empty(RESERVED * sum(p.numel() for p in objective.parameters()), device=device)
+        with torch.autocast(device.type, dtype, enabled=precision != "32-true"):
+            terms = objective(batch.to(device), Progress(0, 1, 1))
+        terms.total.backward()
+        del reserved, terms
+    except (RuntimeError, MemoryError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+        return False
+    finally:
+        objective.zero_grad(set_to_none=True)
+    return True
+
+
+def is_of_compiler(problem: BaseException | None) -> bool:
+    """Return whether an exception, or one that led to it, is of torch's compilers."""
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        if any(kind.__module__.startswith(COMPILERS) for kind in type(problem).__mro__):
+            return True
+        seen.add(id(problem))
+        problem = problem.__cause__ or problem.__context__
+    return False
+
+
+@contextmanager
+def compile_advice(plan: Plan) -> Iterator[None]:
+    """Turn a failed compilation into a UserError that advises to leave --compile out.
+
+    Raises:
+        UserError: torch could not compile the model.
+    """
+    try:
+        yield
+    except Exception as problem:
+        if plan.hardware.compile_backend is None or is_out_of_memory(problem) or not is_of_compiler(problem):
+            raise
+        raise UserError(
+            f"--compile failed with {_reason(problem)}: that is torch's compiler, not your data; leave --compile out."
+        ) from problem
+
+
+def _reason(problem: Exception) -> str:
+    """Return the type of an error and the first line of its text, without advice for developers of the compiler."""
+    inner = getattr(problem, "inner_exception", problem)
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    text = shortened(lines[0], MOST_REASON) if lines else "no message"
+    return f"{type(inner).__name__} ({text.rstrip('.:')})"
