@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paucal.data.checking.findings import Checked, Finding
 from paucal.data.checking.survey import Survey
-from paucal.data.sources.suffixes import IMAGE_SUFFIXES
+from paucal.data.sources.folder import IMAGE_SUFFIXES
 
 FEWEST = 5  # images of a class, below which it may be alike by chance
 SURE = 0.95  # share of the images of a class, and of the others, that are told rightly
