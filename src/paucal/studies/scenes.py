@@ -1,8 +1,8 @@
-"""Drawn scenes that take the place of photographs with boxes and masks: handwritten digits on a noisy ground.
+"""Drawn scenes that replace photographs with boxes and masks: handwritten digits on a noisy background.
 
-Half of the built-in digits are kept for what rows begin with. The others are there as they are, for frozen features,
-and are shared out among the parts of the scenes, so that no start has learned a digit of a scene, and no digit of a
-test scene occurs in a training scene.
+Half of the built-in digits are kept for starts. The others are used as they are for frozen features, and are split
+among the parts of the scenes, so that no start has been trained on a digit of a scene, and no digit of a test scene
+occurs in a training scene.
 """
 
 import json
@@ -20,15 +20,15 @@ from paucal.data.sources.digits import open_digits
 
 SCENES, LESSON, OTHERS = "scenes", "digits", "other-digits"
 DRAWN = "drawn"  # folder of all three in that of a study
-UNFINISHED = f".{DRAWN}-"  # how folders begin in which they are being drawn
-# Of the digits that are not for a start, the shares of the parts; and scenes of a part for each training scene.
+UNFINISHED = f".{DRAWN}-"  # prefix of folders that are being drawn
+# Shares of the parts among the digits that are not for starts, and number of scenes per training scene.
 SHARES = {"train": 0.5, "val": 0.2, "test": 0.3}
 SCENES_OF = {"train": 1.0, "val": 0.2, "test": 0.5}
-FEWEST, MOST = 3, 6  # digits of a scene
-SMALLEST, LARGEST = 0.28, 0.45  # sides of a digit over that of its scene
-GROUND, NOISE = 60.0, 20.0  # mean and deviation of the grey levels of the ground
-INK = 80  # grey level from which a pixel of a digit hides the ground
-TRIES = 30  # places that a digit is tried at, before it is left out
+MIN_DIGITS, MAX_DIGITS = 3, 6  # per scene
+MIN_SIZE, MAX_SIZE = 0.28, 0.45  # side of a digit over that of its scene
+GROUND, NOISE = 60.0, 20.0  # mean and standard deviation of the grey levels of the background
+INK = 80  # grey level above which a pixel of a digit hides the background
+TRIES = 30  # positions to try before a digit is left out
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Scene:
 
     Attributes:
         pixels: (S, S) uint8 grey levels.
-        labels: of its digits.
-        masks: (N, S, S) bool, the pixels of each; none are shared.
+        labels: Labels of its N digits.
+        masks: (N, S, S) bool, the pixels of each digit; they do not overlap.
     """
 
     pixels: NDArray[np.uint8]
@@ -47,35 +47,35 @@ class Scene:
 
     @property
     def classes(self) -> NDArray[np.uint8]:
-        """(S, S) class numbers: 0 for the ground, else one more than the digit."""
-        found = np.zeros(self.pixels.shape, np.uint8)
+        """(S, S) class numbers: 0 for the background, else scene more than the digit."""
+        classes = np.zeros(self.pixels.shape, np.uint8)
         for label, mask in zip(self.labels, self.masks, strict=True):
-            found[mask] = label + 1
-        return found
+            classes[mask] = label + 1
+        return classes
 
 
 def draw_all(folder: Path, images: int, side: int, seed: int = 0) -> Path:
-    """Draw scenes and the digits for starts into a folder, unless they are there; return it.
+    """Draw scenes and the digits for starts into a folder, unless they are there; return the folder.
 
-    Several calls may draw at once: all of them draw the same, and the first to end puts it there.
+    Several calls may draw at once: all of them draw the same, and the first to end moves its drawings there.
 
     `scenes/` has `images/`, `masks/` (class numbers) and `boxes.json` (COCO, with outlines) in a folder for each part;
-    `digits/` has the digits for starts, a folder for each class, and `other-digits/` the others.
+    `digits/` has the digits for starts, in a folder for each class, and `other-digits/` the others.
 
     Args:
-        folder: of both; it appears when all is drawn.
-        images: scenes to train on.
-        side: of a scene in pixels.
-        seed: of everything random.
+        folder: Folder of all three; it appears when everything is drawn.
+        images: Number of training scenes.
+        side: Side of a scene in pixels.
+        seed: Seed for all random numbers.
     """
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder.parent) as place:
-        made = Path(place) / folder.name
-        _draw_into(made, images, side, seed)
+        drawn = Path(place) / folder.name
+        _draw_into(drawn, images, side, seed)
         try:
-            made.rename(folder)
+            drawn.rename(folder)
         except OSError:
             if not folder.is_dir():
                 raise
@@ -93,16 +93,16 @@ def _draw_into(folder: Path, images: int, side: int, seed: int) -> None:
             Image.fromarray(_read(digits, index)).save(place / f"{index:04d}.png")
     for part, own in parts.items():
         pool = [(_read(digits, index), int(digits.labels[index])) for index in own]
-        made = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
-        _write(folder / SCENES / part, made)
+        scenes = [draw(pool, side, rng) for _ in range(max(4, round(SCENES_OF[part] * images)))]
+        _write(folder / SCENES / part, scenes)
 
 
 def share_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Return which digits are for starts, and which for the scenes of each part; none is in two of them.
+    """Return the digits for starts, and those for the scenes of each part, without overlap.
 
     Args:
-        count: of all digits.
-        rng: of everything random.
+        count: Number of all digits.
+        rng: Source of random numbers.
     """
     lesson, others = np.split(rng.permutation(count), [count // 2])
     ends = np.round(np.cumsum(list(SHARES.values())) * len(others)).astype(int)[:-1]
@@ -114,15 +114,15 @@ def draw(pool: Sequence[tuple[NDArray[np.uint8], int]], side: int, rng: np.rando
 
     Args:
         pool: (8, 8) grey levels and the label of each digit.
-        side: of the scene in pixels.
-        rng: of everything random.
+        side: Side of the scene in pixels.
+        rng: Source of random numbers.
     """
     pixels = rng.normal(GROUND, NOISE, (side, side))
     taken = np.zeros((side, side), bool)
     labels, masks = [], []
-    for _ in range(rng.integers(FEWEST, MOST + 1)):
+    for _ in range(rng.integers(MIN_DIGITS, MAX_DIGITS + 1)):
         small, label = pool[int(rng.integers(len(pool)))]
-        size = int(rng.uniform(SMALLEST, LARGEST) * side)
+        size = int(rng.uniform(MIN_SIZE, MAX_SIZE) * side)
         place = _free_place(taken, size, rng)
         if place is None:
             continue
@@ -153,19 +153,19 @@ def _read(digits: Any, index: int) -> NDArray[np.uint8]:
 def _write(folder: Path, scenes: Sequence[Scene]) -> None:
     for name in ("images", "masks"):
         (folder / name).mkdir(parents=True)
-    for number, one in enumerate(scenes):
-        Image.fromarray(one.pixels).save(folder / "images" / f"{number:04d}.png")
-        Image.fromarray(one.classes).save(folder / "masks" / f"{number:04d}.png")
+    for number, scene in enumerate(scenes):
+        Image.fromarray(scene.pixels).save(folder / "images" / f"{number:04d}.png")
+        Image.fromarray(scene.classes).save(folder / "masks" / f"{number:04d}.png")
     (folder / "boxes.json").write_text(json.dumps(_document(scenes)))
 
 
 def _document(scenes: Sequence[Scene]) -> dict[str, Any]:
     """Return the boxes of scenes as COCO's JSON, with the runs of each mask."""
     images, annotations = [], []
-    for number, one in enumerate(scenes):
-        height, width = one.pixels.shape
+    for number, scene in enumerate(scenes):
+        height, width = scene.pixels.shape
         images.append({"id": number, "file_name": f"images/{number:04d}.png", "height": height, "width": width})
-        for label, mask in zip(one.labels, one.masks, strict=True):
+        for label, mask in zip(scene.labels, scene.masks, strict=True):
             rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
             box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
             annotations.append(

@@ -25,24 +25,24 @@ class GridSettings:
         "are compared with (default: supervised drloc)",
         group=_GRID,
     )
-    models: list[str] | None = option("backbones; without any one is chosen from the data", group=_GRID)
+    models: list[str] | None = option("backbones; by default one is chosen from the data", group=_GRID)
     arms: list[str] | None = option(
         "further ways to train, each as 'NAME: FLAGS of paucal train', such as 'light: --method drloc --drloc-weight "
         "0.1'; alone, or beside --methods",
         group=_GRID,
     )
     seeds: list[int] | None = option(
-        "every way is trained once with each (default: 0 1 2)", group=_GRID, low=0, high=2**62
+        "seeds; every way is trained once with each (default: 0 1 2)", group=_GRID, low=0, high=2**62
     )
     labels: list[str] | None = option("shares of the training images, such as 1% 10% 100%", group=_GRID)
     lrs: list[float] | None = option(
-        "learning rates of which validation chooses one for every way, with the first seed", group=_GRID, above=0
+        "learning rates, from which validation with the first seed chooses one for every way", group=_GRID, above=0
     )
     output: str | None = option("folder of the comparison; by default the next runs/compare-N", group=_WORK)
-    jobs: int = option("workers; 0 to show what is there", 1, group=_WORK, low=0, high=4096)
+    jobs: int = option("workers; 0 to show the stored results", 1, group=_WORK, low=0, high=4096)
     on: Literal["here", "slurm", "ray"] = option("where the workers run", "here", group=_WORK)
     slurm: list[str] | None = option(
-        "what each worker asks of SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
+        "resources of each worker on SLURM, as NAME=VALUE: slurm_partition=gpu gpus_per_node=1 timeout_min=600",
         group=_WORK,
     )
     retry: bool = option("try failed runs again", False, group=_WORK)

@@ -51,15 +51,15 @@ def test_read__good_entries(tmp_path):
         (", data: cifar10", "", "the column 'c' is trained and names no data"),
         ("values: [1.5]", "values: [1.5, 2]", "'a' has 2 values, and there are 1 columns"),
         ("values: [2]", "values: [2], deviations: [1, 1]", "'b' has 2 deviations for 1 values"),
-        ("values: [2]", "values: [true]", "values, entry 1 is True, which it cannot be"),
-        ("against: a", "against: d", "what 'b' is compared with is 'd'"),
-        ("name: b", "name: a", "'a' is there twice"),
+        ("values: [2]", "values: [true]", "values, entry 1 is True, which has the wrong type"),
+        ("against: a", "against: d", "the baseline of 'b' is 'd'"),
+        ("name: b", "name: a", "'a' occurs twice"),
         ("name: b, model: small", "name: b, model: smal", "the model is 'smal' (did you mean small"),
         ("name: b, model: small", "name: b, model: large", "large has no stand-in"),
-        ("name: b, model: small", "name: b, maps: true, model: small", "wants label maps"),
+        ("name: b, model: small", "name: b, maps: true, model: small", "needs label maps"),
         ("title: t", "titel: t", "unknown entry 'titel' (did you mean title"),
         ("    title: t\n", "", "lacks 'title'"),
-        ("seeds: [0]", "seeds: 0", "seeds is 0, which it cannot be"),
+        ("seeds: [0]", "seeds: 0", "seeds is 0, which has the wrong type"),
         ("  tiny:", "  tinny:", "the scale is 'tinny' (did you mean tiny"),
         ("    where: table 1", "    where: table 1\n    scales: {tiny: null}", "does not say why"),
         ("    where: table 1", "    where: table 1\n    scales: {tiny: {rows: [e]}}", "the row of a scale is 'e'"),
@@ -172,7 +172,7 @@ def test_read__studies_say_which_others_they_are_like(tmp_path):
     with pytest.raises(UserError, match=r"one: what it is like is 'enlarg' \(did you mean enlarge"):
         read_started(tmp_path, like.replace("like: enlarge", "like: enlarg"), by_kind)
     alone = {"enlarge": {"scales": {"tiny": {**shared, "lesson": lesson}}}}
-    with pytest.raises(UserError, match="a lesson of its rows' images, and no teacher to part them"):
+    with pytest.raises(UserError, match="a lesson on its rows' images, but no teacher to split them"):
         read_started(tmp_path, like, alone)
 
 
@@ -209,7 +209,7 @@ def test_read__rows_of_another_study(tmp_path):
         ("b: large", "b: larg", "the model is 'larg' (did you mean large"),
         ("study: one", "study: ones", "the study of 'c' is 'ones' (did you mean one"),
         ("accuracy: c", "accuracy: d", "the column that is drawn is 'd'; expected one of size, im/s, c"),
-        ("accuracy: c, ", "", "what it draws is throughput, parameters; expected accuracy, throughput, parameters"),
+        ("accuracy: c, ", "", "its figure draws throughput, parameters; expected accuracy, throughput, parameters"),
     ],
 )
 def test_read__says_what_is_wrong_with_a_figure(tmp_path, old, new, words):
@@ -235,7 +235,7 @@ def test_read__a_smaller_scale_has_a_lesson_for_its_starts(tmp_path):
 def test_read__a_set_without_a_name_says_how_it_is_had(tmp_path):
     path = tmp_path / "sets.yaml"
     path.write_text("one: {title: One, train: 1, test: 1, classes: 2}")
-    with pytest.raises(UserError, match="neither a name in paucal nor a word"):
+    with pytest.raises(UserError, match="neither a name in paucal nor a way to get it"):
         read_data_sets(path)
 
 
