@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from paucal.studies.plan import start_settings
-from paucal.studies.reading import read_by_kind, read_data_sets, read_studies
-from paucal.studies.registry import data_sets, find_study
-from paucal.studies.scale import Lesson
+from paucal.studies.reading import data_sets, find_study, read_by_kind, read_data_sets, read_studies
+from paucal.studies.study import Lesson
 from paucal.types import UserError
 
 GOOD = """

@@ -33,13 +33,13 @@ def run(argv: Sequence[str]) -> int:
         shared["data"] = values.subject
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.runner.console import Console
-    from paucal.verbs.compare.launch import compare_all, go_on
+    from paucal.verbs.compare.launch import compare_all, resume_comparison
 
     asked = GridSettings(**own)
     if values.resume is not None:
         if shared:
             raise UserError("--resume goes on with a comparison as it is stored: leave DATA and its settings out.")
-        result = go_on(Path(values.resume), asked, Console())
+        result = resume_comparison(Path(values.resume), asked, Console())
     else:
         command = shlex.join(["paucal", "compare", *argv])
         result = compare_all(asked, shared, named_arms(asked.arms or ()), command, Console())

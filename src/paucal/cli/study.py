@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
         return _list(values.shown) if values.name == "list" else _show(values.shown)
     if values.shown is not None:
         raise UserError(f"unknown word {values.shown!r} after {values.name!r}; expected flags, or 'show NAME'.")
-    from paucal.studies.registry import find_study
+    from paucal.studies.reading import find_study
 
     found = find_study(values.name)  # a mistyped name should not take seconds
     if found.kind == "facts":  # which the table itself answers

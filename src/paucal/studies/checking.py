@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from paucal.studies.parts import DataSet
-from paucal.studies.study import DERIVED, DRAWN, KINDS, METRICS, Column, Part, Row, Study
+from paucal.studies.study import DERIVED, DRAWN, KINDS, METRICS, Column, DataSet, Part, Row, Study
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 

@@ -1,17 +1,30 @@
-"""Reading the published numbers: YAML files of this package into studies, with every entry looked at."""
+"""The published numbers: YAML files of this package, read into studies with every entry checked."""
 
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from paucal.reading import parse_yaml, read_text
 from paucal.studies.checking import check_study, known
-from paucal.studies.parts import NETWORKS, Architecture, DataSet, Model
-from paucal.studies.scale import SCALES, Lesson, Scale, Teacher
-from paucal.studies.study import TRAINED, Column, Row, Start, Study
+from paucal.studies.study import (
+    NETWORKS,
+    SCALES,
+    TRAINED,
+    Architecture,
+    Column,
+    DataSet,
+    Lesson,
+    Model,
+    Row,
+    Scale,
+    Start,
+    Study,
+    Teacher,
+)
 from paucal.types import UserError
 from paucal.wording import did_you_mean
 
@@ -217,3 +230,39 @@ def _mapping(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{str(path)!r} holds no entries: install paucal anew.")
     return content
+
+
+FOLDER = Path(__file__).parent / "published"
+PAPERS = ("drloc", "token_labeling", "dhvt", "esvit", "networks")
+
+
+@cache
+def data_sets() -> Mapping[str, DataSet]:
+    """Return the sets of images that studies name."""
+    return read_data_sets(FOLDER / "data_sets.yaml")
+
+
+@cache
+def studies() -> Mapping[str, Study]:
+    """Return all studies, paper after paper, in the order of their tables.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    found: dict[str, Study] = {}
+    by_kind = read_by_kind(FOLDER / "by_kind.yaml")
+    for paper in PAPERS:
+        found.update(read_studies(FOLDER / f"{paper}.yaml", data_sets(), by_kind))
+    return found
+
+
+def find_study(name: str) -> Study:
+    """Return a study by its name.
+
+    Raises:
+        UserError: there is none; the message has the nearest.
+    """
+    known = studies()
+    if name not in known:
+        raise UserError(f"there is no study {name!r}{did_you_mean(name, known)}; 'paucal study list' shows all.")
+    return known[name]

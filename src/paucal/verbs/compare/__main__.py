@@ -1,9 +1,9 @@
-"""One worker, as a process of its own: `python -m paucal.verbs.compare.cells GRID`."""
+"""A worker as a process of its own: `python -m paucal.verbs.compare FOLDER`, with the folder of a grid."""
 
 import sys
 
 from paucal.types import UserError
-from paucal.verbs.compare.cells.train import work_silently
+from paucal.verbs.compare._computing import work_silently
 
 if __name__ == "__main__":
     try:

@@ -1,19 +1,107 @@
-"""Workers on other machines: SLURM jobs and Ray tasks."""
+"""Workers: processes on this machine, SLURM jobs, and Ray tasks.
+
+Every worker does the same: it computes the grid of a folder, which all machines must see.
+"""
 
 import importlib
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from paucal.types import UserError
-from paucal.verbs.compare.cells.train import work_silently
-from paucal.verbs.compare.workers.teams import LOGS
+from paucal.verbs.compare._computing import work_silently
 from paucal.wording import counted
 
+LOGS = "workers"
 PACKAGES = {"slurm": "submitit", "ray": "ray"}  # by the value of --on, which is also the name of the extra
+
+
+class Team(Protocol):
+    """A group of started workers."""
+
+    def alive(self) -> int:
+        """Return how many workers run or wait to start."""
+        ...
+
+    def stop(self) -> None:
+        """Let the workers save their state and end."""
+        ...
+
+    def describe(self) -> str:
+        """Return what was started, and where the logs are."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """Number of crashed workers, which should be replaced."""
+        ...
+
+
+class Processes:
+    """Workers that are processes on this machine, each with its own GPU if there are several.
+
+    Args:
+        folder: Folder of the grid.
+        count: Number of workers.
+        threads: Threads of each worker.
+        device: "cuda" to distribute the GPUs.
+    """
+
+    def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
+        self._logs = folder / LOGS
+        self._logs.mkdir(exist_ok=True)
+        gpus = _visible_gpus() if device == "cuda" else []
+        command = [sys.executable, "-m", "paucal.verbs.compare", str(folder.resolve())]
+        self._workers: list[subprocess.Popen[bytes]] = []
+        for number in range(count):
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            if len(gpus) > 1:
+                environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+            with (self._logs / f"{number}.log").open("ab") as log:
+                # In a new session: an interrupt at the terminal reaches only the leading process, which stops the rest.
+                worker = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            self._workers.append(worker)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids."""
+        return [worker.pid for worker in self._workers]
+
+    def alive(self) -> int:
+        """Return how many workers run."""
+        return sum(worker.poll() is None for worker in self._workers)
+
+    @property
+    def lost(self) -> int:
+        """Number of killed workers."""
+        return sum((worker.poll() or 0) < 0 for worker in self._workers)
+
+    def stop(self) -> None:
+        """Let the workers save their state, and wait for them."""
+        for worker in self._workers:
+            if worker.poll() is None:
+                worker.terminate()
+        for worker in self._workers:
+            worker.wait()
+
+    def describe(self) -> str:
+        """Return what was started."""
+        count = counted(len(self._workers), "worker process", "worker processes")
+        return f"{count}; their logs are in {self._logs}"
+
+
+def _visible_gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use, from CUDA_VISIBLE_DEVICES if it is set."""
+    allotted = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return allotted[:count] if allotted else [str(number) for number in range(count)]
 
 
 class Slurm:
@@ -32,9 +120,9 @@ class Slurm:
     lost = 0  # SLURM reports crashed jobs itself
 
     def __init__(self, folder: Path, count: int, options: Sequence[str] = (), cluster: str = "slurm") -> None:
-        submitit = _imported("slurm")
+        submitit = import_package("slurm")
         if cluster == "slurm":
-            _require_sbatch()
+            require_sbatch()
         self._logs = folder / LOGS
         executor = submitit.AutoExecutor(folder=self._logs, cluster=cluster)
         try:
@@ -77,17 +165,19 @@ class Ray:
     def __init__(self, folder: Path, count: int, threads: int, device: str | None = None) -> None:
         # Under `uv run`, Ray would create a new environment for its workers, without the extras.
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        self._ray = _imported("ray")
+        self._ray = import_package("ray")
         self._owns_cluster = not self._ray.is_initialized()
         if self._owns_cluster:
             address = os.environ.get("RAY_ADDRESS")
             quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
             self._ray.init(address=address, logging_level="error", **({} if address else quiet))
-        task = self._ray.remote(**_resources(self._ray.cluster_resources(), threads, device))(_task)
-        self._tasks = [task.remote(str(folder.resolve()), dict(_cache_environment())) for _ in range(count)]
+        task = self._ray.remote(**task_resources(self._ray.cluster_resources(), threads, device))(_task)
+        # A running cluster does not have the environment variables of caches.
+        caches = {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
+        self._tasks = [task.remote(str(folder.resolve()), caches) for _ in range(count)]
 
     def alive(self) -> int:
-        """Return how many are at work or wait for a machine."""
+        """Return how many tasks run or wait for a machine."""
         _, left = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
         if not left and self._owns_cluster:
             self._owns_cluster = False
@@ -95,14 +185,14 @@ class Ray:
                 self._ray.get(self._tasks)
             except self._ray.exceptions.RayError as problem:
                 reason = " ".join(str(problem).split())[-300:]
-                raise UserError(f"--on ray: a worker could not work ({reason}).") from problem
+                raise UserError(f"--on ray: a worker failed ({reason}).") from problem
             finally:
                 self._ray.shutdown()
             self._tasks = []
         return len(left)
 
     def stop(self) -> None:
-        """End the tasks, whose cells are gone on with by the next call from their newest saved states."""
+        """End the tasks; the next call resumes their cells from the newest saved states."""
         for task in self._tasks:
             self._ray.cancel(task, force=True)
         if self._owns_cluster:
@@ -110,35 +200,15 @@ class Ray:
             self._ray.shutdown()
 
     def describe(self) -> str:
-        """Say what was started."""
+        """Return what was started."""
         return f"{counted(len(self._tasks), 'task')} on Ray"
 
 
-def require_team(on: str, slurm: Sequence[str] | None = None, count: int = 1) -> None:
-    """Refuse workers that this machine cannot start.
-
-    Args:
-        on: Place "here", "slurm" or "ray".
-        slurm: Options of SLURM jobs; None without any.
-        count: Number of workers; 0 if none are started now.
-
-    Raises:
-        UserError: There is no SLURM, a package is not installed, or an option is invalid.
-    """
-    if slurm is not None and on != "slurm":
-        raise UserError("--slurm gives options of SLURM jobs: use it with --on slurm.")
-    slurm_options(slurm or ())
-    if count and on in PACKAGES:
-        _require_package(on)
-    if count and on == "slurm":
-        _require_sbatch()
-
-
-def _resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
+def task_resources(cluster: Mapping[str, float], threads: int, device: str | None) -> dict[str, int]:
     """Return the resources of each task; the cluster may have others than this machine.
 
     Example:
-        >>> _resources({"CPU": 64.0, "GPU": 8.0}, 4, None), _resources({"CPU": 2.0}, 4, "cpu")
+        >>> task_resources({"CPU": 64.0, "GPU": 8.0}, 4, None), task_resources({"CPU": 2.0}, 4, "cpu")
         ({'num_cpus': 4, 'num_gpus': 1}, {'num_cpus': 2, 'num_gpus': 0})
     """
     gpus = int(device == "cuda" or (device is None and cluster.get("GPU", 0) >= 1))
@@ -155,13 +225,13 @@ def slurm_options(words: Sequence[str]) -> dict[str, str | int]:
         >>> slurm_options(["slurm_partition=gpu", "gpus_per_node=1"])
         {'slurm_partition': 'gpu', 'gpus_per_node': 1}
     """
-    found: dict[str, str | int] = {}
+    options: dict[str, str | int] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier() or not value:
             raise UserError(f"--slurm: expected NAME=VALUE such as slurm_partition=gpu, got {word!r}.")
-        found[name] = int(value) if value.isdecimal() else value
-    return found
+        options[name] = int(value) if value.isdecimal() else value
+    return options
 
 
 def _task(folder: str, environment: Mapping[str, str]) -> bool:
@@ -170,12 +240,7 @@ def _task(folder: str, environment: Mapping[str, str]) -> bool:
     return work_silently(folder)
 
 
-def _cache_environment() -> Mapping[str, str]:
-    """Return the environment variables of caches, which a running cluster does not have."""
-    return {name: value for name, value in os.environ.items() if name.startswith(("PAUCAL_", "HF_HUB_"))}
-
-
-def _require_package(on: str) -> None:
+def require_package(on: str) -> None:
     """Check for a package without importing it: Ray reads its settings on import."""
     spec = importlib.util.find_spec(PACKAGES[on])
     if spec is None or spec.origin is None:  # a folder of that name has no origin
@@ -184,8 +249,8 @@ def _require_package(on: str) -> None:
         )
 
 
-def _imported(on: str) -> Any:
-    _require_package(on)
+def import_package(on: str) -> Any:
+    require_package(on)
     try:
         return importlib.import_module(PACKAGES[on])
     except (ImportError, OSError) as problem:
@@ -195,7 +260,7 @@ def _imported(on: str) -> Any:
         ) from problem
 
 
-def _require_sbatch() -> None:
+def require_sbatch() -> None:
     if shutil.which("sbatch") is None:
         raise UserError(
             "--on slurm: there is no SLURM on this machine (no sbatch): call it where jobs are submitted, or use "

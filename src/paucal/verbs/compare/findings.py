@@ -4,9 +4,9 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paucal.backbones.cost import image_cost
 from paucal.backbones.sizing import fit_to_image_size
@@ -15,12 +15,14 @@ from paucal.evaluation.results import ClassificationReport
 from paucal.models.saved import read_card
 from paucal.reading import read_text
 from paucal.runs import RunFolder
+from paucal.runs.grid_files import read_scores
 from paucal.types import UserError
-from paucal.verbs.compare.arms import Arm, baseline_of, short_names
-from paucal.verbs.compare.cells.cell import Cell, State, cells_of, compared_cells, state_of, validation_score
-from paucal.verbs.compare.cells.grid import Grid
+from paucal.verbs.compare.grid import Cell, Grid, State, cells_of, compared_cells, state_of, validation_score
+from paucal.verbs.compare.settings import Arm, baseline_of, short_names
 
 MAX_BYTES = 1 << 30  # of a table of predictions: a million images with a hundred classes
+SCORE_FILES = {"detect": "evaluation/detection/metrics.json", "segment": "evaluation/test/segmentation.json"}
+Scores = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -112,37 +114,44 @@ class Findings:
         return {cell.name: state.error for cell, state in self.states.items() if state.name == "failed"}
 
     @property
-    def complete(self) -> bool:
-        """Whether every run is done."""
-        return not self.unreadable and all(state.name == "done" for state in self.states.values())
-
-    @property
     def differences(self) -> Sequence[ArmOutcome]:
         """The arms that were compared with a baseline."""
         return [outcome for outcome in self.arms if outcome.gain is not None]
 
+    def outcome_of(self, cell: Cell) -> Outcome | None:
+        """Return the results of a cell's run; None if it is not compared or not done."""
+        outcomes = (outcome for arm in self.arms for outcome in arm.outcomes.values())
+        return next((outcome for outcome in outcomes if outcome.cell.folder == cell.folder), None)
 
-def find(grid: Grid) -> Findings:
+
+def read_findings(grid: Grid) -> Findings:
     """Read the results of a grid; runs whose files cannot be read are left out, with the reason."""
-    cells = cells_of(grid)
-    states = {cell: state_of(cell) for cell in cells}
+    states = {cell: state_of(cell) for cell in cells_of(grid)}
+    compared = compared_cells(grid)
     outcomes: dict[Arm, dict[int, Outcome]] = {arm: {} for arm in grid.arms}
     unreadable = {}
-    compared = compared_cells(grid)
     for cell in compared:
         if states[cell].name == "done":
             try:
-                outcomes[cell.arm][cell.seed] = outcome_of(cell)
+                outcomes[cell.arm][cell.seed] = read_outcome(cell)
             except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
                 unreadable[cell.name] = str(problem)
     rates = {cell.arm: cell.rate for cell in compared}
     names = dict(zip(grid.arms, short_names(grid.arms), strict=True))
-    arms = [_arm_outcome(arm, outcomes, names, len(grid.seeds), rates.get(arm)) for arm in grid.arms]
+    arms = []
+    for arm, own in outcomes.items():
+        scores = {
+            name: repeated([outcome.scores[name] for outcome in own.values() if name in outcome.scores])
+            for name in (next(iter(own.values())).scores if own else ())
+        }
+        baseline = baseline_of(arm, grid.arms)
+        against = ("", None) if baseline is None else (names[baseline], gain_over(own, outcomes[baseline]))
+        arms.append(ArmOutcome(arm, names[arm], own, len(grid.seeds), scores, *against, rates.get(arm)))
     return Findings(grid, arms, states, unreadable)
 
 
-def outcome_of(cell: Cell) -> Outcome:
-    """Read the results of a finished run.
+def read_outcome(cell: Cell) -> Outcome:
+    """Read the results of a finished run of `paucal train`.
 
     Raises:
         UserError: A file is missing or damaged.
@@ -154,26 +163,24 @@ def outcome_of(cell: Cell) -> Outcome:
         validation = validation_score(run)
     except UserError:
         validation = None
-    rows = run.read_rows()
+    rows, spec = run.read_rows(), read_card(run).backbone
+    fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
+    cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
     return Outcome(
         cell,
         report.values,
         validation,
-        read_hits(run),
+        _read_hits(run),
         rows,
         float(summary["seconds"]),
         len(rows),
         int(summary["parameters"]),
-        _macs(run),
+        None if cost is None else cost.macs,
     )
 
 
-def read_hits(run: RunFolder) -> dict[str, bool]:
-    """Return whether each test image was classified correctly, by its key.
-
-    Raises:
-        UserError: The table is missing or damaged.
-    """
+def _read_hits(run: RunFolder) -> dict[str, bool]:
+    """Return whether each test image was classified correctly, by its key."""
     path = run.evaluation("test") / "predictions.csv"
     try:
         lines = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES, errors="surrogateescape"), newline=""))
@@ -185,16 +192,6 @@ def read_hits(run: RunFolder) -> dict[str, bool]:
     if not hits:
         raise UserError(f"{str(path)!r} contains no image: remove the run and compare again.")
     return hits
-
-
-def hit_table(outcomes: Sequence[Outcome], keys: Sequence[str]) -> NDArray[np.float64]:
-    """Return (S, N) values: 1 for a hit, 0 for a miss, NaN for an image that a run has not tested."""
-    place = {key: number for number, key in enumerate(keys)}
-    table = np.full((len(outcomes), len(keys)), np.nan)
-    for row, outcome in enumerate(outcomes):
-        for key, hit in outcome.hits.items():
-            table[row, place[key]] = hit
-    return table
 
 
 def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Difference | None:
@@ -213,31 +210,43 @@ def gain_over(first: Mapping[int, Outcome], second: Mapping[int, Outcome]) -> Di
                 "and their scores cannot be compared: remove the older one and compare again."
             )
     keys = sorted({key for seed in seeds for key in first[seed].hits})
-    own, other = (hit_table([outcomes[seed] for seed in seeds], keys) for outcomes in (first, second))
+    # (S, N) values: 1 for a hit, 0 for a miss, NaN for an image that a run has not tested.
+    own, other = (
+        np.array([[outcomes[seed].hits.get(key, np.nan) for key in keys] for seed in seeds], dtype=np.float64)
+        for outcomes in (first, second)
+    )
     return difference(own, other)
 
 
-def _arm_outcome(
-    arm: Arm,
-    by_arm: Mapping[Arm, Mapping[int, Outcome]],
-    names: Mapping[Arm, str],
-    seeds: int,
-    rate: float | None,
-) -> ArmOutcome:
-    outcomes, baseline = by_arm[arm], baseline_of(arm, list(names))
-    first = next(iter(outcomes.values()), None)
-    scores = {
-        name: repeated([outcome.scores[name] for outcome in outcomes.values() if name in outcome.scores])
-        for name in (first.scores if first is not None else ())
-    }
-    if baseline is None:
-        return ArmOutcome(arm, names[arm], outcomes, seeds, scores, rate=rate)
-    gain = gain_over(outcomes, by_arm[baseline])
-    return ArmOutcome(arm, names[arm], outcomes, seeds, scores, names[baseline], gain, rate)
+def scores_of(cell: Cell) -> Scores:
+    """Return the scores of a finished cell of another verb than `paucal train`.
+
+    Returns:
+        By name, the score of the run ("trained") and, for frozen features, that of random weights ("random"). They come
+        from the run's own evaluation ("ap50", "mean_iou"), with the ends of the interval over test images ("low",
+        "high") if there is one, and from the evaluation beside it ("knn", "mean_iou_scales").
+
+    Raises:
+        UserError: A file is missing or damaged.
+    """
+    evaluation = read_scores(cell.folder) if cell.is_evaluated else {}
+    if cell.verb not in SCORE_FILES:
+        return evaluation
+    name = SCORE_FILES[cell.verb]
+    content = cell.run.read_json(name)
+    values = content
+    if cell.verb == "detect":
+        values, intervals = content.get("scores"), content.get("intervals", {})
+        values = {**values, **intervals} if isinstance(values, dict) and isinstance(intervals, dict) else None
+    if not isinstance(values, dict):
+        raise UserError(f"{str(cell.run.path / name)!r} is damaged: remove the run folder and run again.")
+    scores = {key: _numbers(value if isinstance(value, dict) else {"value": value}) for key, value in values.items()}
+    return {**{key: score for key, score in scores.items() if "trained" in score}, **evaluation}
 
 
-def _macs(run: RunFolder) -> int | None:
-    spec = read_card(run).backbone
-    fitted = fit_to_image_size(spec.name, spec.image_size, spec.arguments).arguments
-    cost = image_cost(spec.name, spec.image_size, {**spec.arguments, **fitted})
-    return None if cost is None else cost.macs
+def _numbers(stored: Mapping[str, Any]) -> dict[str, float]:
+    """Return a score, with its interval if both ends exist."""
+    names = {"value": "trained", "low": "low", "high": "high"}
+    values = {names[key]: value for key, value in stored.items() if key in names}
+    numbers = {key: float(v) for key, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return numbers if {"low", "high"} <= set(numbers) else {k: v for k, v in numbers.items() if k == "trained"}

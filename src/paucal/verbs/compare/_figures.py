@@ -11,15 +11,15 @@ from paucal.evaluation.comparison import Difference
 from paucal.evaluation.curves import COLOURS
 from paucal.evaluation.plots import GREY, shorten
 from paucal.metrics.intervals import Score
-from paucal.verbs.compare.outcome.evidence import ArmOutcome, Findings, Outcome
+from paucal.verbs.compare.findings import ArmOutcome, Findings, Outcome
 
 WIDTH = 5.8  # inches; legible on a phone
 MAX_NAME = 44  # characters of an arm's name
 
 
-def differences_figure(found: Findings) -> Figure | None:
+def differences_figure(findings: Findings) -> Figure | None:
     """Draw every difference: a dot per seed, and the intervals over seeds, over images, and for both; None without."""
-    gains = [(one, one.gain) for one in found.arms if one.gain is not None]
+    gains = [(arm, arm.gain) for arm in findings.arms if arm.gain is not None]
     if not gains:
         return None
     figure = Figure(figsize=(WIDTH, 1.5 + 0.85 * len(gains)), layout="constrained")
@@ -27,7 +27,7 @@ def differences_figure(found: Findings) -> Figure | None:
     for place, (_, gain) in enumerate(gains):
         _draw_difference(axes, place, gain, labelled=place == 0)
     axes.axvline(0, color="black", lw=1)
-    names = [f"{shorten(one.name, MAX_NAME)}\nagainst {shorten(one.baseline, MAX_NAME)}" for one, _ in gains]
+    names = [f"{shorten(arm.name, MAX_NAME)}\nagainst {shorten(arm.baseline, MAX_NAME)}" for arm, _ in gains]
     axes.set_yticks(range(len(gains)), names, fontsize=9)
     axes.set(ylim=(len(gains) - 0.4, -0.6), xlabel="difference in test accuracy, percentage points")
     axes.grid(axis="x", alpha=0.3)
@@ -35,37 +35,37 @@ def differences_figure(found: Findings) -> Figure | None:
     return figure
 
 
-def scores_figure(found: Findings) -> Figure | None:
+def scores_figure(findings: Findings) -> Figure | None:
     """Draw the test accuracy of every run, and the mean of each arm with its t-interval; None without a run."""
-    arms = [one for one in found.arms if one.outcomes]
+    arms = [arm for arm in findings.arms if arm.outcomes]
     if not arms:
         return None
     figure = Figure(figsize=(WIDTH, 1.2 + 0.5 * len(arms)), layout="constrained")
     axes = figure.subplots()
-    for place, one in enumerate(arms):
+    for place, arm in enumerate(arms):
         colour = COLOURS[place % len(COLOURS)]
-        values = 100 * np.array([run.scores["top1"] for run in one.outcomes.values()])
+        values = 100 * np.array([run.scores["top1"] for run in arm.outcomes.values()])
         axes.plot(values, np.full(len(values), place), "o", color=colour, alpha=0.45, ms=6, mew=0)
-        if one.top1 is not None:
-            _bar(axes, place, _share(one.top1.score), colour, 2.2, None)
-            axes.plot([100 * one.top1.score.value], [place], "|", color=colour, ms=16, mew=2.4)
-    axes.set_yticks(range(len(arms)), [shorten(one.name, MAX_NAME) for one in arms], fontsize=9)
+        if arm.top1 is not None:
+            _bar(axes, place, _share(arm.top1.score), colour, 2.2, None)
+            axes.plot([100 * arm.top1.score.value], [place], "|", color=colour, ms=16, mew=2.4)
+    axes.set_yticks(range(len(arms)), [shorten(arm.name, MAX_NAME) for arm in arms], fontsize=9)
     axes.set(ylim=(len(arms) - 0.4, -0.6), xlabel="test accuracy in percent: runs, mean, 95 % interval over seeds")
     axes.grid(axis="x", alpha=0.3)
     return figure
 
 
-def curves_figure(found: Findings) -> Figure | None:
+def curves_figure(findings: Findings) -> Figure | None:
     """Draw the validation accuracy over epochs, or over time where the lengths differ; None without such scores."""
-    arms = [(one, _curves(one)) for one in found.arms]
-    arms = [(one, curves) for one, curves in arms if curves]
+    arms = [(arm, _with_curve(arm)) for arm in findings.arms]
+    arms = [(arm, curves) for arm, curves in arms if curves]
     if not arms:
         return None
-    lengths = {len(run.rows) for one, _ in arms for run in one.outcomes.values()}
+    lengths = {len(run.rows) for arm, _ in arms for run in arm.outcomes.values()}
     over = "epoch" if len(lengths) == 1 else "seconds"
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     axes = figure.subplots()
-    for number, (one, runs) in enumerate(arms):
+    for number, (arm, runs) in enumerate(arms):
         colour, tables = COLOURS[number % len(COLOURS)], []
         for run in runs:
             x = [row.get(over, place) for place, row in enumerate(run.rows, start=1)]
@@ -73,7 +73,7 @@ def curves_figure(found: Findings) -> Figure | None:
             tables.append((x, y))
             axes.plot(x, y, color=colour, lw=1, alpha=0.35, marker=_marker(x))
         mean = _mean_curve(tables)
-        axes.plot(*mean, color=colour, lw=2.4, label=shorten(one.name, MAX_NAME), marker=_marker(np.unique(mean[0])))
+        axes.plot(*mean, color=colour, lw=2.4, label=shorten(arm.name, MAX_NAME), marker=_marker(np.unique(mean[0])))
     axes.set_xlabel("epoch" if over == "epoch" else "seconds of training")
     axes.set_ylabel("validation accuracy in percent")
     if over == "epoch":
@@ -95,8 +95,8 @@ def _share(score: Score) -> Score:
     return Score(score.value, max(0.0, score.low), min(1.0, score.high))
 
 
-def _curves(one: ArmOutcome) -> list[Outcome]:
-    return [run for run in one.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
+def _with_curve(arm: ArmOutcome) -> list[Outcome]:
+    return [run for run in arm.outcomes.values() if run.rows and all("val_top1" in row for row in run.rows)]
 
 
 def _mean_curve(tables: Sequence[tuple[list[float], list[float]]]) -> tuple[np.ndarray, np.ndarray]:
