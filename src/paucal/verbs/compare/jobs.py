@@ -112,7 +112,6 @@ def open_images(verb: str, settings: Mapping[str, Any], console: Console) -> Gri
         segmented = open_segmentation_data(SegmentSettings(data=settings["data"]), console.progress, None)
 
         def masks() -> Iterator[bytes]:
-            assert segmented.masked is not None
             yield segmented.masked.pixels.tobytes()  # of each class in every image
             chosen = spread(len(segmented.images), MAX_READ).tolist()
             yield from (segmented.masks.read(index).tobytes() for index in chosen)
