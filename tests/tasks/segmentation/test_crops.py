@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from paucal.data.dataset import SampleKey, collate
-from paucal.data.masks.masked_images import image_set, with_masks
+from paucal.data.masks.masked_images import images_of_pairs, read_masks
 from paucal.data.masks.pairs import find_pairs
 from paucal.data.randomness import reseed
 from paucal.data.views.normalisation import Normalisation
@@ -142,7 +142,7 @@ def test_samples__depend_on_seed_epoch_image_and_repeat_alone(tmp_path):
             (tmp_path / folder).mkdir(exist_ok=True)
             picture.save(tmp_path / folder / f"{number}.png")
     pairs = find_pairs(tmp_path)
-    made = with_masks(image_set(pairs, str(tmp_path)), pairs)
+    made = read_masks(images_of_pairs(pairs, str(tmp_path)), pairs)
     crops = MaskedCrops(made.images, made.masks, CropTransform(CropOptions((24, 24)), STATISTICS), seed=3)
     keys = [SampleKey(0, 1), SampleKey(0, 2), SampleKey(1, 1), SampleKey(0, 1, 1)]
     together, backwards = crops.__getitems__(keys), crops.__getitems__(keys[::-1])[::-1]

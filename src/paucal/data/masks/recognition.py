@@ -9,10 +9,10 @@ import numpy as np
 
 from paucal.data.decode import UnreadableImage
 from paucal.data.images import ImageSet, Store, spread
+from paucal.data.masks.mask_files import pack_colours
 from paucal.data.masks.matching import match
 from paucal.data.masks.naming import TOKENS, folder_role
 from paucal.data.masks.pairs import tell_sides
-from paucal.data.masks.pixels import packed
 from paucal.types import UserError
 from paucal.wording import counted, was
 
@@ -114,7 +114,7 @@ def _are_drawn(keys: Sequence[str], masks: frozenset[str], store: Store) -> bool
     places = [place for place, key in enumerate(keys) if key in masks]
     for place in places[:: max(1, len(places) // LOOKED_AT)][:LOOKED_AT]:
         try:
-            colours = len(np.unique(packed(np.asarray(store.read(place)))))
+            colours = len(np.unique(pack_colours(np.asarray(store.read(place)))))
         except UnreadableImage:
             continue
         if colours > DRAWN:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from paucal.data.masks.coding import IGNORED, MaskCoding
-from paucal.data.masks.pixels import unpacked
+from paucal.data.masks.mask_files import unpack_colour
 from paucal.data.views.normalisation import Normalisation
 from paucal.runs import write_atomically
 from paucal.tasks.segmentation.crops import MASK
@@ -55,7 +55,7 @@ def png_path(folder: Path, key: str) -> Path:
 def class_colours(coding: MaskCoding) -> NDArray[np.uint8]:
     """Return the (K, 3) colours of the classes: those of masks in colour, else those of PASCAL VOC, black first."""
     if coding.kind == "colour":
-        return np.asarray([unpacked(value) for value in coding.values], dtype=np.uint8)
+        return np.asarray([unpack_colour(value) for value in coding.values], dtype=np.uint8)
     return np.asarray([voc_colour(number) for number in range(coding.count)], dtype=np.uint8)
 
 
