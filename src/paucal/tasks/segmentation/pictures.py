@@ -19,7 +19,7 @@ from paucal.wording import shortened
 STRENGTH = 0.45  # of a class's colour over the image
 SHOWN_SIDE = 320  # pixels of an image in a comparison
 GAP, LINE, LEGEND = 6, 14, 18  # pixels
-COLUMNS = ("image", "labels", "answers", "mistakes")
+COLUMNS = ("image", "labels", "predicted", "mistakes")
 NARROWEST = 56  # pixels of the longest title of a column
 MOST_NAMES, MOST_LETTERS = 12, 24  # in a legend
 MOST_CROPS = 8
