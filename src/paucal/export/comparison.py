@@ -23,11 +23,11 @@ class Comparison:
     """How an exported model answers for images, and how fast.
 
     Attributes:
-        images: compared.
-        largest: difference of a class's probability.
-        agreement: share of the images that both give the same class; the same classes, where a model gives several.
-        milliseconds: for one image, of the original and of the exported model; medians, computed in turn.
-        top1: accuracy of both, where the labels are known.
+        images: Compared.
+        largest: Difference of a class's probability.
+        agreement: Share of the images that both give the same class; the same classes, where a model gives several.
+        milliseconds: Median milliseconds for one image, of the original and of the exported model, measured in turn.
+        top1: Accuracy of both, where the labels are known.
     """
 
     images: int
@@ -47,11 +47,11 @@ def answers(
     """Return the (N, K) float64 probabilities of an exported model for images.
 
     Args:
-        model: it was made from, which knows the preprocessing and the temperature.
-        classifier: the exported model.
-        images: upright RGB.
-        pixels: whether it takes bytes and gives probabilities.
-        progress: called with (images done, images in all).
+        model: It was made from, which knows the preprocessing and the temperature.
+        classifier: The exported model.
+        images: Upright RGB.
+        pixels: Whether the graph takes bytes and gives probabilities.
+        progress: Function called with (images done, images in all).
     """
     found = []
     with torch.inference_mode():
@@ -81,7 +81,7 @@ def compare(
     Args:
         original: (N, K).
         exported: (N, K); numbers that are none count as wrong answers.
-        speed: milliseconds for an image, of both.
+        speed: Milliseconds for an image, of both.
         labels: (N,) in [0, K), where they are known.
         thresholds: (K,) of a model that gives several labels.
     """

@@ -34,11 +34,11 @@ class Graph:
     """A module with all that an exporter wants to know.
 
     Attributes:
-        module: in evaluation mode, on the CPU.
-        example: an input that it is traced with.
-        dynamic: the dimensions of the input that may be of any length, by name.
-        input: name of the input: "images", normalised floats, or "pixels", bytes.
-        output: name of the output: "logits" or "probabilities".
+        module: Module in evaluation mode, on the CPU.
+        example: An input that it is traced with.
+        dynamic: The dimensions of the input that may be of any length, by name.
+        input: Name of the input: "images", normalised floats, or "pixels", bytes.
+        output: Name of the output: "logits" or "probabilities".
     """
 
     module: nn.Module
@@ -52,8 +52,8 @@ def graph_of(model: TrainedModel, preprocessing: bool) -> Graph:
     """Return what is exported of a model on the CPU.
 
     Args:
-        model: with a classifier.
-        preprocessing: whether the graph begins with pixels and ends with probabilities.
+        model: Model with a classifier.
+        preprocessing: Whether the graph begins with pixels and ends with probabilities.
 
     Raises:
         UserError: the preprocessing cannot be part of a graph.

@@ -79,7 +79,7 @@ class OnnxNetwork(nn.Module):
     """An ONNX model in the place of a network, computed by onnxruntime on the CPU with torch's number of threads.
 
     Args:
-        content: of the file; whole, so that it refers to no other file.
+        content: Complete content of the file, which refers to no other file.
 
     Raises:
         UserError: onnxruntime is not installed, or cannot read it.

@@ -16,11 +16,11 @@ def model_page(
     """Return the page in Markdown, with the header that the Hugging Face hub reads.
 
     Args:
-        card: how it is built and fed.
-        start: where its weights began, in a sentence.
-        licence: of those weights, under which what was made of them stands too; None where nobody states one.
-        facts: of the run's summary: "data", "split" and "epochs" where they are known.
-        report: on the test images; None where there is none.
+        card: Card of the model: how it is built, and how its images are prepared.
+        start: Where its weights come from, as a sentence.
+        licence: Licence of those weights, which also covers models trained from them; None if unknown.
+        facts: Entries "data", "split" and "epochs" of the run's summary, if known.
+        report: Report on the test images; None if there is none.
     """
     fed = card.preprocessing
     lines = [

@@ -27,7 +27,7 @@ class PixelInput(nn.Module):
     differ by one grey level, where a weight lies between two.
 
     Args:
-        preprocessing: of the model.
+        preprocessing: Preprocessing of the model.
 
     Raises:
         UserError: the model was trained on images of more than 8 bits a channel, which cannot come as bytes.
@@ -106,10 +106,10 @@ class PixelInput(nn.Module):
         """Return the weight of each of an image's `length` rows in each of the `size` rows in the middle of a resize.
 
         Args:
-            size: rows of the view, in the middle of those that the page is resized to.
-            resized: rows that the page is resized to.
-            length: rows of the image, in the middle of the page.
-            page: rows of the page.
+            size: Rows of the view, in the middle of those that the page is resized to.
+            resized: Rows that the page is resized to.
+            length: Rows of the image, in the middle of the page.
+            page: Rows of the page.
         """
         left_over = resized - size
         first = left_over // 2 + (left_over % 2) * (left_over // 2 % 2)  # halves go to the even number, as in Python

@@ -15,8 +15,8 @@ def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> byte
     """Return the model in 8 bits: static quantisation, each output channel of the weights with a scale of its own.
 
     Args:
-        content: of an ONNX file.
-        name: of its input.
+        content: Content of an ONNX file.
+        name: Name of its input.
         images: (1, C, H, W) float32 inputs, from which the ranges of activations are read.
 
     Raises:

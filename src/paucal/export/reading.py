@@ -18,9 +18,9 @@ def load_model(source: str | os.PathLike[str] | RunFolder, device: torch.device 
     """Load a model.
 
     Args:
-        source: a run or its folder; a folder or an `.onnx` file that `paucal export` has written. A `.pt2` is refused:
+        source: A run or its folder; a folder or an `.onnx` file that `paucal export` has written. A `.pt2` is refused:
             torch unpickles it, so that one from elsewhere may run any code.
-        device: where to put the model; an ONNX model stays on the CPU.
+        device: Device for the model; an ONNX model stays on the CPU.
 
     Raises:
         UserError: there is no such model, its files do not fit each other, or torch cannot use the device.

@@ -18,10 +18,10 @@ def write_timm_folder(folder: Path, module: nn.Module, card: ModelCard, page: st
     timm knows paucal's own backbones once paucal is imported.
 
     Args:
-        folder: that is there.
-        module: the network.
-        card: how to build and feed it.
-        page: about the model, in Markdown.
+        folder: Existing folder.
+        module: The network.
+        card: Card of the model: how it is built, and how its images are prepared.
+        page: Model page in Markdown.
 
     Returns:
         The files.

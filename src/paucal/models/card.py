@@ -22,10 +22,10 @@ class ModelCard:
     """What `model.json` holds of a classifier, or of a backbone alone; the cards of other tasks add fields to it.
 
     Attributes:
-        backbone: how to build the model.
-        classes: names in the order of the logits.
-        preprocessing: how to prepare images.
-        temperature: by which logits are divided before they become probabilities, see `evaluation.calibration`.
+        backbone: Description from which the model is built.
+        classes: Names in the order of the logits.
+        preprocessing: Preparation of images.
+        temperature: Number by which logits are divided before the softmax, see `evaluation.calibration`.
         thresholds: (K,) probabilities from which on a class is an answer, of a model with one sigmoid per class, whose
             images may have several labels; None of one with a softmax.
 

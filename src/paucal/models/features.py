@@ -25,8 +25,8 @@ class ClassifierInputs(nn.Module):
     These are exactly what a head fitted to them will see, whatever a family does between its last grid and its head.
 
     Args:
-        model: a timm model; a hook stays on it until `close`.
-        classifies: whether it has a classifier; where it has none, its output is taken.
+        model: A timm model; a hook stays on it until `close`.
+        classifies: Whether the model has a classifier; without one, its output is taken.
 
     Raises:
         UserError: no classifier is found.

@@ -30,9 +30,9 @@ def find_named(name: str, setting: str = "", *, files: bool = False) -> RunFolde
     """Return what a name means; a path that exists wins over a model of timm.
 
     Args:
-        name: a run folder, or one that holds runs, of which the newest is meant; or the name of a timm model.
-        setting: that holds the name, such as "--teacher"; "" for an argument without a flag.
-        files: whether it may be a weights file, too.
+        name: A run folder, or one that holds runs, of which the newest is meant; or the name of a timm model.
+        setting: Setting that holds the name, such as "--teacher"; "" for an argument without a flag.
+        files: Whether the name may also be that of a weights file.
 
     Returns:
         The run, the path of the weights file, or the name of the timm model.
@@ -60,10 +60,10 @@ def open_named(
     """Open a run's model, or a timm model with its published weights.
 
     Args:
-        name: a run folder or a timm model, see `find_named`.
-        device: where to put the model.
-        image_size: side or (height, width) in pixels that it shall take; None for its own.
-        setting: that holds the name, for people.
+        name: A run folder or a timm model, see `find_named`.
+        device: Device for the model.
+        image_size: Side or (height, width) in pixels that it shall take; None for its own.
+        setting: Setting that holds the name, for messages.
 
     Raises:
         UserError: there is nothing of that name, its weights cannot be had or do not fit, or torch cannot use the

@@ -24,14 +24,14 @@ class Preprocessing:
 
     Attributes:
         image_size: (height, width) in pixels.
-        crop_ratio: side of the centre crop over the side the image is resized to.
+        crop_ratio: Side of the centre crop over the side the image is resized to.
         interpolation: "bicubic" or "bilinear".
-        mean: per channel, of pixels in [0, 1]; as many as the images have channels.
-        std: per channel, of pixels in [0, 1].
-        value_range: the values that are black and white in images of more than 8 bits a channel, measured on the
+        mean: Mean of each channel, for pixels in [0, 1].
+        std: Standard deviation of each channel, for pixels in [0, 1].
+        value_range: The values that are black and white in images of more than 8 bits a channel, measured on the
             images of the training; None where those had 8 bits.
-        resize: how images of another shape are brought to that of the input: "crop", "letterbox" or "squash".
-        channel_ranges: in the place of `value_range`, for each channel, where there are other than three.
+        resize: How images of another shape are fitted to the input: "crop", "letterbox" or "squash".
+        channel_ranges: Value range of each channel, replacing `value_range`, if there are not three channels.
 
     Raises:
         UserError: a value is of the wrong kind or out of range.

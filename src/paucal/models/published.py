@@ -26,8 +26,8 @@ def published_card(name: str, image_size: Sequence[int] | None = None) -> ModelC
     """Describe a timm model with its published weights, none of which are read.
 
     Args:
-        name: of the model, which timm has.
-        image_size: side or (height, width) in pixels; None for the model's own.
+        name: Name of a timm model.
+        image_size: Side or (height, width) in pixels; None for the model's own.
 
     Raises:
         UserError: timm publishes nothing of the model.
@@ -53,8 +53,8 @@ def read_timm(name: str, init: bool = True) -> StartWeights:
     """Return the weights that timm publishes for a model: from an installed package, the cache or the network.
 
     Args:
-        name: of the model.
-        init: whether `--init` has asked for them, of which mistakes then tell.
+        name: Name of the model.
+        init: Whether `--init` asked for the weights; messages then mention it.
 
     Raises:
         UserError: there are none, they cannot be fetched, or the package is damaged.
@@ -108,9 +108,9 @@ def model_of_file(path: Path, tree: Mapping[str, Any], setting: str = "") -> str
     """Return the timm name of the model that the weights in a file are of.
 
     Args:
-        path: of the file.
-        tree: what it holds.
-        setting: that names the file, for people.
+        path: Path of the file.
+        tree: Content of the file.
+        setting: Setting that names the file, for messages.
 
     Raises:
         UserError: the names and shapes of the tensors do not tell.
@@ -137,12 +137,12 @@ def load_published(
     recognised by the names of their tensors and translated; those of timm and torchvision need no translation.
 
     Args:
-        model: one of timm's or ours, built with fresh weights.
-        file: what `torch.save` wrote, or safetensors.
-        network: of several in one file, the name of the one to take ("teacher", "student", "state_dict_ema"); by
+        model: One of timm's or ours, built with fresh weights.
+        file: File written by `torch.save`, or safetensors.
+        network: Which of several networks in the file to take ("teacher", "student", "state_dict_ema"); by
             default an average or the teacher.
-        classes: names of the model's outputs, where known.
-        head: what becomes of the classifier: kept where it fits ("auto"), insisted on ("keep"), discarded ("fresh").
+        classes: Names of the model's outputs, where known.
+        head: Treatment of the classifier: "auto" keeps it if it fits, "keep" requires it, "fresh" discards it.
 
     Returns:
         What was loaded, adapted, left out and not found; print it.

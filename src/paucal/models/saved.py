@@ -19,8 +19,8 @@ def read_card(run: RunFolder, kind: type[C] = ModelCard) -> C:
     """Read the card of the model that a run has saved.
 
     Args:
-        run: whose model.
-        kind: class of the card; that of a classifier, or of a backbone alone, by default.
+        run: Folder of the run.
+        kind: Class of the card; that of a classifier, or of a backbone alone, by default.
 
     Raises:
         UserError: the run has saved no model yet, or one of another task, or `model.json` is damaged.
@@ -45,9 +45,9 @@ def load_saved(
     """Load the best model of a run, in evaluation mode.
 
     Args:
-        run: a run folder.
-        kind: class of the model's card.
-        device: where to put the model.
+        run: A run folder.
+        kind: Class of the model's card.
+        device: Device for the model.
 
     Returns:
         The network, its card, and the device as torch names it.

@@ -22,7 +22,7 @@ class MirrorAveraged(nn.Module):
     """Answers with the mean of the logits for an image and for its mirror image; takes twice the time.
 
     Args:
-        module: gives (B, K) logits for (B, C, H, W) images.
+        module: Gives (B, K) logits for (B, C, H, W) images.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,9 +39,9 @@ class TrainedModel:
     """A model ready to classify.
 
     Attributes:
-        module: the timm model, in evaluation mode.
-        card: what it is and how to feed it.
-        device: where it is.
+        module: The timm model, in evaluation mode.
+        card: Card of the model: how it is built, and how its images are prepared.
+        device: Device that holds the model.
     """
 
     module: nn.Module
@@ -120,8 +120,8 @@ def load_trained(run: str | os.PathLike[str] | RunFolder, device: torch.device |
     """Load the best model of a run.
 
     Args:
-        run: a run folder.
-        device: where to put the model.
+        run: A run folder.
+        device: Device for the model.
 
     Raises:
         UserError: there is no such run, it has no saved model yet, its files do not fit each other, or torch cannot

@@ -19,7 +19,7 @@ class StartFacts:
         model_args: Constructor arguments of their model, as NAME=VALUE.
         normalise: Value of the setting `normalise` that fits them.
         chosen: Whether the run chose them itself, and auto-tunes from them in its time budget.
-        shown: images that they have been shown in all, where they began at random in runs of paucal; None where others
+        shown: Images that they have been shown in all, where they began at random in runs of paucal; None where others
             trained them, or where nobody knows.
     """
 
@@ -55,7 +55,7 @@ class DataAndMachine:
         flip: Whether a mirrored image has the same meaning.
         cores: Number of CPU cores.
         device: "cuda", "mps" or "cpu": the best there is.
-        bf16: whether that device computes in bfloat16 natively.
+        bf16: Whether the device computes in bfloat16 natively.
         devices: Number of these devices.
         launched: (processes per node, nodes) that a launcher has started, or None.
         start: Facts about the initial weights; None for training from scratch.

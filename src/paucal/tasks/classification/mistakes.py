@@ -31,11 +31,11 @@ def draw_mistakes(
     scores are worth more than a picture beside them.
 
     Args:
-        folder: of the pictures.
-        predictions: of images of the set; their ids are positions in it.
-        images: the set.
-        model: that answered.
-        say: told in a sentence why there is no picture, where there could be one.
+        folder: Folder for the pictures.
+        predictions: Predictions for images of the set; their ids are positions in it.
+        images: The set.
+        model: Model that made the predictions.
+        say: Told in a sentence why there is no picture, where there could be one.
     """
     path = folder / NAME
     try:

@@ -28,9 +28,9 @@ class Pictures:
     """Images, upright and in RGB.
 
     Attributes:
-        pictures: of any sizes.
+        pictures: Pictures of any sizes.
         labels: (N,) in the order of the model's classes; None where they are not known.
-        what: they are, for people.
+        what: They are, for people.
     """
 
     pictures: list[Image.Image]

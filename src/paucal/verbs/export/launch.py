@@ -43,10 +43,10 @@ class Export:
     """What was written.
 
     Attributes:
-        folder: where the files lie.
-        files: in the order they were written.
-        comparisons: how each graph answers beside the original, by file name.
-        said: what the command line prints.
+        folder: Folder of the files.
+        files: Files in the order in which they were written.
+        comparisons: Comparison of each graph's answers with the original's, by file name.
+        said: Text that the command line prints.
     """
 
     folder: Path
@@ -63,8 +63,8 @@ def export_model(run: str | os.PathLike[str], /, **settings: Any) -> Export:
     agreement of classes, speed, and accuracy where the labels are known.
 
     Args:
-        run: a run or its folder.
-        **settings: any field of `paucal.verbs.export.settings.ExportSettings`.
+        run: A run or its folder.
+        **settings: Any field of `paucal.verbs.export.settings.ExportSettings`.
 
     Raises:
         UserError: there is no such run, a package is missing, the network cannot be written in a format, or what was

@@ -24,7 +24,7 @@ def matching(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[Liste
     """Return the runs of which all conditions hold; a run that lacks what is asked for does not match.
 
     Args:
-        runs: to choose from.
+        runs: Runs to choose from.
         conditions: NAME and VALUE with one of = != > < >= <= between; after = and != a word may have wildcards.
 
     Raises:

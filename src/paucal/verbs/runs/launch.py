@@ -36,8 +36,8 @@ def list_runs(folder: str | os.PathLike[str] = DEFAULT, **settings: Any) -> list
     """Return the runs below a folder with settings, state and scores; the same as `paucal runs`.
 
     Args:
-        folder: that holds runs, at any depth down to those of a comparison.
-        **settings: any field of `paucal.verbs.runs.settings.RunsSettings`.
+        folder: Folder that holds runs, at any depth down to those of a comparison.
+        **settings: Any field of `paucal.verbs.runs.settings.RunsSettings`.
 
     Raises:
         UserError: there is no such folder, or a condition cannot be read.

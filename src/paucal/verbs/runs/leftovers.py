@@ -19,8 +19,8 @@ def with_leftovers(runs: Sequence[ListedRun], now: float | None = None) -> list[
     """Return runs with the reason why each can be deleted; those that another run needs have none.
 
     Args:
-        runs: all of a place, so that what they need of each other is known.
-        now: seconds since 1970; by default the clock.
+        runs: All of a place, so that what they need of each other is known.
+        now: Seconds since 1970; by default the clock.
     """
     now = time.time() if now is None else now
     needed = _needed(runs)

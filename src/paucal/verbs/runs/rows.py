@@ -23,16 +23,16 @@ class ListedRun:
     """A run.
 
     Attributes:
-        path: of its folder.
-        name: relative to the folder that is listed.
+        path: Path of the run's folder.
+        name: Relative to the folder that is listed.
         state: "finished", "running", "stopped" with a saved state, or "begun" without one.
-        verb: that made it.
-        settings: as they are stored.
-        summary: of a finished run, with the scores of its judge ("judged_linear"); empty before.
-        size: bytes on the disk.
-        changed: when something in it last changed, in seconds since 1970.
-        deletable: why it can be deleted; "" where nothing says so.
-        problem: why it cannot be read; "" else.
+        verb: Verb that made the run.
+        settings: Stored settings.
+        summary: Summary of a finished run, with the scores of frozen features ("judged_linear"); empty before.
+        size: Bytes on the disk.
+        changed: Time of the last change in the folder, in seconds since 1970.
+        deletable: Why it can be deleted; "" where nothing says so.
+        problem: Why it cannot be read; "" else.
     """
 
     path: Path

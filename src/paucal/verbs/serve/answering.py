@@ -31,8 +31,8 @@ class Answerer:
     """Answers for one picture at a time, whatever thread asks.
 
     Args:
-        model: with a classifier.
-        known: tells pictures like the training images from others; None where that is not known.
+        model: Model with a classifier.
+        known: Detector of pictures unlike the training images; None if unknown.
     """
 
     def __init__(self, model: TrainedModel, known: Familiarity | None) -> None:
@@ -46,9 +46,9 @@ class Answerer:
         """Return plain values for an encoded picture.
 
         Args:
-            content: the file.
-            name: how the picture is called in messages.
-            explain: whether to draw what spoke for the likeliest classes, which takes several times as long.
+            content: The file.
+            name: Name of the picture in messages.
+            explain: Whether to draw the evidence for the likeliest classes, which takes several times as long.
 
         Raises:
             UserError: the picture cannot be read, or is too large.

@@ -30,8 +30,8 @@ class Refused(Exception):
     """A request that gets no answer.
 
     Args:
-        status: of HTTP.
-        sentence: for the user.
+        status: HTTP status.
+        sentence: Sentence for the user.
     """
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -45,11 +45,11 @@ def make_app(
     """Return the application.
 
     Args:
-        answerer: says what the model says.
-        title: of the model, for the page.
-        most_bytes: of a picture.
-        hosts: names by which the server may be asked for; None for any.
-        most_waiting: pictures that are held at once; more are turned away with status 503.
+        answerer: Source of the answers.
+        title: Title of the page.
+        most_bytes: Largest picture that is accepted, in bytes.
+        hosts: Names by which the server may be asked for; None for any.
+        most_waiting: Pictures that are held at once; more are turned away with status 503.
     """
     held = 0
 

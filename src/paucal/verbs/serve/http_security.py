@@ -37,8 +37,8 @@ class Guard:
     that name, and are refused.
 
     Args:
-        app: what answers.
-        hosts: names by which this server may be asked for; None for any.
+        app: Application to protect.
+        hosts: Names by which this server may be asked for; None for any.
     """
 
     def __init__(self, app: Any, hosts: Collection[str] | None) -> None:

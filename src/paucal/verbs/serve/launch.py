@@ -22,9 +22,9 @@ def serve(source: str, settings: ServeSettings, console: Console) -> None:
     """Answer until the user interrupts.
 
     Args:
-        source: a run, an exported folder, or an ONNX file.
-        settings: where, and how much is taken.
-        console: says the address.
+        source: A run, an exported folder, or an ONNX file.
+        settings: Address of the server and limits of its requests.
+        console: Console that shows the address.
 
     Raises:
         UserError: there is no such model, the address cannot be had, or the extra `serve` is missing.
