@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"Block|Bottle\w*neck|Residual|DepthwiseSeparable|Outlooker"
 _NORM = re.compile(r"norm\d*$")
 _NO_BLOCK = re.compile(r"Class|DropBlock|Embed")
 _MERGING = "PatchMerging"  # what timm calls such layers in Swin and in all others that have them
-_ASIDE = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # parts of other layers, made of blocks as well
+_ASIDE = re.compile(r"(^|\.)(stem|downsample|global_block)(\.|$)")  # blocks within other layers
 
 
 class HookedTensors:

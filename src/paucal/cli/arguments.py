@@ -162,7 +162,7 @@ def parse_run(
         const="runs",
         type=str | None,
         metavar="RUN",
-        help="go on with a stopped run; DATA where its images have moved",
+        help="resume a stopped run; give DATA if its images have moved",
     )
     parser.hints["print_config"] = bool
     parser.add_argument("--print-config", action="store_true", help="print all settings with their reasons, and stop")

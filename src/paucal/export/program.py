@@ -25,7 +25,7 @@ def traced(graph: Graph) -> ExportedProgram:
     free: Any = ({number: Dim.DYNAMIC for number in graph.dynamic},)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what torch itself calls deprecated
+            warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
             return torch.export.export(graph.module, (graph.example,), dynamic_shapes=free, strict=False)
     except Exception as problem:  # torch raises dozens of kinds, by what it meets in the network
         lines = [line for line in str(problem).splitlines() if line.strip()]
@@ -40,7 +40,7 @@ def packed(program: ExportedProgram, card: ModelCard) -> bytes:
     """Return the content of a .pt2 file, which carries the model's card."""
     content = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what torch itself calls deprecated
+        warnings.simplefilter("ignore")  # torch warns about its own deprecated functions
         torch.export.save(program, content, extra_files={CARD: json.dumps(card.to_dict(), ensure_ascii=False)})
     return content.getvalue()
 

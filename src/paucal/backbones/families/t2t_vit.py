@@ -215,7 +215,7 @@ def checkpoint_filter_fn(state: Mapping[str, Tensor], model: T2tVit) -> dict[str
         if value is not None and value.shape != own.shape and name.endswith(_READS_PIXELS):
             fitted[name] = _with_channels(value, own, model.in_chans)
             if name.endswith("attn.qkv.weight") and fitted[name] is not value:
-                # Products are scaled by the root of the inputs, which is another one now: the queries make up for it.
+                # Attention divides by the root of the width, which has changed: scaled queries compensate.
                 fitted[name][: len(own) // 3] *= (own.shape[1] / value.shape[1]) ** 0.5
     return fitted
 

@@ -15,9 +15,14 @@ from paucal.explain.features import Correspondence
 from paucal.explain.figures.pictures import PANEL, Picture, cell_centre, panels, title
 
 YELLOW, BLUE, RED = "#f5d400", "#1f77ff", "#e3342f"
-ENLARGED = 1.4  # of a panel's usual side, for the numbers
+ENLARGED = 1.4  # factor on a panel's side, to make room for the numbers
 SMALLEST, LARGEST = 5.0, 7.0  # points of the numbers, which shrink with the cells
-_MARK: dict[str, Any] = {"fillstyle": "none", "markersize": 15, "markeredgewidth": 1.8, "zorder": 4}  # around a number
+_MARK: dict[str, Any] = {
+    "fillstyle": "none",
+    "markersize": 15,
+    "markeredgewidth": 1.8,
+    "zorder": 4,
+}  # circle around a number
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,5 +29,5 @@ class ExportSettings:
         group=_GROUP,
     )
     output: str | None = option("folder for the files (default: the next free in exports/)", group=_GROUP)
-    data: str | None = option("images to compare with, in the place of the run's test images", None, group=_COMPARED)
-    images: int = option("images to compare with at most", 200, group=_COMPARED, low=1, high=MOST)
+    data: str | None = option("images to compare with, instead of the run's test images", None, group=_COMPARED)
+    images: int = option("largest number of images to compare with", 200, group=_COMPARED, low=1, high=MOST)
