@@ -15,7 +15,7 @@ import paucal
 from cli.calls import call, failure, table
 from paucal.models.trained import TrainedModel, load_trained, save_trained
 from paucal.runs import RunFolder
-from paucal.verbs.predict.sheet import COLUMNS, TILE
+from paucal.verbs.predict.writing import COLUMNS, TILE
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import paucal
 from cli.calls import QUICK, call, failure, table
 from paucal.models.trained import load_trained
 from paucal.verbs.predict.asking import Block
-from paucal.verbs.predict.sheet import NONE, sheet_rows
+from paucal.verbs.predict.writing import NONE, sheet_rows
 from several_labels import COLOURS, make_set
 
 

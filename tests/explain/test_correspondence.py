@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import ConnectionPatch
 
 from paucal.explain.features import Correspondence, match_images, nearest_cells
-from paucal.explain.figures.matches import RED, YELLOW, MatchedPair, matches_sheet
+from paucal.explain.figures.cells import RED, YELLOW, MatchedPair, matches_sheet
 from paucal.types import UserError
 
 

@@ -9,12 +9,10 @@ from matplotlib.patches import FancyArrowPatch
 
 from paucal.backbones.attention_layout import Tokens
 from paucal.explain.features import Correspondence
-from paucal.explain.figures.attention import maps_figure, matrices_figure
+from paucal.explain.figures.attention import maps_figure, matrices_figure, tokens_figure
 from paucal.explain.figures.attribution import Explained, contact_sheet
-from paucal.explain.figures.matches import matches_figure
-from paucal.explain.figures.offsets import OffsetView, offsets_figure
-from paucal.explain.figures.tokens import tokens_figure
-from paucal.verbs.explain.matches import mirror_hits
+from paucal.explain.figures.cells import OffsetView, matches_figure, offsets_figure
+from paucal.verbs.explain.cells import mirror_hits
 
 PICTURE = np.full((40, 60, 3), 0.5, dtype=np.float32)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from paucal.explain import scores as explain_scores
-from paucal.explain.figures.offsets import OffsetView, all_pairs
+from paucal.explain.figures.cells import OffsetView, all_pairs
 from paucal.explain.scores import (
     area,
     as_rows,

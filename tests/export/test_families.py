@@ -7,9 +7,8 @@ import torch
 
 from contracts.reduced_models import ONE_EACH, build, images, reduced
 from paucal.backbones.spec import BackboneSpec
-from paucal.export.graph import graph_of
 from paucal.export.onnx_model import KEY, OnnxNetwork, read_onnx, to_onnx
-from paucal.export.program import packed, traced, unpacked
+from paucal.export.program import graph_of, packed, traced, unpacked
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.trained import TrainedModel

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from paucal.export.graph import Graph
+from paucal.export.program import Graph
 from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel
 from paucal.types import UserError
@@ -167,3 +168,54 @@ def _needed(name: str, what: str) -> ModuleType:
         return onnxruntime
     except ImportError as problem:
         raise UserError(f"{what} {NEEDED}") from problem
+
+
+def quantised(content: bytes, name: str, images: Iterable[NDArray[Any]]) -> bytes:
+    """Return the model in 8 bits: static quantisation, each output channel of the weights with a scale of its own.
+
+    Args:
+        content: Content of an ONNX file.
+        name: Name of its input.
+        images: (1, C, H, W) float32 inputs, from which the ranges of activations are read.
+
+    Raises:
+        UserError: the packages are not installed, or onnxruntime cannot do it.
+    """
+    try:
+        from onnxruntime import quantization
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+    except ImportError as problem:
+        raise UserError(f"--int8 {NEEDED}") from problem
+
+    class Reader(quantization.CalibrationDataReader):
+        """Hands the images out, as onnxruntime asks for them."""
+
+        def __init__(self) -> None:
+            self.left: Iterator[NDArray[Any]] = iter(images)
+
+        def get_next(self) -> dict[str, NDArray[Any]]:
+            """Return the next input; None after the last."""
+            image = next(self.left, None)
+            return None if image is None else {name: image}  # type: ignore[return-value]
+
+    with tempfile.TemporaryDirectory(prefix="paucal-int8-") as place:
+        whole, ready, small = (Path(place) / f"{stage}.onnx" for stage in ("whole", "ready", "small"))
+        whole.write_bytes(content)
+        try:
+            quant_pre_process(whole, ready, skip_symbolic_shape=True)
+            quantization.quantize_static(
+                ready,
+                small,
+                Reader(),
+                quant_format=quantization.QuantFormat.QDQ,
+                activation_type=quantization.QuantType.QUInt8,
+                weight_type=quantization.QuantType.QInt8,
+                per_channel=True,
+                extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
+            )
+        except Exception as problem:  # its exceptions share no base but this one
+            reason = (str(problem).splitlines() or ["no reason"])[0]
+            raise UserError(
+                f"onnxruntime cannot turn this network into 8 bits ({reason}): leave out --int8."
+            ) from problem
+        return small.read_bytes()

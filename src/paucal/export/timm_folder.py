@@ -1,13 +1,17 @@
-"""A folder that timm and the Hugging Face hub know: weights, how to build the network, and a page about the model."""
+"""A folder that timm and the Hugging Face hub can read: weights, architecture, and a page about the model."""
 
 import inspect
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from paucal.evaluation.results import MultiLabelReport, Report
 from paucal.models.card import ModelCard
 from paucal.runs import save_weights, write_text
+from paucal.wording import percent, showable
 
 WEIGHTS, CARD, CONFIG, PAGE = "model.safetensors", "model.json", "config.json", "README.md"
 
@@ -56,3 +60,81 @@ def _write_config(path: Path, module: nn.Module, card: ModelCard) -> None:
         "model_args": arguments,
     }
     write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+SHOWN = 20  # classes in the table
+
+
+def model_page(
+    card: ModelCard, start: str, licence: str | None, facts: Mapping[str, Any], report: Report | None
+) -> str:
+    """Return the page in Markdown, with the header that the Hugging Face hub reads.
+
+    Args:
+        card: Card of the model: how it is built, and how its images are prepared.
+        start: Where its weights come from, as a sentence.
+        licence: Licence of those weights, which also covers models trained from them; None if unknown.
+        facts: Entries "data", "split" and "epochs" of the run's summary, if known.
+        report: Report on the test images; None if there is none.
+    """
+    fed = card.preprocessing
+    lines = [
+        *("---", "library_name: timm", "tags:", "- image-classification", "- timm", "---", ""),
+        *(f"# {_plain(card.backbone.name)}", ""),
+        f"An image classifier for {len(card.classes)} classes: {card.backbone.name}, images of "
+        f"{'x'.join(map(str, fed.image_size))} pixels, trained with paucal.",
+        *("", "## What it was trained on", ""),
+        *(f"- {title}: {_plain(str(facts[key]))}" for key, title in _FACTS.items() if facts.get(key) is not None),
+        f"- start: {_plain(start)}",
+        f"- licence of the start: {_plain(licence or 'not stated')}",
+        *("", "## How good it is", ""),
+        *_scores(report, card.classes),
+        *("", "## Limits", ""),
+        "It knows nothing but its classes: an image of anything else is given one of them too. Scores hold for images "
+        "like the test images; photographs of another camera, place or season may do worse.",
+        *("", "## Use", ""),
+        *("```python", "import paucal, timm", "from PIL import Image", ""),
+        'model = paucal.load("this-folder")',
+        'print(model.probabilities([Image.open("photo.jpg")]), model.classes)',
+        'network = timm.create_model("local-dir:this-folder", pretrained=True)  # the network alone',
+        *("```", ""),
+        f"Input: mean {list(fed.mean)}, deviation {list(fed.std)}, {fed.interpolation}, {fed.resize} "
+        f"{fed.crop_ratio:g}. Probabilities: {'sigmoid' if card.several else 'softmax'} of the logits over "
+        f"{card.temperature:.4g}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_FACTS = {"data": "images", "split": "split", "method": "method", "epochs": "passes"}
+
+
+def _scores(report: Report | None, classes: Sequence[str]) -> list[str]:
+    if report is None:
+        return ["It was not judged: the run has no report on test images."]
+    lines = [
+        f"On {report.images} test images, with {report.level:.0%} intervals:",
+        "",
+        "| score | value |",
+        "|---|---|",
+    ]
+    for name, score in report.scores.items():
+        interval = "" if score.low is None or score.high is None else f" ({score.low:.3f} to {score.high:.3f})"
+        lines.append(f"| {name} | {score.value:.3f}{interval} |")
+    several = isinstance(report, MultiLabelReport)
+    lines += ["", f"| class | test images | {'average precision' if several else 'found'} |", "|---|---|---|"]
+    shown = {row.name: row.ap for row in report.per_class} if several else {r.name: r.recall for r in report.per_class}
+    for row in report.per_class[:SHOWN]:
+        score = shown[row.name]
+        lines.append(f"| {_plain(row.name)} | {row.images} | {'' if score is None else percent(score.value)} |")
+    if len(classes) > SHOWN:
+        lines.append(f"| and {len(classes) - SHOWN} more | | |")
+    return lines
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is; names of classes may be anything."""
+    shown = showable(text).replace("\\", "\\\\")
+    for sign in "`*_[]<>|#":
+        shown = shown.replace(sign, f"\\{sign}")
+    return " ".join(shown.split())

@@ -11,7 +11,7 @@ import paucal
 from cli.calls import call, failure, table
 from paucal.runs import RunFolder
 from paucal.runs.lock import RunLock
-from paucal.verbs.runs.leftovers import JUST_NOW, LONG_AGO, with_leftovers
+from paucal.verbs.runs.launch import JUST_NOW, LONG_AGO, with_leftovers
 from paucal.verbs.runs.rows import list_runs
 
 DAY = 86400.0

@@ -20,9 +20,8 @@ from paucal.models.trained import TrainedModel
 from paucal.types import UserError
 from paucal.verbs.serve import answering
 from paucal.verbs.serve.answering import Answerer
-from paucal.verbs.serve.app import make_app
+from paucal.verbs.serve.app import host_name, make_app
 from paucal.verbs.serve.familiar import features_of
-from paucal.verbs.serve.http_security import host_name
 
 HOSTILE = "<script>alert(1)</script>"
 PICTURE = {"Content-Type": "application/octet-stream"}

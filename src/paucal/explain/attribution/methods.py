@@ -12,8 +12,7 @@ from paucal.backbones.attention_maps import attention_layers
 from paucal.backbones.timm_attention import relevance_family
 from paucal.explain.attention.reading import read_attention
 from paucal.explain.attention.rollout import attention_rollout, last_row
-from paucal.explain.attribution.by_captum import grad_cam, integrated_gradients
-from paucal.explain.attribution.gradients import gradient_features, gradient_rollout
+from paucal.explain.attribution.gradients import grad_cam, gradient_features, gradient_rollout, integrated_gradients
 from paucal.explain.attribution.relevance import has_relevance, relevance
 from paucal.types import UserError
 

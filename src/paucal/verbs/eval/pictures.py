@@ -18,7 +18,7 @@ from paucal.evaluation.protocols.judged_data import JudgedData, balanced
 from paucal.evaluation.protocols.subjects import Subject
 from paucal.evaluation.protocols.views import Change, second_view
 from paucal.explain.features import Correspondence, match_images
-from paucal.explain.figures.matches import MatchedPair, matches_sheet
+from paucal.explain.figures.cells import MatchedPair, matches_sheet
 from paucal.explain.figures.pictures import seen
 
 IMAGES = 2  # whose matches are drawn, for every kind of second view

@@ -21,14 +21,11 @@ from paucal.runner.memory_check import check_batch_memory
 from paucal.settings.options import check_ranges
 from paucal.settings.values import from_python, shows_settings
 from paucal.types import UserError
-from paucal.verbs.explain.attention import SINGLE, features_figures
+from paucal.verbs.explain.attention import SINGLE, Entropies, features_figures
 from paucal.verbs.explain.attribution import choose_method, class_numbers, explain_batch
-from paucal.verbs.explain.entropy import Entropies
+from paucal.verbs.explain.cells import localization_figures, matches_figures, open_localizer, open_token_views
 from paucal.verbs.explain.inputs import Viewed, batched, read_images, stem
-from paucal.verbs.explain.localization import localization_figures, open_localizer
-from paucal.verbs.explain.matches import matches_figures
 from paucal.verbs.explain.settings import VIEWS, ExplainSettings, require_use
-from paucal.verbs.explain.tokens import open_token_views
 from paucal.verbs.explain.writing import Pictures, settle_folder
 from paucal.wording import counted, did_you_mean
 

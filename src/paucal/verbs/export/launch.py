@@ -15,12 +15,9 @@ from paucal.backbones.weights.trained import licence_of
 from paucal.data.given import given_path
 from paucal.evaluation.results import read_report
 from paucal.export.comparison import Comparison, answers, compare, fed, timed
-from paucal.export.graph import Graph, graph_of
-from paucal.export.onnx_model import OnnxNetwork, to_onnx
-from paucal.export.page import model_page
-from paucal.export.program import packed, traced, unpacked
-from paucal.export.quantised import quantised
-from paucal.export.timm_folder import write_timm_folder
+from paucal.export.onnx_model import OnnxNetwork, quantised, to_onnx
+from paucal.export.program import Graph, graph_of, packed, traced, unpacked
+from paucal.export.timm_folder import model_page, write_timm_folder
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.runner.console import Console, RecordingConsole
 from paucal.runs import RunFolder, open_model, write_atomically, write_text

@@ -1,6 +1,6 @@
-"""What dense relative localization taught: `--show localization`.
+"""Cells of images: predicted offsets (`--show localization`), classes (`tokens`) and matches (`matches`).
 
-The head stays behind when a model is deployed; it is read from the checkpoint of the run's best epoch.
+The localization head stays behind when a model is deployed; it is read from the checkpoint of the run's best epoch.
 """
 
 import re
@@ -13,16 +13,20 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from paucal.backbones.features import FeatureBackbone
-from paucal.explain.figures.offsets import OffsetView, all_pairs, offsets_figure
+from paucal.explain.features import Correspondence, match_images
+from paucal.explain.figures.attention import tokens_figure
+from paucal.explain.figures.cells import OffsetView, all_pairs, matches_figure, offsets_figure
 from paucal.explain.prepared import explainable
+from paucal.labeling import DenseTeacher
 from paucal.losses.drloc_targets import pair_classes, pair_targets
 from paucal.methods.drloc.entry import TERM
+from paucal.models.named import open_named
 from paucal.models.trained import TrainedModel
 from paucal.objectives import DrLoc
 from paucal.objectives.drloc_options import DrLocOptions
 from paucal.runs import load_checkpoint, open_model
 from paucal.types import UserError
-from paucal.verbs.explain.inputs import Viewed, stacked, stem
+from paucal.verbs.explain.inputs import Viewed, stacked, stem, view_of
 from paucal.verbs.explain.settings import CELL
 
 _KEY = re.compile(r"objective\.terms\.\d+\.(heads\..+)")
@@ -109,3 +113,68 @@ def _in_cells(outputs: tuple[Tensor, Tensor], options: DrLocOptions, size: tuple
         places = torch.arange(logits.shape[-1], device=logits.device).float() - middle
         values.append((logits[0].float().softmax(1) * places).sum(1))
     return torch.stack(values, 1)
+
+
+class TokenViews:
+    """Asks models at every cell, as token labeling asks its teacher.
+
+    Args:
+        models: (title, model) of each; all know the classes of the last, which images are prepared for.
+    """
+
+    def __init__(self, models: list[tuple[str, TrainedModel]]) -> None:
+        self._model = models[-1][1]
+        self.classes = self._model.classes
+        self._asked = [
+            (title, one, DenseTeacher(one.module, one.card.preprocessing.image_size)) for title, one in models
+        ]
+
+    def figure(self, image: Viewed) -> Figure:
+        """Draw an image with the token labels of all models."""
+        return tokens_figure(
+            image.picture, [(title, self._shares(one, dense, image)) for title, one, dense in self._asked], self.classes
+        )
+
+    @torch.no_grad()
+    def _shares(self, model: TrainedModel, dense: DenseTeacher, image: Viewed) -> Tensor:
+        maps, _ = dense(view_of(image.view[None], self._model, model))
+        order = [model.classes.index(name) for name in self.classes]
+        logits = maps[0].float()
+        return (logits.sigmoid() if model.card.several else logits.softmax(0))[order].cpu()
+
+
+def open_token_views(model: TrainedModel, teacher: str | None, device: str) -> TokenViews:
+    """Open the model's token predictions, and those of a teacher beside them.
+
+    Raises:
+        UserError: a model cannot be asked at single cells, or the teacher does not know the model's classes.
+    """
+    model.require_classifier()
+    if teacher is None:
+        return TokenViews([("what the cells are taken for", model)])
+    other = open_named(teacher, device, setting="--teacher").require_classifier()
+    missing = [name for name in model.classes if name not in other.classes]
+    if missing:
+        raise UserError(f"--teacher: {teacher} does not know the class {missing[0]!r} of the model: give another.")
+    return TokenViews([("teacher", other), ("student", model)])
+
+
+def mirror_hits(found: Correspondence) -> Tensor:
+    """Return which pairs of an image and its mirror image show the same place, (n,) bool."""
+    truth = torch.stack((found.first[:, 0], found.grids[0][1] - 1 - found.first[:, 1]), 1)
+    return (found.second == truth).all(1)
+
+
+def matches_figures(model: TrainedModel, pair: list[Viewed]) -> Iterator[tuple[str, Figure]]:
+    """Draw the matches of two images, or of one and its mirror image."""
+    first = pair[0]
+    if len(pair) == 2:
+        second = pair[1]
+    else:
+        second = Viewed(f"{first.name}, mirrored", first.picture[:, ::-1].copy(), first.view.flip(-1))
+    one, two = stacked([first, second], model)
+    found = match_images(model.module, one, two)
+    right = mirror_hits(found) if len(pair) == 1 else None
+    share = "" if right is None else f": {int(right.sum())} of {len(right)} right"
+    figure = matches_figure((first.picture, second.picture), found, (first.name, f"{second.name}{share}"), right)
+    yield f"{stem(first.name)}_matches", figure
