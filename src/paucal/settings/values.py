@@ -1,4 +1,4 @@
-"""Settings given in Python: names and values checked as the command line checks its flags."""
+"""The one check of settings' values, for flags, keyword arguments, configs and stored runs."""
 
 import inspect
 import json

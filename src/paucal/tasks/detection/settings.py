@@ -23,21 +23,21 @@ class DetectorSettings:
     """The detector around the backbone."""
 
     cascade: bool = option("three heads in a row (Cascade R-CNN)", False, group="detector")
-    masks: Literal["auto", "on", "off"] | None = option(
+    masks: Literal["auto", "on", "off"] = option(
         "whether the pixels of each object are learnt too (Mask R-CNN), which takes an outline of each; off reads none",
         group="detector",
     )
-    finest: int | None = option("stride of the finest map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
-    anchor: int | None = option("side of the anchors over the stride of their map", group="detector", low=1, high=64)
-    pyramid_channels: int | None = option("channels of the feature pyramid", group="detector", low=8, high=1024)
+    finest: int = option("stride of the finest map in pixels: 4, 8, 16 or 32", group="detector", low=4, high=32)
+    anchor: int = option("side of the anchors over the stride of their map", group="detector", low=1, high=64)
+    pyramid_channels: int = option("channels of the feature pyramid", group="detector", low=8, high=1024)
     head: str = option(
         f"layers that judge a region: {', '.join(f'{name} ({head.words})' for name, head in HEADS.items())}",
         "2fc",
         group="detector",
     )
-    head_dim: int | None = option("width of the layers that judge a region", group="detector", low=8, high=4096)
-    regions: int | None = option("regions that learn, per image", group="detector", low=8, high=4096)
-    proposals: int | None = option("regions proposed in training, per image", group="detector", low=16, high=10_000)
+    head_dim: int = option("width of the layers that judge a region", group="detector", low=8, high=4096)
+    regions: int = option("regions that learn, per image", group="detector", low=8, high=4096)
+    proposals: int = option("regions proposed in training, per image", group="detector", low=16, high=10_000)
     candidates: int | None = option(
         "regions of each map that are compared before proposals are chosen, in training; by default as many as "
         "proposals",
@@ -83,16 +83,16 @@ class LearningSettings:
 class CareSettings:
     """How carefully a backbone with trained weights is tuned."""
 
-    freeze_stages: int | None = option(
+    freeze_stages: int = option(
         "stages of the backbone that never change, together with its stem; 0 for none",
         group="fine-tuning",
         low=0,
         high=64,
     )
-    norms: Literal["learn", "still"] | None = option(
+    norms: Literal["learn", "still"] = option(
         "whether batch norms learn the statistics of these images or keep those they came with", group="fine-tuning"
     )
-    backbone_rate: float | None = option(
+    backbone_rate: float = option(
         "factor on the learning rate of the backbone", group="fine-tuning", low=0, high=10
     )
 
@@ -110,7 +110,7 @@ class LengthSettings:
     )
     weight_decay: float = option("of AdamW", 0.05, low=0, high=1)
     clip: float = option("L2 norm to which gradients are clipped; 0 for no clipping", 5.0, low=0)
-    average: float | None = option(
+    average: float = option(
         "ceiling of the decay of the moving average of the weights; 0 for none", low=0, high=0.99999
     )
 
@@ -127,10 +127,13 @@ class DetectSettings(
         "",
         group="data",
     )
-    img_size: list[int] | None = option(
+    drop_path: float | None = option(  # pyright: ignore[reportIncompatibleVariableOverride] (the backbone's own)
+        "stochastic depth rate", group="model", low=0, high=0.95
+    )
+    img_size: list[int] = option(
         "most pixels of an image's longer side, or of its shorter and its longer one", group="model"
     )
-    jitter: Literal["none", "light", "multiscale", "cropped", "large"] | None = option(
+    jitter: Literal["none", "light", "multiscale", "cropped", "large"] = option(
         "how sizes and colours vary: light by a fifth, multiscale sizes from 0.6 to 1 as published, cropped so too "
         "after half of the images were cut, large from half to double (large-scale jitter)",
         group="augmentation",
