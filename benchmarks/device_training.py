@@ -8,12 +8,10 @@ from typing import Any
 import esvit_gain
 import paired
 from device_state import OutOfTime, Piece, Row, Session
-from paucal.methods.pretraining_settings import PretrainSettings
-from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import SilentConsole
-from paucal.runner.life import Stopped
-from paucal.tasks.classification.launch import resume_run, train_run
-from paucal.tasks.pretraining.launch import pretrain_run, resume_pretraining
+from paucal.runner.life import Stopped, begin, resume
+from paucal.tasks.classification.job import TrainingJob
+from paucal.tasks.pretraining.job import PretrainingJob
 
 RESERVE = 20  # seconds for judging a run at its end
 SEEDS = (0, 1, 2)
@@ -35,15 +33,14 @@ def until_done(output: Path, data: Path, settings: dict[str, Any], session: Sess
     Raises:
         OutOfTime: the run is not finished.
     """
-    begin, again = (pretrain_run, resume_pretraining) if pretraining else (train_run, resume_run)
+    job: Any = PretrainingJob() if pretraining else TrainingJob()
     while not (output / "summary.json").exists():
         limit = f"{max(session.left - RESERVE, 0.01):.2f}s"
         if (output / "checkpoints" / "last.ckpt").exists():
-            result = again(output, SilentConsole(), {"time_limit": limit})
+            result = resume(job, output, SilentConsole(), {"time_limit": limit})
         else:
             chosen = {**settings, "data": str(data), "output": str(output), "time_limit": limit, "overwrite": True}
-            kind: Any = PretrainSettings if pretraining else TrainSettings
-            result = begin(kind(**chosen), dict.fromkeys(chosen, "given"), SilentConsole())
+            result = begin(job, job.kind(**chosen), dict.fromkeys(chosen, "given"), SilentConsole())
         if isinstance(result, Stopped) and session.left < 2 * RESERVE:
             raise OutOfTime
 

@@ -37,11 +37,11 @@ if TYPE_CHECKING:  # the table below, for type checkers and editors; a test keep
     from paucal.objectives import Supervised as Supervised
     from paucal.objectives import Term as Term
     from paucal.studies.launch import study as study
-    from paucal.tasks.classification.launch import cross_validate as cross_validate
-    from paucal.tasks.classification.launch import train as train
-    from paucal.tasks.detection.launch import detect as detect
-    from paucal.tasks.pretraining.launch import pretrain as pretrain
-    from paucal.tasks.segmentation.launch import segment as segment
+    from paucal.tasks.classification.folds import cross_validate as cross_validate
+    from paucal.tasks.classification.job import train as train
+    from paucal.tasks.detection.job import detect as detect
+    from paucal.tasks.pretraining.job import pretrain as pretrain
+    from paucal.tasks.segmentation.job import segment as segment
     from paucal.tasks.segmentation.trained import load_segmenter as load_segmenter
     from paucal.types import UserError as UserError
     from paucal.verbs.check.launch import check as check
@@ -69,8 +69,8 @@ _WHERE = {
     "UserError": "paucal.types",
     "check": "paucal.verbs.check.launch",
     "compare": "paucal.verbs.compare.launch",
-    "cross_validate": "paucal.tasks.classification.launch",
-    "detect": "paucal.tasks.detection.launch",
+    "cross_validate": "paucal.tasks.classification.folds",
+    "detect": "paucal.tasks.detection.job",
     "detect_objects": "paucal.verbs.predict.detection",
     "drloc_loss": "paucal.losses",
     "esvit_loss": "paucal.losses",
@@ -85,12 +85,12 @@ _WHERE = {
     "load_segmenter": "paucal.tasks.segmentation.trained",
     "predict": "paucal.verbs.predict.launch",
     "predict_masks": "paucal.verbs.predict.segmentation",
-    "pretrain": "paucal.tasks.pretraining.launch",
-    "segment": "paucal.tasks.segmentation.launch",
+    "pretrain": "paucal.tasks.pretraining.job",
+    "segment": "paucal.tasks.segmentation.job",
     "shard": "paucal.verbs.shard.launch",
     "study": "paucal.studies.launch",
     "token_label_loss": "paucal.losses",
-    "train": "paucal.tasks.classification.launch",
+    "train": "paucal.tasks.classification.job",
 }
 _PACKAGES = ("types", *(part.name for part in pkgutil.iter_modules(__path__) if part.ispkg and part.name != "cli"))
 

@@ -11,11 +11,13 @@ import pytest
 from lightning.pytorch import Callback
 
 from cli.calls import QUICK, call, failure, make_photos
+from paucal.methods.training_settings import TrainSettings
 from paucal.runner import life
 from paucal.runner.console import Console
+from paucal.runner.life import begin
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, set_aside
-from paucal.tasks.classification import launch
+from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -69,11 +71,11 @@ def test_overwrite__replaces_the_run_once_the_new_one_is_safe(trained, run):
             seen.append((aside_of(run).exists(), (run / "checkpoints" / "last.ckpt").exists()))
 
     (run / "summary.json").write_text('{"title": "old"}')
-    settings = launch.TrainSettings(
+    settings = TrainSettings(
         data=str(trained / "photos"), img_size=[16], model_args=["depth=1"], epochs=2, workers=0, batch_size=8,
         output=str(run), overwrite=True,
     )  # fmt: skip
-    launch.train_run(settings, {}, Console(), [Looks()])
+    begin(TrainingJob(), settings, {}, Console(), [Looks()])
     assert seen[0] == (True, False)
     assert all(aside != saved for aside, saved in seen[:-1])
     assert not aside_of(run).exists()
@@ -268,11 +270,11 @@ def test_hangup__saves_and_goes_on(trained, tmp_path):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             os.kill(os.getpid(), signal.SIGHUP)
 
-    settings = launch.TrainSettings(
+    settings = TrainSettings(
         data=str(trained / "photos"), img_size=[16], model_args=["depth=1"], epochs=2, workers=0,
         output=str(tmp_path / "r"),
     )  # fmt: skip
-    stopped = launch.train_run(settings, {}, Console(), [HangsUp()])
+    stopped = begin(TrainingJob(), settings, {}, Console(), [HangsUp()])
     assert (stopped.step, (tmp_path / "r" / "checkpoints" / "last.ckpt").exists()) == (1, True)
     assert not (tmp_path / "r" / "lock.json").exists()
 

@@ -10,7 +10,8 @@ from PIL import Image
 
 import paucal
 from cli.calls import SMALL, call, failure, make_scenes, table
-from paucal.tasks.segmentation.timing import Pace
+from paucal.runner.time_budget import Pace
+from paucal.tasks.segmentation.job import SegmentationJob
 
 QUICK = [*SMALL, "--crops", "2", "--epochs", "3", "--lr", "0.01", "--seed", "1"]
 
@@ -72,7 +73,7 @@ def test_a_stopped_run__goes_on_to_the_very_same_end(segmented, tmp_path, capsys
 
 
 def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
-    monkeypatch.setattr("paucal.tasks.segmentation.assembly.choose", None)  # nobody looks for another start
+    monkeypatch.setattr("paucal.runner.starts.choose", None)  # nobody looks for another start
     config = segmented / "run" / "config.yaml"
     assert call("segment", "--config", config, "--output", tmp_path / "again") == 0
     one, two = ((run / "model.safetensors").read_bytes() for run in (segmented / "run", tmp_path / "again"))
@@ -81,7 +82,7 @@ def test_the_config_of_a_run__repeats_it(segmented, tmp_path, monkeypatch):
 
 def test_time__chooses_a_length_and_says_why(segmented, tmp_path, capsys, monkeypatch):
     """With steps that are said to take 4 seconds: 60 seconds have room for some dozen."""
-    monkeypatch.setattr("paucal.tasks.segmentation.timing.measure", lambda setup, threads: Pace(4.0, 0.1, 0.2))
+    monkeypatch.setattr(SegmentationJob, "measure", lambda job, setup, threads: Pace(4.0, 0.1, 0.2, 8.0))
     monkeypatch.setattr("paucal.training.clock.RunClock._find_change", lambda *_: None)  # these steps are quicker
     run = tmp_path / "run"
     argv = ["segment", segmented / "scenes", *SMALL, "--output", run]
@@ -91,9 +92,17 @@ def test_time__chooses_a_length_and_says_why(segmented, tmp_path, capsys, monkey
     assert steps == settings["epochs"] * (settings["crops"] * 8 // 4)
     assert 0.5 * 60 < 4 * steps < 60
     assert config["origin"]["epochs"].startswith("auto: 60s: an epoch takes about")
-    assert "time: about" in capsys.readouterr().out
+    assert "plan: " in capsys.readouterr().out
     assert "--time 5s is too short" in failure(capsys, *argv, "--time", "5s", "--overwrite")
     assert (run / "model.safetensors").exists()
+
+
+def test_print_config__of_a_run_with_a_time_trains_no_step(segmented, monkeypatch, capsys):
+    monkeypatch.setattr(SegmentationJob, "measure", lambda *_: pytest.fail("steps were timed"))
+    assert call("segment", segmented / "scenes", *SMALL, "--time", "60s", "--print-config") == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["time"] == "60s"
+    assert "epochs" not in config
 
 
 def test_predict__writes_masks_in_the_coding_of_the_training_and_pictures(segmented, tmp_path, capsys):
@@ -266,8 +275,8 @@ def test_names_of_classes__reach_the_results_and_may_have_no_pixel(segmented, tm
         (["--resize-to", "4", "64"], "--resize-to has 4"),
         (["--colour", "wild"], "--colour"),
         (["--test-mode", "whole", "--model", "convit_tiny"], "convit_tiny takes images of 32x32 pixels only"),
-        (["--time", "5m", "--epochs", "2"], "both say how long"),
-        (["--download"], "--download says nothing about"),
+        (["--time", "5m", "--epochs", "2"], "both set the length"),
+        (["--download"], "--download has no meaning for"),
         (["--model", "no_such_net"], "no_such_net"),
         (["--ignore", "1", "2"], "expected one grey value"),
         (["--eval-mode"], "--eval-mode keeps the running statistics"),

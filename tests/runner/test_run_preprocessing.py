@@ -18,7 +18,8 @@ from paucal.methods.training_settings import TrainSettings
 from paucal.models.trained import load_trained
 from paucal.runner.console import SilentConsole
 from paucal.runner.images import normalisation
-from paucal.tasks.classification.launch import resume_run, train_run
+from paucal.runner.life import begin, resume
+from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.classification.loaders import preprocessing
 from paucal.verbs.eval.models import open_subject
 
@@ -74,18 +75,18 @@ def stored(run):
 def test_runs__hand_their_preprocessing_on_also_when_they_are_stopped(tmp_path):
     dark, bright = photos(tmp_path / "dark", 40), photos(tmp_path / "bright", 180)
     base = TrainSettings(data=dark, model="vit_mini", img_size=[16], output=str(tmp_path / "base"), **TINY)
-    train_run(base, {}, SilentConsole())
+    begin(TrainingJob(), base, {}, SilentConsole())
     mean = stored(tmp_path / "base")["mean"]
     assert max(mean) < 0.3  # of the dark images
     tuned = TrainSettings(data=bright, init=str(tmp_path / "base"), output=str(tmp_path / "tuned"), **TINY)
-    train_run(tuned, {}, SilentConsole(), [StopAfter(1)])
+    begin(TrainingJob(), tuned, {}, SilentConsole(), [StopAfter(1)])
     assert not (tmp_path / "tuned" / "model.json").exists()
-    resume_run(tmp_path / "tuned", SilentConsole())
+    resume(TrainingJob(), tmp_path / "tuned", SilentConsole())
     assert stored(tmp_path / "tuned")["mean"] == mean
     other = TrainSettings(
         data=bright, init=str(tmp_path / "base"), normalise="computed", output=str(tmp_path / "own"), **TINY
     )
-    train_run(other, {}, SilentConsole())
+    begin(TrainingJob(), other, {}, SilentConsole())
     assert min(stored(tmp_path / "own")["mean"]) > 0.6
     # Its own file is judged as the run is, and an old card keeps its word.
     subject = open_subject(str(tmp_path / "tuned" / "model.safetensors"), model="vit_mini", image_size=[16])

@@ -28,7 +28,7 @@ def test_lock__is_held_by_one_and_free_afterwards(tmp_path):
     first.acquire()
     held = json.loads((tmp_path / LOCK).read_text())
     assert held["pid"] == os.getpid()
-    with pytest.raises(UserError, match=f"is being written by process {os.getpid()} on .*: let it end or stop it"):
+    with pytest.raises(UserError, match=f"is being written by process {os.getpid()} on .*: wait for it or stop it"):
         RunLock(tmp_path).acquire()
     with pytest.raises(UserError, match="is being written"):
         require_unlocked(tmp_path)

@@ -75,7 +75,7 @@ def test_create_run__numbers_from_the_highest(tmp_path):
 def test_create_run__refuses_what_exists(tmp_path):
     run = finished(tmp_path / "run")
     (run.path / "summary.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match=r"exists already: go on with it by --resume .*run, .*--overwrite"):
+    with pytest.raises(UserError, match=r"exists already: resume it with --resume .*run, .*--overwrite"):
         create_run(run.path)
     run.write_json("summary.json", {})
     with pytest.raises(UserError, match=r"exists already, a finished run: .*--overwrite") as problem:
@@ -87,7 +87,10 @@ def test_create_run__offers_no_way_with_what_is_no_run(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").touch()
     (tmp_path / "file").touch()
-    for name, words in (("folder", "and is not empty: choose another folder."), ("file", "and is no folder: choose")):
+    for name, words in (
+        ("folder", "and is not empty: choose another folder."),
+        ("file", "and is not a folder: choose"),
+    ):
         with pytest.raises(UserError, match=f"exists already {words}") as problem:
             create_run(tmp_path / name)
         assert "--" not in str(problem.value).removeprefix("--output")
@@ -124,7 +127,7 @@ def test_mappings__damaged_ones_are_named(tmp_path):
     with pytest.raises(UserError, match=r"config\.yaml' cannot be read"):
         run.read_yaml("config.yaml")
     (run.path / "model.json").write_text("[1]")
-    with pytest.raises(UserError, match="holds no mapping"):
+    with pytest.raises(UserError, match="is not a mapping"):
         run.read_json("model.json")
     with pytest.raises(UserError, match=r"summary\.json' is missing"):
         run.read_json("summary.json")

@@ -52,7 +52,7 @@ def test_compiler__that_fails_is_one_sentence(tmp_path):
 
 
 def test_compiler__without_memory_gives_the_advice_on_memory(tmp_path):
-    with pytest.raises(UserError, match=r"the memory of the device .* does not suffice"):
+    with pytest.raises(UserError, match=r"the memory of the device .* is too small"):
         train(tmp_path, "exhausted")
 
 

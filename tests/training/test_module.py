@@ -368,7 +368,7 @@ def test_resume__refuses_the_state_of_another_model(tmp_path):
 def test_resume__refuses_a_file_that_is_no_state(tmp_path):
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": {}}, path)
-    with pytest.raises(UserError, match="is no checkpoint of this version"):
+    with pytest.raises(UserError, match="is not a checkpoint of this version"):
         checkpoint_position(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="is damaged"):

@@ -17,15 +17,15 @@ def run(argv: Sequence[str]) -> int:
     # Loaded only now, because it takes seconds and a mistyped flag should not.
     from paucal.runner.console import Console
     from paucal.runner.life import Stopped, begin, resume, show_config
-    from paucal.tasks.classification.folds import cross_validate
+    from paucal.tasks.classification.folds import train_folds
     from paucal.tasks.classification.job import TrainingJob
 
     if values.print_config:
         print(show_config(TrainingJob(), TrainSettings(**changes), given), end="")
         return 0
     if values.folds is not None and "resume" not in given:
-        found = cross_validate(TrainSettings(**changes), given, Console())
-        return 130 if isinstance(found, Stopped) else 0
+        result = train_folds(TrainSettings(**changes), given, Console())
+        return 130 if isinstance(result, Stopped) else 0
     if "resume" in given:
         result = resume(TrainingJob(), values.resume, Console(), changes)
     else:

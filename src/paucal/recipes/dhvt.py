@@ -13,6 +13,7 @@ devices unless `--sync-bn` asks for it (the program does in the patch embedding)
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from paucal.recipes.recipe import Recipe
@@ -74,7 +75,9 @@ _FROM = (
     "dhvt-imagenet, or a weights file"
 )
 
-_PAPER = Recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR, 1e-3)
+# Its program evaluates as the DrLoc paper's does.
+_recipe = partial(Recipe, imagenet_crop=True)
+_PAPER = _recipe("DHVT from scratch on CIFAR", _SOURCE, _COST_CIFAR, _SCORES_CIFAR, _CIFAR, 1e-3)
 # What the images decide in the plain recipe, which no table is to be met with.
 _OPEN = ("model", "img_size", "batch_size", "crop", "rand_augment", "val_fraction")
 
@@ -85,7 +88,7 @@ RECIPES: dict[str, Recipe] = {
         settings={key: value for key, value in _CIFAR.items() if key not in _OPEN},
     ),
     "dhvt-cifar": _PAPER,
-    "dhvt-cifar-reference": Recipe(
+    "dhvt-cifar-reference": _recipe(
         "the same with the published program's schedule, whose rate changes once an epoch and an epoch late",
         _THEIRS,
         _COST_CIFAR,
@@ -93,7 +96,7 @@ RECIPES: dict[str, Recipe] = {
         {**_CIFAR, **_PROGRAM},
         1e-3,
     ),
-    "dhvt-domainnet": Recipe(
+    "dhvt-domainnet": _recipe(
         "DHVT from scratch on a domain of DomainNet",
         f"{_SOURCE}, and its program's batch",
         _COST_LARGE,
@@ -101,7 +104,7 @@ RECIPES: dict[str, Recipe] = {
         {**_DOMAINNET, "batch_size": 128},
         1e-3,
     ),
-    "dhvt-domainnet-reference": Recipe(
+    "dhvt-domainnet-reference": _recipe(
         "the same as the published program does it",
         _THEIRS,
         _COST_LARGE,
@@ -109,10 +112,10 @@ RECIPES: dict[str, Recipe] = {
         {**_DOMAINNET, **_PROGRAM, "batch_size": 128},
         1e-3,
     ),
-    "dhvt-imagenet": Recipe(
+    "dhvt-imagenet": _recipe(
         "DHVT on ImageNet-1K, 5e-4 at 512 images", _SOURCE, _COST_LARGE, _SCORES_IMAGENET, _IMAGENET, 5e-4
     ),
-    "dhvt-imagenet-reference": Recipe(
+    "dhvt-imagenet-reference": _recipe(
         "the same as the published program does it: half the images and half the rate",
         _THEIRS,
         _COST_LARGE,
@@ -120,7 +123,7 @@ RECIPES: dict[str, Recipe] = {
         {**_IMAGENET, **_PROGRAM, "batch_size": 128},
         5e-4,
     ),
-    "dhvt-finetune": Recipe(
+    "dhvt-finetune": _recipe(
         "DHVT from weights of ImageNet, 5e-4 at 256 images; give --init",
         _SOURCE,
         _COST_TUNED,
@@ -129,7 +132,7 @@ RECIPES: dict[str, Recipe] = {
         1e-3,
         tunes=_FROM,
     ),
-    "dhvt-finetune-reference": Recipe(
+    "dhvt-finetune-reference": _recipe(
         "the same as the published program does it: half the rate, in evaluation mode, so that batch norms stay",
         _THEIRS,
         _COST_TUNED,

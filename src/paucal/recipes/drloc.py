@@ -4,6 +4,7 @@ On ImageNet-1K (supplement, table 7) the paper leaves its own protocol and takes
 with the values that these have by default, for the baselines and for its loss alike: `swin-imagenet`, `t2t-imagenet`.
 """
 
+from functools import partial
 from typing import Any
 
 from paucal.recipes.recipe import Recipe
@@ -69,11 +70,13 @@ def _without(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _OWN}
 
 
+_recipe = partial(Recipe, imagenet_crop=True)  # its program evaluates the middle 224 of 256 pixels
+
 RECIPES: dict[str, Recipe] = {
-    "drloc-scratch": Recipe(
+    "drloc-scratch": _recipe(
         "the DrLoc paper's training from scratch", "arXiv:2106.03746, section 4", _COST, _SCRATCH_SCORES, _PAPER, 5e-4
     ),
-    "drloc-scratch-reference": Recipe(
+    "drloc-scratch-reference": _recipe(
         "the same as the published program does it: its reading of the loss, a third of a 300-epoch cosine",
         "the paper's program",
         _COST,
@@ -81,7 +84,7 @@ RECIPES: dict[str, Recipe] = {
         _REFERENCE,
         5e-4,
     ),
-    "drloc-finetune": Recipe(
+    "drloc-finetune": _recipe(
         "the DrLoc paper's fine-tuning from ImageNet-1K weights",
         "arXiv:2106.03746, section 4",
         _COST,
@@ -91,7 +94,7 @@ RECIPES: dict[str, Recipe] = {
         tunes=_FROM,
         imagenet_alone=True,
     ),
-    "drloc-finetune-reference": Recipe(
+    "drloc-finetune-reference": _recipe(
         "the same with the published program's reading of the loss (the program itself cannot fine-tune)",
         "the paper's protocol, its program's loss",
         _COST,

@@ -40,6 +40,7 @@ class Recipe:
         variants: Different settings by the start of a model's name; the first match counts.
         tunes: Weights that the recipe fine-tunes, for messages; "" if it may start from random weights.
         imagenet_alone: Whether "timm" means weights trained on the labels of ImageNet-1k only.
+        imagenet_crop: Whether its program evaluates the middle 224 of 256 pixels, whatever the model.
         also: Published scores of other runs, by the flags to add to this recipe.
     """
 
@@ -52,6 +53,7 @@ class Recipe:
     variants: Mapping[str, Variant] = field(default_factory=dict)
     tunes: str | None = None
     imagenet_alone: bool = False
+    imagenet_crop: bool = False
     also: Mapping[str, str] = field(default_factory=dict)
 
     def of_model(self, model: str | None) -> "Recipe":

@@ -20,12 +20,11 @@ from paucal.runner.plain_console import PlainConsole
 from paucal.wording import shortened, showable
 
 log = logging.getLogger("paucal")
-
-
 EPOCH_LINES = 30  # most epochs printed in a run
-
-
 REFRESH = 10  # steps between updates of the bar; reading the loss waits for the device
+WARMUP_STEPS, TIMED_STEPS = 2, 5
+MAX_TIMING = 3.0  # seconds after which fewer timed steps are enough
+MIN_FORECAST = 60.0  # seconds; shorter work is not announced
 
 
 class Console:
@@ -237,15 +236,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return shortened(" ".join(map(str, value)) if isinstance(value, list) else str(value))
-
-
-WARMUP_STEPS, TIMED_STEPS = 2, 5
-
-
-MAX_TIMING = 3.0  # seconds after which fewer timed steps are enough
-
-
-MIN_FORECAST = 60.0  # seconds; shorter work is not announced
 
 
 class Forecast(Callback):

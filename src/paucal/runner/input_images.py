@@ -1,4 +1,4 @@
-"""The images that paths, folders, patterns and pictures stand for, one after the other."""
+"""Input images of verbs such as predict: from paths, folders, patterns and pictures in memory, in order."""
 
 import glob
 import os
@@ -30,7 +30,7 @@ Picture = tuple[str | None, Image.Image]
 
 @dataclass(frozen=True)
 class InMemory:
-    """A single picture that is in memory already, in the place of a set of images."""
+    """A single picture in memory, which takes the place of a set of images."""
 
     picture: Given
 
@@ -42,12 +42,12 @@ def open_sources(sources: Sequence[str | Given], console: Console, reading: Read
     """Open images, folders (to any depth), Parquet files, patterns and pictures, in the order given.
 
     Args:
-        sources: what to open.
-        console: says what is odd about the images.
-        reading: how the model's images are read.
+        sources: Paths, patterns and pictures to open.
+        console: Console for notes about the images.
+        reading: Size and channels with which the model's images are read.
 
     Raises:
-        UserError: there is nothing at a path, or no image among what a pattern matches.
+        UserError: A path does not exist, or a pattern matches no image.
     """
     found: list[ImageSet | InMemory] = []
     for source in sources:
@@ -62,8 +62,8 @@ class Pictures:
     """The pictures of some sources, one after the other, by their position among all.
 
     Args:
-        sources: of the pictures.
-        reading: how the model's images are read.
+        sources: Sources of the pictures.
+        reading: Size and channels with which the model's images are read.
     """
 
     def __init__(self, sources: Sequence[ImageSet | InMemory], reading: Reading) -> None:
@@ -75,13 +75,13 @@ class Pictures:
         return self._ends[-1] if self._ends else 0
 
     def name(self, position: int) -> str | None:
-        """Return the path of a picture; None of one that was given in memory."""
+        """Return the path of a picture; None for a picture in memory."""
         number, index = self._place(position)
         images = self._sources[number]
         return None if isinstance(images, InMemory) else full_name(images, images.keys[index])
 
     def stamp(self, position: int) -> str:
-        """Return size and time of the file that a picture lies in, where they can be asked without reading it."""
+        """Return size and time of the file that holds a picture; "" if they are unknown without reading it."""
         number, index = self._place(position)
         images = self._sources[number]
         if isinstance(images, InMemory):
@@ -91,10 +91,10 @@ class Pictures:
         return "" if found is None else f"{found.size} {found.changed}"
 
     def read(self, position: int) -> Image.Image:
-        """Return a picture, as the model's images are read.
+        """Return a picture, read as the model's images are.
 
         Raises:
-            UnreadableImage: it cannot be decoded.
+            UnreadableImage: It cannot be decoded.
         """
         number, index = self._place(position)
         store, images = self._stores[number], self._sources[number]
@@ -107,10 +107,10 @@ class Pictures:
         return store.read(index)
 
     def read_or_skip(self, position: int, on_bad: str, console: Console) -> Image.Image | UnreadableImage:
-        """Return a picture, or why it is skipped, which `console` has printed then.
+        """Return a picture, or the reason why it is skipped, which is also printed.
 
         Raises:
-            UserError: it cannot be read and `on_bad` is "refuse".
+            UserError: It cannot be read and `on_bad` is "refuse".
         """
         try:
             return self.read(position)
@@ -129,16 +129,16 @@ class Pictures:
 def read_all(
     sources: Sequence[ImageSet | InMemory], reading: Reading, on_bad: str, console: Console
 ) -> Iterator[Picture]:
-    """Yield (path, picture), of which only one is held at a time; the path of a picture that was given is None.
+    """Yield (path, picture), holding one picture at a time; the path of a picture in memory is None.
 
     Args:
-        sources: of the pictures.
-        reading: how the model's images are read.
-        on_bad: what to do about an image that cannot be read.
-        console: says which were skipped.
+        sources: Sources of the pictures.
+        reading: Size and channels with which the model's images are read.
+        on_bad: "refuse" or "skip" for unreadable images.
+        console: Console for the names of skipped images.
 
     Raises:
-        UserError: an image cannot be read and `on_bad` is "refuse".
+        UserError: An image cannot be read and `on_bad` is "refuse".
     """
     pictures = Pictures(sources, reading)
     for position in range(len(pictures)):
@@ -148,7 +148,7 @@ def read_all(
 
 
 def _open(path: str, console: Console) -> Iterator[ImageSet]:
-    """Open a path, or everything a pattern stands for."""
+    """Open a path, or all matches of a pattern."""
     if is_remote(path):
         yield _open_remote(path)
         return

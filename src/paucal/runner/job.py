@@ -1,12 +1,15 @@
 """What each verb that trains has to define; `life` does what is the same for all of them."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
+
+from PIL.Image import Image
 
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.data.loader import TrainLoader
@@ -14,8 +17,9 @@ from paucal.models.card import ModelCard
 from paucal.models.trained import TrainedModel, load_trained
 from paucal.objectives import Objective
 from paucal.runner.console import Console
-from paucal.runner.images import Advance, SplitImages
-from paucal.runs import RunFolder
+from paucal.runner.images import Advance, SplitImages, pin_data
+from paucal.runner.starts import pin_start
+from paucal.runs import RunFolder, write_atomically
 from paucal.settings.groups import JobSettings
 from paucal.training import Optimization, Outcome, Plan, Watch
 
@@ -55,6 +59,8 @@ class FinishedRun:
 
 
 S = TypeVar("S", bound=JobSettings)
+R = TypeVar("R", bound=FinishedRun)
+Bars = Callable[[str], AbstractContextManager[Advance]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class RunSetup(Generic[S]):
         data: Images and their split.
         plan: Plan for the trainer.
         objective: Objective to train.
-        card: ModelCard of the deployed model.
+        card: Card of the deployed model.
         remarks: Sentences to print before the run starts.
         start: Report on the loaded weights; None for random weights.
         planned_at: `time.monotonic()` at which the length was planned, or the run was opened.
@@ -108,14 +114,8 @@ class RunSetup(Generic[S]):
 A = TypeVar("A", bound=RunSetup[Any])
 
 
-R = TypeVar("R", bound=FinishedRun, covariant=True)
-
-
-Bars = Callable[[str], AbstractContextManager[Advance]]
-
-
 class Watcher(Generic[A]):
-    """Validates a run while it trains, and may stop or restart it; by default it only prints each epoch.
+    """Watches a run while it trains, and may stop or restart it; by default it only prints each epoch.
 
     Attributes:
         scores_start: Whether the weights at the start of the run are scored.
@@ -129,10 +129,6 @@ class Watcher(Generic[A]):
 
     def __init__(self, setup: A, console: Console) -> None:
         self.setup, self.console = setup, console
-
-    def watch(self) -> Watch | None:
-        """Return how weights are scored after each epoch; None without validation."""
-        return None
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Use the scores of the weights at the start of the run."""
@@ -154,8 +150,8 @@ class Watcher(Generic[A]):
         return []
 
 
-class Job(Protocol[S, R]):
-    """One kind of run.
+class Job(ABC, Generic[S, A, R]):
+    """One kind of run: what is its own, with defaults for what most kinds share.
 
     Attributes:
         verb: Verb of the command line.
@@ -163,20 +159,21 @@ class Job(Protocol[S, R]):
         reads: Names of the settings that are files or folders to read.
     """
 
-    verb: str
+    verb: ClassVar[str]
     kind: type[S]
-    reads: tuple[str, ...]
+    reads: ClassVar[tuple[str, ...]]
 
+    @abstractmethod
     def check(self, settings: S, given: Mapping[str, str]) -> tuple[S, dict[str, str]]:
         """Fill in the recipe and refuse settings that contradict each other, without reading any file."""
-        ...
 
     def pin(self, settings: S) -> S:
         """Return settings with absolute paths."""
-        ...
+        return pin_start(pin_data(settings))
 
-    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> RunSetup[S]:
-        """Open the images, choose the open settings and build the objective, without printing or writing.
+    @abstractmethod
+    def assemble(self, settings: S, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None) -> A:
+        """Open the images, choose the open settings and build the objective, without training or writing anything.
 
         Args:
             settings: Settings as given or stored.
@@ -184,36 +181,63 @@ class Job(Protocol[S, R]):
             bars: Function that shows a progress bar.
             run: Run to resume; None for a new one.
         """
-        ...
 
-    def announce(self, setup: Any, console: Console) -> None:
+    def announce(self, setup: A, console: Console) -> None:
         """Print the data, the model, and the settings with their reasons."""
-        ...
+        for line in (*self.describe_data(setup), f"model: {self.describe_model(setup)}"):
+            console.say(line)
+        console.show_settings(setup.settings, setup.origin, setup.remarks)
 
-    def write_beginning(self, run: RunFolder, setup: Any) -> None:
-        """Write the files of a new run, and draw the images as the network will see them."""
-        ...
+    def describe_data(self, setup: A) -> list[str]:
+        """Return lines on the images and their split."""
+        counts = setup.data.counts()
+        parts = f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
+        return [f"data: {self.describe_images(setup)}; {parts}", f"split: {setup.data.split.description}"]
 
-    def needs_planning(self, setup: Any) -> bool:
+    def describe_images(self, setup: A) -> str:
+        """Return the name of the data with the numbers of images and classes."""
+        return f"{setup.data.images.name}, {len(setup.data.images)} images, {len(setup.card.classes)} classes"
+
+    def describe_model(self, setup: A) -> str:
+        """Return the model and how it is trained, as one line."""
+        return setup.describe()
+
+    def write_beginning(self, run: RunFolder, setup: A) -> None:
+        """Write the files of a new run, and draw the images as the network will see them in training."""
+        picture = self.draw_batch(replace(setup, settings=replace(setup.settings, workers=0)))
+        write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
+
+    @abstractmethod
+    def draw_batch(self, setup: A) -> Image:
+        """Draw images of the first training batch as the network will see them."""
+
+    def needs_planning(self, setup: A) -> bool:
         """Return whether measurements have to decide the length of the run; the same on all processes."""
-        ...
+        return False
 
-    def plan(self, run: RunFolder, setup: Any, console: Console) -> bool:
+    def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
         """Choose the length on the first process and store it in the run; return False if a signal stopped it."""
-        ...
+        return True
 
-    def loader(self, setup: Any, start: int) -> TrainLoader:
+    @abstractmethod
+    def loader(self, setup: A, start: int) -> TrainLoader:
         """Return the training loader of this process, starting at a forward pass."""
-        ...
 
-    def optimization(self, setup: Any) -> Optimization:
+    @abstractmethod
+    def optimization(self, setup: A) -> Optimization:
         """Return the optimizer and its schedule."""
-        ...
 
-    def watcher(self, run: RunFolder, setup: Any, console: Console) -> Any:
-        """Return the `Watcher` of the run."""
-        ...
+    def validation(self, setup: A) -> Watch | None:
+        """Return how weights are scored after each epoch; None to keep the newest ones."""
+        return None
 
-    def conclude(self, run: RunFolder, setup: Any, outcome: Outcome, watcher: Any, console: Console) -> R:
+    def watcher(self, run: RunFolder, setup: A, console: Console) -> Watcher[A]:
+        """Return the watcher of the run."""
+        return Watcher(setup, console)
+
+    @abstractmethod
+    def conclude(self, run: RunFolder, setup: A, outcome: Outcome, watcher: Any, console: Console) -> R:
         """Evaluate the model, draw, write the results and print them."""
-        ...
+
+
+AnyJob = Job[Any, Any, Any]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from lightning.pytorch import Callback
@@ -19,7 +19,7 @@ from paucal.memory import kept_memory
 from paucal.models.trained import save_trained
 from paucal.runner.clock import count_time_from
 from paucal.runner.console import Console, NullConsole, SilentConsole
-from paucal.runner.job import FinishedRun, Job, RunSetup, Watcher
+from paucal.runner.job import A, Job, R, S, Watcher
 from paucal.runner.loggers import Loggers, check_loggers
 from paucal.runner.outputs import resolve_output
 from paucal.runner.processes import (
@@ -36,13 +36,9 @@ from paucal.runner.run_folder import Writing, places_of, reopen, store_changes, 
 from paucal.runner.starts import RECORD
 from paucal.runner.time_budget import add_time_plan, describe_change
 from paucal.runs import RunFolder, describe_environment
-from paucal.settings.groups import JobSettings
 from paucal.settings.values import from_python, given_names
 from paucal.training import Outcome, Records, checkpoint_position, fit
 from paucal.types import UserError
-
-S = TypeVar("S", bound=JobSettings)
-R = TypeVar("R", bound=FinishedRun)
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Stopped:
 
 
 def begin(
-    job: Job[S, R],
+    job: Job[S, A, R],
     settings: S,
     given: Mapping[str, str],
     console: Console,
@@ -93,7 +89,7 @@ def begin(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    setups: list[RunSetup[S]] = []
+    setups: list[A] = []
 
     def create() -> Path:
         setup = _check_and_assemble(job, settings, given, console)
@@ -109,7 +105,7 @@ def begin(
 
 
 def resume(
-    job: Job[S, R],
+    job: Job[S, A, R],
     path: str | Path,
     console: Console,
     changes: Mapping[str, Any] | None = None,
@@ -131,7 +127,7 @@ def resume(
     join_processes()
     if not is_first():
         return _follow(job, callbacks)
-    setups: list[RunSetup[S]] = []
+    setups: list[A] = []
 
     def reopen_run() -> Path:
         run, settings, origin = reopen(path, changes or {}, job)
@@ -150,7 +146,7 @@ def resume(
         return _execute(job, run, setups[0], console, [*callbacks, *writing.callbacks()])
 
 
-def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path | None, name: str) -> R:
+def run_quietly(job: Job[S, A, R], settings: Mapping[str, Any], resumed: str | Path | None, name: str) -> R:
     """Run a job from Python, without printing; a stopped run raises an error.
 
     Args:
@@ -175,7 +171,7 @@ def run_quietly(job: Job[S, R], settings: Mapping[str, Any], resumed: str | Path
     return result
 
 
-def show_config(job: Job[S, Any], settings: S, given: Mapping[str, str]) -> str:
+def show_config(job: Job[S, A, Any], settings: S, given: Mapping[str, str]) -> str:
     """Return all settings as YAML for `--config`, each with its reason, without training or writing anything."""
     setup = _check_and_assemble(job, replace(settings, output=None), given, SilentConsole())
     return "".join(
@@ -193,28 +189,26 @@ def _config_values(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict
     return {**values, "init": "none" if from_scratch else values["init"]}
 
 
-def _check_and_assemble(job: Job[S, Any], settings: S, given: Mapping[str, str], console: Console) -> RunSetup[S]:
+def _check_and_assemble(job: Job[S, A, Any], settings: S, given: Mapping[str, str], console: Console) -> A:
     settings, given = job.check(settings, given)
     check_loggers(settings.logger)
     settings = job.pin(resolve_output(settings, job.reads, console))
     return job.assemble(settings, given, console.progress)
 
 
-def _reassemble(
-    job: Job[S, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console
-) -> RunSetup[S]:
+def _reassemble(job: Job[S, A, Any], run: RunFolder, settings: S, origin: Mapping[str, str], console: Console) -> A:
     """Assemble an existing run at its current state."""
     return replace(job.assemble(settings, origin, console.progress, run), origin=origin)
 
 
-def _follow(job: Job[S, R], callbacks: Sequence[Callback]) -> R | Stopped:
+def _follow(job: Job[S, A, R], callbacks: Sequence[Callback]) -> R | Stopped:
     """Join the run that the first process opened."""
     run, console = RunFolder(receive_path()), NullConsole()
     settings, origin = stored_settings(run, job.kind, job.verb)
     return _execute(job, run, _reassemble(job, run, settings, origin, console), console, callbacks)
 
 
-def _write_start(job: Job[S, Any], run: RunFolder, setup: RunSetup[S]) -> None:
+def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split = setup.settings, setup.data.split
     images = setup.data.images
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
@@ -226,7 +220,7 @@ def _write_start(job: Job[S, Any], run: RunFolder, setup: RunSetup[S]) -> None:
 
 
 def _execute(
-    job: Job[S, R], run: RunFolder, setup: RunSetup[S], console: Console, callbacks: Sequence[Callback]
+    job: Job[S, A, R], run: RunFolder, setup: A, console: Console, callbacks: Sequence[Callback]
 ) -> R | Stopped:
     names = setup.settings.logger if is_first() else None
     pass_run_to_children(run.path)
@@ -259,7 +253,7 @@ def _execute(
         forget_run_of_children()
 
 
-def _plan_run(job: Job[S, Any], run: RunFolder, setup: RunSetup[S], console: Console) -> RunSetup[S] | None:
+def _plan_run(job: Job[S, A, Any], run: RunFolder, setup: A, console: Console) -> A | None:
     """Plan the length of a run on the first process, and assemble the run again; None if a signal stopped it."""
     finished = True
 
@@ -281,11 +275,9 @@ def _plan_run(job: Job[S, Any], run: RunFolder, setup: RunSetup[S], console: Con
     return replace(planned, plan=replace(planned.plan, deadline=setup.plan.deadline), planned_at=planned_at)
 
 
-def _next_stage(
-    job: Job[S, Any], run: RunFolder, setup: RunSetup[S], watcher: Watcher, console: Console
-) -> RunSetup[S]:
+def _next_stage(job: Job[S, A, Any], run: RunFolder, setup: A, watcher: Watcher, console: Console) -> A:
     """Advance a run to its next stage on the first process, and assemble it again on every process."""
-    setups: list[RunSetup[S]] = []
+    setups: list[A] = []
 
     def reassemble() -> None:
         settings, origin = stored_settings(run, job.kind, job.verb)
@@ -303,9 +295,9 @@ def _next_stage(
 
 
 def _fit(
-    job: Job[S, Any],
+    job: Job[S, A, Any],
     run: RunFolder,
-    setup: RunSetup[S],
+    setup: A,
     console: Console,
     watcher: Watcher,
     callbacks: Sequence[Callback],
@@ -319,7 +311,7 @@ def _fit(
     records = Records(
         run,
         save_model=lambda module: save_trained(run, module, setup.card),
-        watch=watcher.watch(),
+        watch=job.validation(setup),
         on_epoch=loggers.log_before(watcher.on_epoch),
         on_start=watcher.on_start if watcher.scores_start else None,
         on_change=lambda plan, pace: console.say(describe_change(plan, pace)),

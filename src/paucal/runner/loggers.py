@@ -26,12 +26,10 @@ from paucal.types import UserError
 from paucal.wording import shortened
 
 PROJECT = "paucal"  # unless an environment variable names another
-
-
 ENDINGS = ("success", "failed", "stopped")
-
-
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+RECORD = "loggers.json"
+MOST_SHOWN = 200  # characters of what went wrong
 
 
 @dataclass(frozen=True)
@@ -141,12 +139,6 @@ KINDS: dict[str, Kind] = {
         lambda logger: str(logger.experiment.url or logger.experiment.settings.sync_dir),
     ),
 }
-
-
-RECORD = "loggers.json"
-
-
-MOST_SHOWN = 200  # characters of what went wrong
 
 
 class Loggers:

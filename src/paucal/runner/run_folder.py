@@ -29,7 +29,12 @@ from paucal.wording import shortened
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from paucal.runner.job import Job
+    from paucal.runner.job import AnyJob
+
+MOST_SHOWN = 80  # characters of a value
+# Settings that may change when a run goes on: on the CPU none of them changes the result.
+CHANGEABLE = ("workers", "device", "time_limit", "logger")
+S = TypeVar("S", bound="DataclassInstance")
 
 
 class Writing:
@@ -159,17 +164,7 @@ def is_valid_state(trainer: Trainer, module: Any) -> bool:
     return all(bool(torch.isfinite(piece.detach()).all()) for piece in pieces)
 
 
-MOST_SHOWN = 80  # characters of a value
-
-
-# Settings that may change when a run goes on: on the CPU none of them changes the result.
-CHANGEABLE = ("workers", "device", "time_limit", "logger")
-
-
-S = TypeVar("S", bound="DataclassInstance")
-
-
-def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -> tuple[RunFolder, Any, dict[str, str]]:
+def reopen(path: str | Path, changes: Mapping[str, Any], job: "AnyJob") -> tuple[RunFolder, Any, dict[str, str]]:
     """Open a run to resume; return it with its changed settings and their origins, without writing anything.
 
     Raises:
@@ -196,12 +191,12 @@ def reopen(path: str | Path, changes: Mapping[str, Any], job: "Job[Any, Any]") -
     return run, settings, {**origin, **dict.fromkeys(changes, "flag of --resume")}
 
 
-def places_of(job: "Job[Any, Any]") -> tuple[str, ...]:
+def places_of(job: "AnyJob") -> tuple[str, ...]:
     """Return the settings that name inputs which a run reads until its end, and which may have moved."""
     return tuple(name for name in job.reads if name not in ("init", "split"))
 
 
-def _require_places(run: RunFolder, settings: Any, job: "Job[Any, Any]") -> None:
+def _require_places(run: RunFolder, settings: Any, job: "AnyJob") -> None:
     """Refuse to resume a run whose stored inputs are missing, and explain how to give their new place."""
     for name in places_of(job):
         for place in roots_of(getattr(settings, name) or ""):

@@ -1,7 +1,7 @@
 """The initial weights of a run: those of another run, of a file, published by timm, or chosen by the run itself."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,8 +15,6 @@ from paucal.backbones.weights.inputs import ImageInput, input_of_file, input_of_
 from paucal.backbones.weights.load_report import LoadReport
 from paucal.backbones.weights.start import Head, StartWeights, pick_network, start_from
 from paucal.backbones.weights.trained import TRAINED, Trained, at_hand, can_be_fetched, packaged
-from paucal.methods.training import method_of
-from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
 from paucal.models.published import model_of_file, read_timm
@@ -30,12 +28,10 @@ from paucal.settings.groups import ModelSettings
 from paucal.types import UserError
 
 M = TypeVar("M", bound=ModelSettings)
-
-
 RECORD = "init.json"
-
-
 NONE = "none"
+TINY = 24  # pixels; pretrained weights do not help on images with a shorter side below
+HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
 
 
 @dataclass(frozen=True)
@@ -213,12 +209,6 @@ def _read_run(run: RunFolder, card: ModelCard, file: Path | None) -> StartWeight
     return StartWeights(tree, source, card.backbone.name, card.classes or None, grid)
 
 
-TINY = 24  # pixels; pretrained weights do not help on images with a shorter side below
-
-
-HELP = 'to use pretrained weights: pip install "paucal[weights]" (64 MB, Apache-2.0), or a network'
-
-
 @dataclass(frozen=True)
 class Choice:
     """Pretrained weights to start from.
@@ -234,16 +224,37 @@ class Choice:
     remark: str = ""
 
 
-def may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+def may_choose_start(settings: ModelSettings, given: Collection[str], named: Collection[str] = ()) -> bool:
     """Return whether a run may choose its pretrained weights itself.
 
-    It may if neither a start nor a paper's recipe was given, or if the start is "auto", as in the config of a run that
-    chose its weights.
+    It may if no start was given, or if the start is "auto", as in the config of a run that chose its weights.
+
+    Args:
+        settings: Settings of the run.
+        given: Names of the settings that were given.
+        named: Settings that imply the user's own start, or none.
     """
-    if settings.init is not None:
-        return settings.init == AUTO
-    said = {"init", "init_head", "init_network", "attention_init", "model_args"} & set(given)
-    return not said and settings.recipe is None and not method_of(settings).label_maps
+    return settings.init == AUTO or (settings.init is None and not {"init", *named} & set(given))
+
+
+def choose_start(settings: M, given: Mapping[str, str], device: str, side: int) -> tuple[M, dict[str, str], Choice]:
+    """Choose the pretrained weights of a run, and with them its model if that is open.
+
+    Args:
+        settings: Settings of the run.
+        given: Origin of each setting that was given.
+        device: Name "cpu", "cuda" or "mps".
+        side: Median of the images' shorter sides in pixels.
+
+    Returns:
+        The settings, the origins with the reason of the choice, and the choice.
+    """
+    choice = choose(settings.model, device, side)
+    origin = {**given, "init": f"auto: {choice.why}"}
+    if not choice.candidates:
+        return replace(settings, init=None), origin, choice
+    origin = {"model": f"auto: {choice.why}", **origin}
+    return replace(settings, init=AUTO, model=choice.candidates[0]), origin, choice
 
 
 def choose(model: str | None, device: str, side: int) -> Choice:
@@ -260,41 +271,35 @@ def choose(model: str | None, device: str, side: int) -> Choice:
 
 
 def _choose_named(model: str) -> Choice:
-    carried = packaged(model)
-    if carried is not None:
-        return Choice((model,), f"trained weights in the package {carried.package and carried.package.distribution}")
+    weights = packaged(model)
+    if weights is not None:
+        return Choice((model,), f"trained weights in the package {weights.package and weights.package.distribution}")
     config = timm.get_pretrained_cfg(model, allow_unregistered=True)
     if config is None or not config.has_weights:
         return Choice((), f"no trained weights of {model} are published")
-    one = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
-    if at_hand(one):
-        return Choice((model,), f"trained weights in the cache of this machine ({one.licence})")
-    problem = can_be_fetched(one)
+    weights = Trained(model, config.license or "licence not stated", 0, "as timm publishes them")
+    if at_hand(weights):
+        return Choice((model,), f"trained weights in the cache of this machine ({weights.licence})")
+    problem = can_be_fetched(weights)
     if problem is None:
-        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({one.licence})")
-    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it begins from scratch")
+        return Choice((model,), f"trained weights, fetched from {config.hf_hub_id or config.url} ({weights.licence})")
+    return Choice((), "no trained weights at hand", f"no trained weights of {model}: {problem}; it starts from scratch")
 
 
 def _choose_any(device: str) -> Choice:
-    suited = [one for one in TRAINED if one.device == device] + [one for one in TRAINED if one.device == "cpu"]
-    suited = list(dict.fromkeys(suited))
-    here = [(one, where) for one in suited if (where := at_hand(one))]
+    suited = dict.fromkeys(weights for kind in (device, "cpu") for weights in TRAINED if weights.device == kind)
+    here = {weights: place for weights in suited if (place := at_hand(weights))}
     if here:
-        told = "; ".join(f"{one.describe()} (from a {where})" for one, where in here)
-        return Choice(tuple(one.name for one, _ in here), f"trained weights on this machine: {told}")
+        places = "; ".join(f"{weights.describe()} (from a {place})" for weights, place in here.items())
+        return Choice(tuple(weights.name for weights in here), f"trained weights on this machine: {places}")
     problem = ""
-    for one in suited[:1]:
-        problem = can_be_fetched(one) or ""
+    for weights in list(suited)[:1]:
+        problem = can_be_fetched(weights) or ""
         if not problem:
-            return Choice((one.name,), f"trained weights, fetched: {one.describe()}")
+            return Choice((weights.name,), f"trained weights, fetched: {weights.describe()}")
     return Choice(
         (),
         "no trained weights at hand",
-        f"no trained weights are on this machine, and none can be fetched ({problem}): this run begins from scratch, "
-        f"which takes many more images and hours to become good; {HELP}",
+        f"no trained weights are on this machine, and none can be fetched ({problem}): this run starts from scratch, "
+        f"which needs many more images and hours; {HELP}",
     )
-
-
-def started_from(settings: TrainSettings, candidate: str) -> TrainSettings:
-    """Return settings that start from a candidate's weights."""
-    return replace(settings, init=AUTO, model=candidate)

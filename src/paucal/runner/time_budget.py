@@ -1,29 +1,46 @@
-"""The time budget of a run: trial steps to plan its length, the stored plan, and messages."""
+"""The time budget of a run: parts of it are timed on this machine, its length is planned, stored and announced.
 
+Once a run trains, `paucal.training.clock` corrects the planned length. A resumed run reads the stored one.
+"""
+
+import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from paucal.cores import choose_threads, cores_are_shared
+from paucal.objectives import Objective
+from paucal.rules.resolve import origins
+from paucal.runner.clock import duration, finish, start_time
+from paucal.runner.console import Console
+from paucal.runner.job import A, Job, R, S
+from paucal.runner.run_folder import store_changes
 from paucal.runs import RunFolder
 from paucal.settings.values import DURATION
 from paucal.training import Plan, TimePlan
-from paucal.types import UserError
+from paucal.training.failures import memory_advice
+from paucal.types import Batch, Progress, UserError
 from paucal.wording import counted
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+FILE = "time_plan.json"
+TIMED_SECONDS = 15.0  # seconds after which fewer timed steps are enough
+OVERHEAD = 1.08  # factor for the optimizer, the moving average and records, which a timed step lacks
 
 
-def seconds_of(duration: str, name: str = "--time-limit") -> float:
+def seconds_of(text: str, name: str = "--time-limit") -> float:
     """Return the seconds of a duration such as "45m", "8h", "1d12h" or "1:30:00" (hours first).
 
     Args:
-        duration: Duration as typed.
+        text: Duration as typed.
         name: Flag that it was given to.
 
     Raises:
@@ -33,20 +50,117 @@ def seconds_of(duration: str, name: str = "--time-limit") -> float:
         >>> seconds_of("1d12h"), seconds_of("1.5h"), seconds_of("0:45:30")
         (129600.0, 5400.0, 2730.0)
     """
-    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", duration):
-        parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", duration)
+    if re.fullmatch(r"(\d+(\.\d+)?[dhms])+", text):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([dhms])", text)
         seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
-    elif re.fullmatch(r"\d+:\d{2}:\d{2}", duration):
-        hours, minutes, rest = map(int, duration.split(":"))
+    elif re.fullmatch(r"\d+:\d{2}:\d{2}", text):
+        hours, minutes, rest = map(int, text.split(":"))
         seconds = float(3600 * hours + 60 * minutes + rest)
     else:
         seconds = 0.0
     if seconds <= 0:
-        raise UserError(f"{name} is {duration!r}, {DURATION}.")
+        raise UserError(f"{name} is {text!r}, {DURATION}.")
     return seconds
 
 
-FILE = "time_plan.json"
+@dataclass(frozen=True)
+class Pace:
+    """Measured seconds of the parts of a run.
+
+    Attributes:
+        step: Seconds of an optimizer step.
+        val_image: Seconds of evaluating one validation image.
+        test_image: Seconds of evaluating one test image.
+        closing: Seconds of all other work after the last step, such as pictures and the report.
+    """
+
+    step: float
+    val_image: float
+    test_image: float
+    closing: float
+
+    def evaluation(self, counts: Mapping[str, int]) -> float:
+        """Return the seconds of one validation, given the number of images per part."""
+        return counts["val"] * self.val_image
+
+    def ending(self, counts: Mapping[str, int]) -> float:
+        """Return the seconds between the last step and the last file, given the number of images per part."""
+        return counts["test"] * self.test_image + self.closing
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of a run that was planned for a time.
+
+    Attributes:
+        settings: Planned settings by name.
+        reasons: Reason of each, to store beside it.
+        text: Sentence about the length.
+        seconds: Seconds from the first step to the last file.
+        most_steps: Optimizer steps after which more would not help.
+    """
+
+    settings: Mapping[str, Any]
+    reasons: Mapping[str, str]
+    text: str
+    seconds: float
+    most_steps: int
+
+
+class TimedJob(Job[S, A, R]):
+    """A kind of run whose length can follow from `--time`, by timing a few steps and evaluations.
+
+    Attributes:
+        length_setting: Name of the setting that holds the planned length.
+    """
+
+    length_setting: ClassVar[str]
+
+    @abstractmethod
+    def measure(self, setup: A, threads: bool = False) -> Pace:
+        """Time a few steps and evaluations; the objective is restored afterwards.
+
+        Args:
+            setup: Setup of the run.
+            threads: Whether to choose the number of threads first, if other programs use the same cores.
+        """
+
+    @abstractmethod
+    def fit_length(self, setup: A, pace: Pace, left: float) -> Length:
+        """Return the length with which a run ends in the seconds that are left.
+
+        Raises:
+            UserError: The time is too short.
+        """
+
+    def needs_planning(self, setup: A) -> bool:
+        """Return whether the run has a time and no length yet."""
+        return setup.settings.time is not None and getattr(setup.settings, self.length_setting) is None
+
+    def plan(self, run: RunFolder, setup: A, console: Console) -> bool:
+        """Time a few steps, and store the length that fits in the time."""
+        settings, counts = setup.settings, setup.data.counts()
+        console.say("timing a few steps on this machine")
+        with memory_advice(setup.plan):
+            pace = self.measure(setup, threads=True)
+        budget = seconds_of(settings.time, "--time")
+        length = self.fit_length(setup, pace, budget - (time.monotonic() - start_time()))
+        time_plan = TimePlan(
+            *(budget, time.monotonic() - start_time(), pace.ending(counts), pace.step, pace.evaluation(counts)),
+            most_steps=length.most_steps,
+            threads=torch.get_num_threads(),
+        )
+        changed = replace(settings, **length.settings)
+        open_origins = {name: origin for name, origin in setup.origin.items() if name not in length.reasons}
+        store_changes(run, changed, origins(changed, open_origins, length.reasons))
+        store_length(run, time_plan, length.text, length.seconds, console)
+        return True
+
+    def seconds_of_run(self, setup: A) -> float:
+        """Return the expected seconds of a run with a given length, by timing a few steps and evaluations."""
+        plan, counts, pace = setup.plan, setup.data.counts(), self.measure(setup)
+        evaluations = math.ceil(plan.total_steps / plan.steps_per_epoch)
+        return plan.total_steps * pace.step + evaluations * pace.evaluation(counts) + pace.ending(counts)
 
 
 @contextmanager
@@ -63,10 +177,53 @@ def trial_steps(objective: nn.Module, device: torch.device) -> Iterator[None]:
         objective.load_state_dict(before)
 
 
-def suit_threads(step: Callable[[], object], device: torch.device) -> None:
-    """Let torch use the fastest number of threads for a step, if other programs use the same cores."""
-    if device.type == "cpu" and cores_are_shared():
-        choose_threads(step)
+def seconds_per_step(
+    objective: Objective,
+    batches: Iterable[Batch],
+    device: torch.device,
+    precision: str | None,
+    accumulate: int = 1,
+    threads: bool = False,
+) -> float:
+    """Return the seconds of an optimizer step: reading, forward and backward passes, and `OVERHEAD`.
+
+    Args:
+        objective: Objective on the device, within `trial_steps`.
+        batches: Batches of a few forward passes; the first is not timed.
+        device: Device of the objective.
+        precision: Precision by Lightning's names.
+        accumulate: Forward passes per step.
+        threads: Whether to choose the number of threads first, if other programs use the same cores.
+    """
+    half = torch.float16 if precision == "16-mixed" else torch.bfloat16
+
+    def forward_and_backward(batch: Batch) -> None:
+        with torch.autocast(device.type, half, enabled=precision not in (None, "32-true")):
+            terms = objective(batch, Progress(0, 1, 1))
+        terms.total.backward()
+        terms.total.item()  # waits for asynchronous devices
+
+    times: list[float] = []
+    begin = time.perf_counter()
+    for batch in batches:
+        batch = batch.to(device)
+        forward_and_backward(batch)
+        if threads and not times and device.type == "cpu" and cores_are_shared():
+            choose_threads(partial(forward_and_backward, batch))
+        now = time.perf_counter()
+        times.append(now - begin)
+        begin = now
+        if sum(times[1:]) > TIMED_SECONDS:
+            break
+    timed = times[1:] or times
+    return OVERHEAD * accumulate * sum(timed) / len(timed)
+
+
+def store_length(run: RunFolder, time_plan: TimePlan | None, text: str, seconds: float, console: Console) -> None:
+    """Store the time plan of a run, if its length was planned for a time, and print when it ends."""
+    console.say(f"plan: {text}; about {duration(seconds)} from now, until {finish(seconds)}")
+    if time_plan is not None:
+        store_time_plan(run, time_plan)
 
 
 def store_time_plan(run: RunFolder, plan: TimePlan) -> None:
@@ -91,10 +248,10 @@ def add_time_plan(run: RunFolder, plan: Plan, planned_at: float) -> Plan:
     try:
         stored = run.read_json(FILE)
         counts = {name: int(stored.pop(name)) for name in ("most_steps", "threads")}
-        found = TimePlan(**{name: float(value) for name, value in stored.items()}, **counts)
+        stored_plan = TimePlan(**{name: float(value) for name, value in stored.items()}, **counts)
     except (KeyError, TypeError, ValueError) as problem:
         raise UserError(f"{str(path)!r} is damaged ({problem}): restore it or train anew.") from problem
-    return replace(plan, time=replace(found, spent=found.spent + time.monotonic() - planned_at))
+    return replace(plan, time=replace(stored_plan, spent=stored_plan.spent + time.monotonic() - planned_at))
 
 
 def describe_change(plan: Plan, pace: float) -> str:

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 from paucal.types import UserError
 
+LONGEST_NAME = ".predictions.csv.4194304.tmp"  # of the names that are written into a folder of results
+
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a temporary file beside `path`, flush it to disk, then rename it to `path`.
@@ -20,7 +22,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     After a crash at any moment `path` holds either the old content or the new one, never a mixture.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; the old content is still there then.
+        OSError: The disk is full or the folder is not writable; `path` then keeps its old content.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -70,9 +72,9 @@ class _Noticing:
 
 
 def keep_as(source: Path, path: Path) -> None:
-    """Let `path` hold what `source` holds now, whatever becomes of `source` later; atomic as `write_atomically`.
+    """Keep the present content of `source` as `path`, atomically.
 
-    Files that are only ever replaced as a whole need no copy: a second name is enough, where the disk has such.
+    Files that are only replaced as a whole need no copy: a hard link is enough if the disk supports it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -90,7 +92,7 @@ def keep_as(source: Path, path: Path) -> None:
 def folder_in_place(path: Path) -> Iterator[Path]:
     """Yield a new folder to fill, which replaces `path` when the block ends without an error.
 
-    What was there goes only when the new one is whole; a block that fails or is killed leaves it as it was.
+    The old folder is removed only when the new one is complete; a block that fails or is killed leaves it unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as beside:
@@ -133,16 +135,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-LONGEST = ".predictions.csv.4194304.tmp"  # of the names that are written into a folder of results
-
-
 def try_folder(path: Path, flag: str = "--output") -> None:
     """Check whether files can be written into a folder, without leaving any.
 
     Raises:
-        UserError: they cannot.
+        UserError: The folder is not writable.
     """
-    _try(path, LONGEST, path, flag)
+    _try(path, LONGEST_NAME, path, flag)
 
 
 def _try(path: Path, name: str, asked: Path, flag: str) -> None:
@@ -170,7 +169,7 @@ def try_file(path: Path, flag: str = "--output") -> None:
     """Check whether a new file can be written, without leaving it.
 
     Raises:
-        UserError: it exists already, or cannot be written.
+        UserError: The file exists already, or cannot be written.
     """
     try:
         taken = path.exists() or path.is_symlink()

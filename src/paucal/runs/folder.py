@@ -23,22 +23,31 @@ from paucal.runs.files import write_text
 from paucal.types import UserError
 
 MAX_TEXT_BYTES = 64 * 2**20
-
-
 MARKER = "config.yaml"
-
-
 SUMMARY = "summary.json"  # written at the end: only a finished run has one
-
-
 ASIDE = ".replaced"  # ends the name of a folder whose run another is about to replace
+PACKAGES = (
+    "paucal",
+    "torch",
+    "torchvision",
+    "timm",
+    "lightning",
+    "torchmetrics",
+    "scikit-learn",
+    "numpy",
+    "pillow",
+)
+TIMM = "timm"  # start from the weights that timm publishes
+AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
+PUBLISHED = (TIMM, AUTO)
+MAX_ANCESTORS = 32  # runs in a chain
 
 
 class _PlainDumper(yaml.SafeDumper):
     """Writes repeated values in full, since aliases are not read."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Say yes to everything."""
+        """Return True for every value."""
         return True
 
 
@@ -107,7 +116,7 @@ class RunFolder:
         """The verb that made the run, such as "train" or "pretrain".
 
         Raises:
-            UserError: the config cannot be read.
+            UserError: The config cannot be read.
         """
         return str(self.read_yaml(MARKER).get("verb", "train"))
 
@@ -116,7 +125,7 @@ class RunFolder:
         """The stored settings, unchecked; empty without any, as beside a model alone.
 
         Raises:
-            UserError: the config cannot be read.
+            UserError: The config cannot be read.
         """
         stored = self.read_yaml(MARKER).get("settings") if self.config.exists() else None
         return stored if isinstance(stored, dict) else {}
@@ -137,7 +146,7 @@ class RunFolder:
         """Read a mapping written by `write_yaml`.
 
         Raises:
-            UserError: the file is missing, too large or not a YAML mapping.
+            UserError: The file is missing, too large or not a YAML mapping.
         """
         return _mapping(self.path / name, parse_yaml, MOST_CONFIG_BYTES)
 
@@ -145,7 +154,7 @@ class RunFolder:
         """Read a mapping written by `write_json`.
 
         Raises:
-            UserError: the file is missing, too large or not a JSON mapping.
+            UserError: The file is missing, too large or not a JSON mapping.
         """
         return _mapping(self.path / name, parse_json, MAX_TEXT_BYTES)
 
@@ -159,10 +168,10 @@ class RunFolder:
         write_text(self.metrics, text.getvalue())
 
     def read_rows(self) -> list[dict[str, float]]:
-        """Read `metrics.csv`; an empty list where there is none yet.
+        """Read `metrics.csv`; an empty list if it does not exist yet.
 
         Raises:
-            UserError: the file is too large or holds something other than numbers.
+            UserError: The file is too large or has values that are not numbers.
         """
         if not self.metrics.exists():
             return []
@@ -170,14 +179,14 @@ class RunFolder:
             text = io.StringIO(read_text(self.metrics, MAX_TEXT_BYTES), newline="")
             return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(text)]
         except (ValueError, TypeError, csv.Error) as problem:
-            raise UserError(f"{str(self.metrics)!r} is no table of numbers ({problem}): restore it.") from problem
+            raise UserError(f"{str(self.metrics)!r} is not a table of numbers ({problem}): restore it.") from problem
 
 
 def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
     """Create a new, empty run folder: `output`, or the next free number below `root`.
 
     Raises:
-        UserError: `output` exists and is not empty; the message says what can be done with what it is.
+        UserError: `output` exists and is not empty; the message says what to do.
     """
     if output is not None and is_taken(output):
         raise UserError(f"--output: {str(output)!r} exists already{_ways_out(output)}.")
@@ -189,11 +198,11 @@ def create_run(output: Path | None, root: Path = Path("runs")) -> RunFolder:
 
 def _ways_out(output: Path) -> str:
     if not (output / MARKER).is_file():
-        return " and is not empty: choose another folder" if output.is_dir() else " and is no folder: choose another"
+        return " and is not empty: choose another folder" if output.is_dir() else " and is not a folder: choose another"
     if RunFolder(output).finished:
         return ", a finished run: choose another folder, or replace it with --overwrite"
     return (
-        f": go on with it by --resume {shlex.quote(str(output))}, choose another folder, or replace it with --overwrite"
+        f": resume it with --resume {shlex.quote(str(output))}, choose another folder, or replace it with --overwrite"
     )
 
 
@@ -206,7 +215,7 @@ def open_run(path: str | Path) -> RunFolder:
     """Open an existing run folder, or the newest one below a folder that holds several.
 
     Raises:
-        UserError: there is no run at that place.
+        UserError: There is no run at this path.
     """
     path = Path(path)
     if (path / MARKER).is_file():
@@ -222,7 +231,7 @@ def open_model(path: str | Path) -> RunFolder:
     """Open the folder of a model: a run, see `open_run`, or `model.json` and `model.safetensors` alone.
 
     Raises:
-        UserError: there is neither at that place.
+        UserError: There is neither at this path.
     """
     folder = RunFolder(Path(path))
     is_alone = folder.card.is_file() and folder.weights.is_file() and not folder.config.exists()
@@ -256,21 +265,8 @@ def _mapping(path: Path, parse: Callable[[str], Any], most: int) -> dict[str, An
     except ValueError as problem:
         raise UserError(f"{str(path)!r} cannot be read ({problem}): restore it or train again.") from problem
     if not isinstance(value, dict):
-        raise UserError(f"{str(path)!r} holds no mapping of names to values: restore it or train again.")
+        raise UserError(f"{str(path)!r} is not a mapping of names to values: restore it or train again.")
     return value
-
-
-PACKAGES = (
-    "paucal",
-    "torch",
-    "torchvision",
-    "timm",
-    "lightning",
-    "torchmetrics",
-    "scikit-learn",
-    "numpy",
-    "pillow",
-)
 
 
 def describe_environment(device: str) -> dict[str, Any]:
@@ -294,18 +290,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-TIMM = "timm"  # start from the weights that timm publishes
-
-
-AUTO = "auto"  # the same, if the run chose them itself and auto-tunes from them
-
-
-PUBLISHED = (TIMM, AUTO)
-
-
-LONGEST = 32  # runs in a chain
-
-
 def run_around(file: Path) -> RunFolder | None:
     """Return the run whose model or checkpoint a file is; None for other files."""
     for folder in (file.parent, file.parent.parent):
@@ -326,12 +310,12 @@ def run_behind(init: str | None) -> RunFolder | None:
 def with_ancestors(run: RunFolder | None) -> Iterator[RunFolder]:
     """Yield a run, the run it started from, and so on.
 
-    The last may be gone, or may not be readable: then nobody can tell what it began with.
+    The chain ends at a missing or unreadable run, whose start is unknown.
 
     Raises:
-        UserError: the config of a run that is there cannot be read; what came before has been yielded.
+        UserError: The config of an existing run cannot be read; the runs after it were yielded before.
     """
-    for _ in range(LONGEST):
+    for _ in range(MAX_ANCESTORS):
         if run is None:
             return
         yield run

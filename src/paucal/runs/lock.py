@@ -1,8 +1,8 @@
-"""One writer at a time: a file in the run folder says who writes, and its time of change that they still do.
+"""Locks on folders: a file in the folder names the process that writes, which renews the file's time of change.
 
-Both must work where several machines share a disk: the file comes about by a hard link, which only one can make, and
-ages are told by the clock of the disk. A process that ends without taking its lock back (SIGKILL, a power cut) is
-known to be gone at once on its own machine, and elsewhere by its silence.
+This works for several machines that share a disk: the file is created by a hard link, which only one process can make,
+and its age is measured by the clock of the disk. A process that ends without releasing its lock (SIGKILL, a power cut)
+counts as dead at once on its own machine, and elsewhere after a time without a renewal.
 """
 
 import json
@@ -41,8 +41,8 @@ class RunLock:
     """An exclusive lock on a folder, held from `acquire` to `release`.
 
     Args:
-        folder: of a run, or of other results that grow for long.
-        what: the folder is, for people.
+        folder: Folder of a run, or of other results that take long to write.
+        what: Kind of folder, for messages.
     """
 
     def __init__(self, folder: Path, what: str = RUN) -> None:
@@ -58,12 +58,12 @@ class RunLock:
         """Acquire the lock.
 
         Raises:
-            UserError: another process is.
+            UserError: Another process holds it.
         """
         claim = self.folder / f".{LOCK}.{self._token}.tmp"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = Holder(self._token, os.getpid(), socket.gethostname(), _space(), since)
-        _HELD.add(self._token)  # before others can see the claim: they would take it for a dead process's
+        _HELD.add(self._token)  # before other threads see the claim, which they would take for a dead process's
         try:
             claim.write_text(json.dumps(asdict(holder)))
             self._seize(self.path, claim)
@@ -86,7 +86,7 @@ class RunLock:
         """Raise a UserError if another process has taken over the lock.
 
         Raises:
-            UserError: it has, while this process was asleep for long.
+            UserError: Another process holds it, since this one was stopped for long.
         """
         if time.monotonic() - self._last_beat > 3 * BEAT:  # the whole process may have slept, its thread too
             self._beat()
@@ -110,11 +110,11 @@ class RunLock:
             pass
 
     def _seize(self, path: Path, claim: Path) -> None:
-        """Let `path` name the claim, where it is free or its holder is gone.
+        """Link the claim to `path`, if that is free or its holder is dead.
 
-        Of several that find the same holder gone, one alone may follow it: the one that first holds a mark with the
-        name of what it found. The mark then becomes the lock in one step, so that at no moment there is none. A mark
-        whose owner died is taken over in the same way.
+        If several processes find the same holder dead, only one may follow it: the first to create a mark with the
+        identity of the dead lock. The mark is then renamed to the lock in one step, so that there is always a lock. A
+        mark whose owner died is taken over in the same way.
         """
         while not _linked(claim, path):
             held, found = _holder(path), _identity(path)
@@ -135,11 +135,11 @@ def sole_writer(folder: Path, what: str) -> Iterator[RunLock]:
     """Create a folder if it is missing, and lock it within the block.
 
     Args:
-        folder: of results that grow for long.
-        what: it is, for people.
+        folder: Folder of results that take long to write.
+        what: Kind of folder, for messages.
 
     Raises:
-        UserError: another process writes there.
+        UserError: Another process writes there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder, what)
@@ -160,7 +160,7 @@ def require_unlocked(folder: Path, what: str = RUN) -> None:
     """Refuse a folder that another process is writing into; changes nothing.
 
     Raises:
-        UserError: one is.
+        UserError: Another process writes there.
     """
     if is_locked(folder):
         raise UserError(_in_use(folder, what, _holder(folder / LOCK)))
@@ -169,8 +169,8 @@ def require_unlocked(folder: Path, what: str = RUN) -> None:
 def _in_use(folder: Path, what: str, held: Holder | None) -> str:
     who = f"process {held.pid} on {held.host}, since {held.since}" if held else "another process"
     return (
-        f"{what} {str(folder)!r} is being written by {who}: let it end or stop it first; a process that is gone "
-        f"without a word counts as such after {SILENCE:.0f} seconds."
+        f"{what} {str(folder)!r} is being written by {who}: wait for it or stop it first; a process that was "
+        f"killed counts as ended after {SILENCE:.0f} seconds."
     )
 
 
@@ -213,7 +213,7 @@ def _token_in(path: Path) -> str | None:
 
 
 def _identity(path: Path) -> str | None:
-    """Return a name for what a lock holds now, which no other lock has had; None where it is gone."""
+    """Return the identity of a lock file, which no other lock has had; None if it does not exist."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -222,7 +222,7 @@ def _identity(path: Path) -> str | None:
 
 
 def _linked(source: Path, path: Path) -> bool:
-    """Let `path` name the file `source`, unless it exists; return whether it does now."""
+    """Link `path` to the file `source`, unless it exists; return whether it was linked."""
     try:
         os.link(source, path)
         return True
@@ -243,7 +243,7 @@ def _changed(path: Path) -> float:
 
 
 def _space() -> str:
-    """Return within what a process number means one process: the machine, since it was switched on, and container."""
+    """Return the scope in which a process number is unique: the machine since its boot, and the container."""
     parts = [socket.gethostname()]
     for read in (
         lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),

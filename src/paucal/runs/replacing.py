@@ -1,6 +1,6 @@
-"""Replacing a run: the old one lies aside until the new one has saved a state of its own.
+"""Replace a run: the old one is kept aside until the new one has saved a state.
 
-`runs/1` then lies in `runs/1.replaced`, with a note inside that says so. Should the new run end before it has saved
+`runs/1` is moved to `runs/1.replaced`, with a note inside that says so. If the new run ends before it has saved
 anything, the old one is moved back at once, or by the next call after a kill.
 """
 
@@ -13,7 +13,7 @@ from paucal.runs.lock import LOCK, require_unlocked
 from paucal.types import UserError
 
 NOTE = "replaced.txt"
-# What runs write; anything else in their folder was put there by a person.
+# Files that runs write; any other file in their folder is the user's.
 FILES = {
     *(
         MARKER,
@@ -41,10 +41,10 @@ def aside_of(path: Path) -> Path:
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuse to replace what is not, as a whole, the folder of a run that nobody writes into.
+    """Refuse to replace a folder that is not entirely a run, or that is in use.
 
     Raises:
-        UserError: it is a link, the folder one is in, no run, not only a run, or in use.
+        UserError: It is a link, the current folder, not a run, has files of the user, or is in use.
     """
     if path.is_symlink():
         raise UserError(f"--overwrite: {str(path)!r} is a link to {str(path.readlink())!r}: name the run itself.")
@@ -63,7 +63,7 @@ def require_replaceable(path: Path) -> None:
             f"--overwrite would remove {foreign[0]!r} in {str(path)!r}, which no run has written: move it elsewhere, "
             "or choose another --output."
         )
-    if aside_of(path).exists():  # not ours, or `settle` would have dealt with it
+    if aside_of(path).exists():  # not a replaced run, which `settle` would have moved back
         raise UserError(f"--overwrite: {str(aside_of(path))!r} is in the way of moving the old run there: rename it.")
     require_unlocked(path)
 
@@ -107,7 +107,7 @@ def put_back(path: Path) -> None:
     """Move the run that was set aside back; the files of the new one are removed.
 
     Raises:
-        UserError: files of others lie there meanwhile.
+        UserError: The user has put files there meanwhile.
     """
     aside = aside_of(path)
     if path.exists():
@@ -138,7 +138,7 @@ def settle(path: Path) -> bool:
     """Clean up after a replacement that was killed; return whether the old run was moved back.
 
     Raises:
-        UserError: the new run is being written.
+        UserError: The new run is being written.
     """
     if not lies_aside(path):
         return False

@@ -19,9 +19,10 @@ from paucal.runs.files import write_atomically
 from paucal.types import UserError
 
 MAX_BYTES = 16 * 2**30  # a model of a billion parameters with its optimizer state
-
-
 _SLACK = 1 << 20
+MAX_DEPTH = 6  # of mappings within mappings
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+Tree = Mapping[str, Any]
 
 
 def unpacked_size(path: Path) -> int:
@@ -45,11 +46,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read a state dict.
 
     Raises:
-        UserError: the file is missing or is no safetensors file.
+        UserError: The file is missing or is not a safetensors file.
     """
     try:
         if require_regular(path).stat().st_size > MAX_BYTES:
-            raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the most that are read of a model.")
+            raise UserError(f"{str(path)!r} has more than {MAX_BYTES >> 30} GiB, the maximum for a model.")
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing: the run has not saved a model yet; train it first.") from None
@@ -61,12 +62,12 @@ def load_checkpoint(path: Path) -> dict:
     """Read a training checkpoint without running any code in it.
 
     Raises:
-        UserError: the file is missing, truncated, or holds more than tensors and plain values.
+        UserError: The file is missing, truncated, or holds more than tensors and plain values.
     """
     try:
         size = require_regular(path).stat().st_size
         if unpacked_size(path) > max(2 * size, size + _SLACK):
-            raise UserError(f"{str(path)!r} is packed, which no checkpoint of paucal is: restore it, or train anew.")
+            raise UserError(f"{str(path)!r} is compressed, and not a checkpoint of paucal: restore it, or train again.")
         return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
         raise
@@ -79,24 +80,15 @@ def load_checkpoint(path: Path) -> dict:
         raise UserError(f"{str(path)!r} is not a checkpoint of paucal or is damaged ({reason}).") from problem
 
 
-MAX_DEPTH = 6  # of mappings within mappings
-
-
-_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
-
-
-Tree = Mapping[str, Any]
-
-
 def read_foreign(path: Path, max_bytes: int = MAX_BYTES) -> Tree:
-    """Read a safetensors file, or whatever `torch.save` wrote, without running any code in it.
+    """Read a safetensors file or a file of `torch.save` from elsewhere, without running any code in it.
 
     Returns:
         Tensors by name, possibly in mappings within mappings. Everything else in the file is left out, and so are
         tensors that are not plain (sparse, quantised, without values, or larger than what is stored of them).
 
     Raises:
-        UserError: the file is missing, too large, cut short, of another kind, or holds Python objects that could
+        UserError: The file is missing, too large, cut short, of another kind, or holds Python objects that could
             run code.
     """
     if not path.is_file():

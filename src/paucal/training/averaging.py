@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from paucal.runs import read_weights, save_weights
 from paucal.training.sharding import gathered, load_whole, piece, shard
 
+PREFIX = "epoch-"
+Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
+
 
 class MovingAverage(Callback):
     """Keeps `average = decay * average + (1 - decay) * weights` after every optimizer step.
 
     The decay is warmed up as (1 + t) / (10 + t), t counting updates, so that the first random weights are soon
-    forgotten; `decay` is its ceiling.
+    forgotten; `decay` is its maximum.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -67,12 +70,6 @@ class MovingAverage(Callback):
             self.update()
 
 
-PREFIX = "epoch-"
-
-
-Ingredient = tuple[float, float]  # score, and minus the loss, which breaks ties
-
-
 @dataclass(frozen=True)
 class KeptEpochs:
     """The files with the weights of a run's best epochs.
@@ -92,7 +89,7 @@ class KeptEpochs:
     def after_epoch(self, rows: Sequence[Mapping[str, float]], module: nn.Module) -> None:
         """Keep the newest epoch if it is among the best, and remove those that no longer are.
 
-        What is kept depends on the rows alone, so that a run that was killed and goes on keeps the same.
+        The choice depends on the rows alone, so that a resumed run keeps the same epochs.
 
         Args:
             rows: Metrics of all epochs, newest last.

@@ -33,7 +33,7 @@ def checkpoint_position(path: Path) -> tuple[int, int]:
     """Return the optimizer steps and the forward passes before a checkpoint.
 
     Raises:
-        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+        UserError: The file is damaged, or is not a checkpoint of this version.
     """
     with _of_this_version(path):
         position = load_checkpoint(path)["callbacks"]["RunKeeper"]
@@ -43,11 +43,11 @@ def checkpoint_position(path: Path) -> tuple[int, int]:
 def checkpoint_rows(path: Path) -> list[dict[str, float]]:
     """Return the metrics of the epochs before a checkpoint; empty without a checkpoint.
 
-    `metrics.csv` may be ahead: it gets a row after every epoch, and a run that was killed makes the epochs since its
-    newest saved state again.
+    `metrics.csv` may have more rows: it gets one after every epoch, and a killed run repeats the epochs since its
+    newest checkpoint.
 
     Raises:
-        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+        UserError: The file is damaged, or is not a checkpoint of this version.
     """
     if not path.exists():
         return []
@@ -59,7 +59,7 @@ def checkpoint_best(path: Path) -> tuple[int, dict[str, float]]:
     """Return the optimizer steps before a checkpoint, and the metrics of the best epoch until then.
 
     Raises:
-        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+        UserError: The file is damaged, or is not a checkpoint of this version.
     """
     with _of_this_version(path):
         kept = load_checkpoint(path)["callbacks"]["RunKeeper"]
@@ -70,7 +70,7 @@ def checkpoint_changes(path: Path) -> tuple[PlanChange, ...]:
     """Return the corrections of a run's length in a checkpoint; empty without a checkpoint.
 
     Raises:
-        UserError: the file is damaged, or it is no checkpoint of a run of this version.
+        UserError: The file is damaged, or is not a checkpoint of this version.
     """
     if not path.exists():
         return ()
@@ -84,7 +84,7 @@ def _of_this_version(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as problem:
-        raise UserError(f"{str(path)!r} is no checkpoint of this version of paucal: train anew.") from problem
+        raise UserError(f"{str(path)!r} is not a checkpoint of this version of paucal: train again.") from problem
 
 
 @contextmanager

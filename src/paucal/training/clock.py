@@ -1,7 +1,7 @@
-"""Keeping a run within its time: where steps take longer or shorter than planned, its length is corrected.
+"""Keep a run within its time: if steps take longer or shorter than planned, its length is corrected.
 
-A correction is part of the state that is saved at the same step, so a run that goes on makes the same steps at the same
-rates as one that was never stopped.
+A correction is part of the checkpoint of its step, so a resumed run makes the same steps at the same learning rates as
+one that was never stopped.
 """
 
 import math

@@ -10,12 +10,12 @@ from paucal.training.plan import Plan
 from paucal.types import Batch, Progress, UserError
 from paucal.wording import shortened
 
-# How the allocators of the devices word it; only CUDA's has an exception class of its own. The last is of its
-# libraries, which take memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
+# Messages of the devices' allocators, of which only CUDA's has its own exception class. The last one is from CUDA's
+# libraries, which use memory beside the allocator (CUBLAS_STATUS_ALLOC_FAILED).
 WORDS = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
-
-
 RESERVED = 3  # copies of the weights that training adds to weights and gradients: AdamW's two, and the average
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
+MOST_REASON = 200  # characters
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -35,7 +35,7 @@ def memory_advice(plan: Plan) -> Iterator[None]:
             raise
         precision = "" if plan.hardware.precision != "32-true" else ", use --precision bf16-mixed"
         raise UserError(
-            f"the memory of the device ({plan.hardware.accelerator}) does not suffice: give half the --batch-size "
+            f"the memory of the device ({plan.hardware.accelerator}) is too small: give half the --batch-size "
             f"with --accumulate {2 * plan.accumulate} (the same effective batch), or let --batch-size auto find what "
             f"fits, or lower --img-size{precision}. The run folder keeps what was saved before."
         ) from problem
@@ -50,8 +50,8 @@ def largest_batch(
 ) -> int:
     """Return the largest of some batch sizes with which a training step fits in a device's memory.
 
-    Each size is tried with a real forward and backward pass, beside room for the optimizer and the moving average.
-    The objective comes back as it was, on the CPU.
+    Each size is tried with a real forward and backward pass, while memory for the optimizer and the moving average is
+    reserved. The objective is restored afterwards, on the CPU.
 
     Args:
         objective: Objective to train.
@@ -61,7 +61,7 @@ def largest_batch(
         precision: Precision by Lightning's names.
 
     Raises:
-        UserError: not even the smallest fits.
+        UserError: Not even the smallest size fits.
     """
     before = {name: value.detach().clone() for name, value in objective.state_dict().items()}
     try:
@@ -96,12 +96,6 @@ def _fits(objective: Objective, batch: Batch, device: torch.device, precision: s
     finally:
         objective.zero_grad(set_to_none=True)
     return True
-
-
-COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
-
-
-MOST_REASON = 200  # characters
 
 
 def is_of_compiler(problem: BaseException | None) -> bool:

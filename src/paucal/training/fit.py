@@ -87,16 +87,16 @@ def fit(
 
     Args:
         objective: Objective to train.
-        make_loader: called once the processes are joined, so that it knows their number. Its loader yields
-            `Batch`es from the forward pass at which the run stands (see `checkpoint_position`) and has the
-            length of the whole run in forward passes, or of the longest that it may become (`Plan.most_steps`).
+        make_loader: Function that returns the loader, called once the processes have joined. The loader yields
+            `Batch`es from the run's current forward pass on (see `checkpoint_position`), and its length is that of the
+            whole run in forward passes, or of the longest run after corrections (`Plan.most_steps`).
         optimization: Optimizer and schedule.
         plan: Length, seed and hardware.
         records: Run folder, validation and callbacks.
         callbacks: Further Lightning callbacks, such as a progress bar.
 
     Raises:
-        UserError: the loss was not finite for many steps in a row, the saved state does not fit, the memory does
+        UserError: The loss was not finite for many steps in a row, the saved state does not fit, the memory does
             not suffice, or the model cannot be compiled.
     """
     compiled = plan.hardware.compile_backend is not None

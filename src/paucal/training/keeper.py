@@ -34,7 +34,7 @@ class Watch:
         validate: Function that returns a model's scores on the validation images; called on every process.
         score: Name of the score to maximise; None if the newest state always counts as the best.
         loss: Name of the value that breaks ties, lower is better.
-        floor: Score of a model that the run has already and keeps unless an epoch is better; None for none.
+        floor: Score of the model that the run already has, which only a better epoch replaces; None without one.
         keep: Number of best epochs whose weights are kept for averaging; needs a score and a loss.
     """
 
@@ -53,11 +53,10 @@ class Records:
         run: Run folder for checkpoints and metrics.
         save_model: Function that writes the deployable part of a new best state.
         watch: Validation; None keeps the newest state as the best, without its own file.
-        on_epoch: called on the first process with (epoch, epochs, row of metrics); it may return True to ask that
-            the run is saved and stopped.
-        on_start: called on the first process with the scores of the weights that the run begins with; without it
-            they are not judged.
-        on_change: called on the first process with the plan and the seconds of a step where the length is corrected.
+        on_epoch: Function called on the first process with (epoch, epochs, row of metrics); it may return True to save
+            and stop the run.
+        on_start: Function called on the first process with the scores of the initial weights; None to not score them.
+        on_change: Function called on the first process with (plan, seconds of a step) after a correction of the length.
     """
 
     run: RunFolder
@@ -160,7 +159,7 @@ class RunKeeper(Callback):
         """Record, validate, save and stop when due.
 
         Raises:
-            UserError: the run is hopeless.
+            UserError: Every recent step was skipped, so the run cannot continue.
         """
         if not stepped(pl_module, batch_idx):
             return
@@ -248,7 +247,7 @@ class RunKeeper(Callback):
         return {name: getattr(self, name) for name in names} | {"meters": self._meters, "changes": changes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint stored."""
+        """Restore the state of a checkpoint."""
         for name in ("rows", "step", "micro_step", "best", "seconds"):
             setattr(self, name, state_dict[name])
         self._meters = state_dict["meters"]

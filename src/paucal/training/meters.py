@@ -14,6 +14,8 @@ from torch import Tensor
 from paucal.types import LossTerms
 from paucal.wording import was
 
+log = logging.getLogger("paucal")
+
 
 class Meters:
     """Sums over the steps since the last reset; only reading them waits for the device.
@@ -58,7 +60,7 @@ class Meters:
     def read(self) -> dict[str, float]:
         """Return means since the last reset (of skipped steps the number), over all processes.
 
-        Every process must call it. It waits for the device once. A mean of nothing, where no value was finite, is NaN.
+        Every process must call it. It waits for the device once. A mean without any finite value is NaN.
         """
         if not self.sums:
             return {}
@@ -78,18 +80,18 @@ class Meters:
         return float(self.sums[name] / self.counts[name]) if name in self.sums else float("nan")
 
     def culprits(self) -> list[str]:
-        """Return the names of the losses that were not finite at some time, in any process; every one must ask."""
+        """Return the names of losses that were ever not finite, in any process; every process must call this."""
         return [name for name, count in _joint(self.nonfinite).items() if name != "loss" and float(count) > 0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint in the middle of an epoch stores: the same on all processes, each of which must ask.
+        """Return what a checkpoint in the middle of an epoch stores; every process must call this.
 
-        They go on with it, so it holds the share of one: the mean.
+        It is the mean over the processes, since each of them resumes with it.
         """
         return {"sums": _joint(self.sums), "counts": _joint(self.counts), "skipped": float(self.skipped)}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take over what a checkpoint stored."""
+        """Restore the state of a checkpoint."""
         self.sums = {name: value.to(device) for name, value in state["sums"].items()}
         self.counts = {name: value.to(device) for name, value in state["counts"].items()}
         self.skipped = state["skipped"]
@@ -104,14 +106,11 @@ def _joint(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(values, joint / dist.get_world_size(), strict=True))
 
 
-log = logging.getLogger("paucal")
-
-
 class FiniteWatch(Callback):
     """Checks at intervals whether steps were skipped, names the losses concerned, and stops a hopeless run.
 
-    A run is hopeless where all of those steps were skipped (of a shorter run, all of its steps): a few at the end,
-    after the newest look, are no such sign. It is ended by whoever keeps its records, once they are kept.
+    A run is hopeless if all steps since the last check were skipped, or all steps of a shorter run. `RunKeeper` then
+    writes its records and ends it.
 
     Args:
         every: Steps between two checks.
@@ -131,7 +130,7 @@ class FiniteWatch(Callback):
         return {"seen": self._seen, "looked": self._looked}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what a checkpoint stored."""
+        """Restore the state of a checkpoint."""
         self._seen, self._looked = state_dict["seen"], state_dict["looked"]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from paucal.data.randomness import derive_seed
 from paucal.objectives.base import Objective
 from paucal.training.meters import Meters
-from paucal.training.optimizers import build_optimizer, looks_at_found_inf, parameter_groups
+from paucal.training.optimizers import build_optimizer, parameter_groups, supports_found_inf
 from paucal.training.plan import Optimization, Plan
 from paucal.training.sharding import shard, total_norm
 from paucal.types import Batch, GroupScale, LossTerms, Progress
@@ -23,13 +23,13 @@ log = logging.getLogger("paucal")
 class TrainingModule(LightningModule):
     """Runs an objective: seeds each step, sums its losses, clips, schedules and steps.
 
-    The whole run is one epoch to Lightning; epochs are counted from steps, so that stopping and resuming in the
-    middle of one is nothing special and worker processes are never restarted between epochs.
+    To Lightning the whole run is one epoch. Epochs are counted from steps, so that a run can be stopped and resumed in
+    the middle of one, and worker processes are never restarted between epochs.
 
     Nothing in a step waits for the device: losses are summed there and read at the end of an epoch, and a
     non-finite gradient makes the optimizer skip the step by itself (`found_inf`), on all ranks alike because the
-    gradients were already averaged over them, or their norm was summed over the pieces of all. For an optimizer that
-    does not look, the step is skipped from here, at the price of waiting.
+    gradients were already averaged over them, or their norm was summed over all shards. For an optimizer without
+    `found_inf`, this module skips the step, which waits for the device.
     """
 
     def __init__(
@@ -104,13 +104,14 @@ class TrainingModule(LightningModule):
             self._notice_unused()
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler.unscale_(optimizer)  # which Lightning leaves to a fused optimizer: that would be after the clipping
-        self.objective.before_step(progress)  # which may clip in its own way, or take gradients away
+            # Lightning leaves this to a fused optimizer, which would unscale after the clipping.
+            scaler.unscale_(optimizer)
+        self.objective.before_step(progress)  # may clip in its own way, or remove gradients
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = clip_gradients(parameters, self.optimization.clip)
         found_inf = (~torch.isfinite(norm)).float()
-        if looks_at_found_inf(optimizer, norm.device):
-            if scaler is None:  # else it has found them itself
+        if supports_found_inf(optimizer, norm.device):
+            if scaler is None:  # otherwise the scaler sets it
                 optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         elif bool(found_inf):
             for parameter in parameters:
@@ -121,7 +122,7 @@ class TrainingModule(LightningModule):
         """Warn of trainable parameters without a gradient, which the objective should have frozen.
 
         Raises:
-            RuntimeError: there are several processes, which would wait for those gradients at the next step.
+            RuntimeError: There are several processes, which would wait for these gradients at the next step.
         """
         unused = [name for name, p in self.objective.named_parameters() if p.requires_grad and p.grad is None]
         if not unused:

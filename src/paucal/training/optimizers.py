@@ -13,13 +13,13 @@ from torch.optim import SGD, AdamW, Optimizer
 from paucal.training.plan import Optimization
 
 NORM = re.compile(r"norm", re.IGNORECASE)
-
-
-# Tokens and tables that are learned but are no weights of a map, by the names they have in timm and the papers.
+# Learned tokens and tables, which are not weights of a layer, by their names in timm and the papers.
 UNDECAYED = re.compile(
     r"(^|\.|_)(cls_token|dist_token|reg_token|mask_token|head_token|pos_embed\w*|absolute_pos_embed|pos_emb"
     r"|position_embedding\w*|relative_position_bias_table|rel_pos\w*|attention_biases)$"
 )
+TRUST = 1e-3  # LARS' coefficient in EsViT's program
+UNAWARE = ("mps",)  # devices on which torch's fused AdamW makes the step despite `found_inf`
 
 
 def parameter_groups(
@@ -28,8 +28,8 @@ def parameter_groups(
     """Sort trainable parameters into optimizer groups by label and by whether they are decayed.
 
     Not decayed: norms of any shape, biases and every other parameter of at most one dimension, class and position
-    tokens, relative-bias tables, and whatever a submodule's `no_weight_decay()` names. (The published DrLoc program
-    decays the 4-D norms of its CvT and the tokens of its ViT and T2T, EsViT's all tokens and tables.)
+    tokens, relative-bias tables, and the names in a submodule's `no_weight_decay()`. (The published DrLoc program
+    decays the 4-D norms of its CvT and the tokens of its ViT and T2T; EsViT's decays all tokens and tables.)
 
     Args:
         module: Module with the parameters.
@@ -77,17 +77,11 @@ def _listed_patterns(module: nn.Module) -> Iterator[str]:
                 yield f"{prefix}.{name}" if prefix else name
 
 
-TRUST = 1e-3  # LARS' coefficient in EsViT's program
-
-
-UNAWARE = ("mps",)  # where torch's fused AdamW takes `found_inf` and makes the step all the same
-
-
 def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) -> Optimizer:
     """Return the optimizer of a run; learning rates and weight decays of its groups are set before every step.
 
     SGD and LARS have momentum, and their weight decay is part of the gradient, as in EsViT's program. LARS (You et al.
-    2017) scales the step of each tensor to its length; what is not decayed, such as norms and biases, it steps as SGD.
+    2017) scales the step of each tensor to its length, except for undecayed ones such as norms and biases.
 
     Args:
         groups: Dictionaries with `params`, `names`, `label` and `decayed`.
@@ -107,7 +101,7 @@ def build_optimizer(groups: Sequence[dict[str, Any]], settings: Optimization) ->
     return AdamW(list(groups), lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def looks_at_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
+def supports_found_inf(optimizer: Optimizer, device: torch.device) -> bool:
     """Return whether an optimizer skips a step by itself if `found_inf` is 1.
 
     SGD and LARS do not, fused SGD neither: torch leaves its momentum undefined where the first step is skipped, and

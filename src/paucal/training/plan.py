@@ -42,8 +42,7 @@ class Hardware:
         accelerator: "cpu", "cuda", "mps" or "auto".
         devices: Devices per node.
         nodes: Number of machines.
-        strategy: "auto" for one process, "ddp" where each of several keeps the whole model, "fsdp" where each keeps a
-            piece of it.
+        strategy: "auto" for one process, "ddp" if each of several keeps the whole model, "fsdp" if each keeps a shard.
         precision: "32-true", "bf16-mixed" or "16-mixed".
         compile_backend: Backend of `torch.compile` for the backbones; None for no compilation.
     """
@@ -66,13 +65,13 @@ class TimePlan:
     """The time budget of a run, and the measurements from which its length was planned.
 
     Attributes:
-        budget: Seconds of the whole run, from opening the images to the last file.
-        spent: Seconds of it that were over when the length was planned.
-        closing: Seconds between the last step and the last file, as they were measured.
-        step: Seconds of an optimizer step, as they were measured.
-        evaluation: Seconds of scoring the validation images once, as they were measured.
+        budget: Seconds of the whole run, from the start of its command to the last file.
+        spent: Seconds of the budget that had passed when the length was planned.
+        closing: Measured seconds between the last step and the last file.
+        step: Measured seconds of an optimizer step.
+        evaluation: Measured seconds of one validation.
         most_steps: Optimizer steps after which more would not help.
-        threads: Threads of the processor that were measured with.
+        threads: CPU threads during the measurements.
     """
 
     budget: float
@@ -89,9 +88,9 @@ class PlanChange:
     """A correction of a run's length during training.
 
     Attributes:
-        step: Optimizer steps that were completed when it was made.
+        step: Optimizer steps that were completed at the correction.
         total_steps: Optimizer steps of the whole run from then on.
-        threads: Threads of the processor from then on.
+        threads: CPU threads from then on.
     """
 
     step: int
@@ -147,10 +146,10 @@ class Plan:
         return self.changes[-1].threads if self.changes else self.time and self.time.threads
 
     def position(self, step: int) -> float:
-        """Return the step of the first plan whose place in the schedules a step takes.
+        """Return the step of the first plan whose learning rate and other scheduled values a step uses.
 
-        A change spreads what is left of the first plan over the steps that are left, so that every schedule goes on
-        where it was and reaches its end with the last step.
+        A change spreads the rest of the first plan over the remaining steps, so that every schedule continues without
+        a jump and ends with the last step.
 
         Example:
             >>> plan = Plan(total_steps=100, steps_per_epoch=10, changes=(PlanChange(40, 70, threads=1),))

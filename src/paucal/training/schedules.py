@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the step, so that nothing about them needs saving."""
+"""Learning-rate schedules as pure functions of the step, which need no saved state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ class CosineWarmup:
     """Linear warm-up, then one half cosine, evaluated at every step.
 
     The cosine's position counts from step 0, so it is not restarted after the warm-up, and its horizon is
-    independent of the steps a run makes. Both are the published program's ways (DrLoc, section 4 of the paper's
+    independent of the steps a run makes. Both are as in the published program (DrLoc, section 4 of the paper's
     protocol): its "100 epochs" are the first third of a 300-epoch cosine. Beyond the horizon the rate stays at
     the floor.
 
     Attributes:
-        peak: the highest learning rate.
-        horizon: step at which the cosine reaches the floor.
-        warmup: steps of linear warm-up.
-        start: learning rate at step 0.
-        floor: learning rate at the horizon.
+        peak: Highest learning rate.
+        horizon: Step at which the cosine reaches the floor.
+        warmup: Steps of linear warm-up.
+        start: Learning rate at step 0.
+        floor: Learning rate at the horizon.
 
     Example:
         >>> schedule = CosineWarmup(peak=1e-3, horizon=300, warmup=20, start=1e-6, floor=1e-5)
@@ -49,11 +49,11 @@ class LinearWarmup:
     after the warm-up.
 
     Attributes:
-        peak: the learning rate from which the line falls.
-        horizon: step at which it reaches the floor.
-        warmup: steps of linear warm-up.
-        start: learning rate at step 0.
-        floor: learning rate at the horizon, and after it.
+        peak: Learning rate from which the line falls.
+        horizon: Step at which it reaches the floor.
+        warmup: Steps of linear warm-up.
+        start: Learning rate at step 0.
+        floor: Learning rate at the horizon, and after it.
 
     Example:
         >>> schedule = LinearWarmup(peak=6e-5, horizon=160_000, warmup=1500)
@@ -82,11 +82,11 @@ class WarmupThenSteps:
     falls after 27 and 33.
 
     Attributes:
-        peak: the learning rate after the warm-up.
-        falls: completed steps from which on the rate is a tenth of what it was.
-        warmup: steps of linear warm-up.
-        start: learning rate at step 0.
-        factor: by which the rate falls.
+        peak: Learning rate after the warm-up.
+        falls: Numbers of completed steps after which the rate is multiplied by `factor`.
+        warmup: Steps of linear warm-up.
+        start: Learning rate at step 0.
+        factor: Factor of each fall.
 
     Example:
         >>> schedule = WarmupThenSteps(peak=1e-4, falls=(8000, 11_000), warmup=500, start=1e-7)
@@ -116,10 +116,10 @@ class WarmupThenCosine:
     cosine starts after the warm-up.
 
     Attributes:
-        peak: the highest learning rate.
-        horizon: steps of the whole schedule; afterwards the rate stays at the floor.
-        warmup: steps of linear warm-up from 0, the peak included.
-        floor: what the cosine goes to.
+        peak: Highest learning rate.
+        horizon: Steps of the whole schedule; afterwards the rate stays at the floor.
+        warmup: Steps of linear warm-up from 0, the peak included.
+        floor: Learning rate at the end of the cosine.
 
     Example:
         >>> schedule = WarmupThenCosine(peak=2e-3, horizon=140, warmup=21, floor=1e-5)
@@ -147,8 +147,8 @@ class LaggingEpochs:
     and the last does not come down to the floor.
 
     Attributes:
-        schedule: learning rate per step.
-        steps_per_epoch: steps of an epoch.
+        schedule: Learning rate by the number of completed steps.
+        steps_per_epoch: Optimizer steps per epoch.
 
     Example:
         >>> late = LaggingEpochs(CosineWarmup(peak=1e-3, horizon=3000, warmup=50, start=1e-6), steps_per_epoch=10)

@@ -1,9 +1,9 @@
 """Weights, gradients and optimizer state sharded over processes, for models too large for one device.
 
 This is torch's `fully_shard` (FSDP2; Zhao et al., "PyTorch FSDP", VLDB 2023): the whole weights of a part of the model
-are gathered when it runs, forward and backward, and dropped afterwards. torch keeps a cut tensor as a `DTensor`. Only
-this file knows of them: states in files, and the model that is judged and deployed, are in one piece, so a checkpoint
-has the form it has without cutting.
+are gathered when it runs, forward and backward, and dropped afterwards. torch keeps a sharded tensor as a `DTensor`,
+which only this file handles: states in files, and the model that is evaluated and deployed, are unsharded, so
+checkpoints have the same form with and without sharding.
 """
 
 import copy
@@ -28,7 +28,7 @@ def shard(module: nn.Module, parts: Iterable[nn.Module], mesh: DeviceMesh) -> No
 
     Args:
         module: Module that is called as a whole.
-        parts: modules within it, none inside another, that are gathered one at a time; what is in none of them is
+        parts: Modules within it, none inside another, that are gathered one at a time; parameters outside of them are
             gathered for the whole forward and backward pass.
         mesh: One-dimensional mesh of the processes.
     """
@@ -66,7 +66,7 @@ def cut_like(tensor: Tensor, pattern: Tensor) -> Tensor:
 def gathered(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with unsharded tensors in the main memory of the first process.
 
-    Every process must ask for it; the others get empty tensors in their place.
+    Every process must call this; all but the first get empty tensors in their place.
     """
     result: dict[str, Any] = {}
     for name, value in state.items():
@@ -81,7 +81,7 @@ def load_whole(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load an unsharded state into a module that may be sharded.
 
     Raises:
-        RuntimeError: it is the state of another module.
+        RuntimeError: The state belongs to another module.
     """
     mine = module.state_dict()
     module.load_state_dict({name: cut_like(v, mine[name]) if name in mine else v for name, v in state.items()})
@@ -101,10 +101,10 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 class WholeCopy:
     """An unsharded copy of a module that will be sharded, filled for evaluation and saving.
 
-    In between it waits in main memory.
+    Between uses it is kept in main memory.
 
     Args:
-        source: gives the module; what it gives may change in its weights only.
+        source: Function that returns the module, of which only the weights may change between calls.
     """
 
     def __init__(self, source: Callable[[], nn.Module]) -> None:
@@ -127,7 +127,7 @@ class WholeCopy:
 class EqualBuffers(Callback):
     """Broadcasts the first process's buffers after every forward pass, as DDP does for batch norms.
 
-    Buffers are not cut, and those of the first process are the ones that are saved.
+    Buffers are not sharded, and those of the first process are saved.
     """
 
     @torch.no_grad()
@@ -141,9 +141,9 @@ class EqualBuffers(Callback):
 class ShardedStrategy(ModelParallelStrategy):
     """FSDP2 over all processes; `TrainingModule.configure_model` shards the model.
 
-    Lightning's own file keeps the optimizer's state by parameter name, makes up state for parameters that were never
-    updated, and is read without regard to what it may hold. This one writes and reads the file of every other strategy,
-    through the trainer's `CheckpointIO`: gathered by the first process, cut again by each for itself.
+    Lightning's own file keeps the optimizer's state by parameter name, invents state for parameters that were never
+    updated, and may run code when it is read. This strategy uses the same file as all others, through the trainer's
+    `CheckpointIO`: the first process gathers the state, and each process shards what it reads.
 
     Args:
         processes: Number of processes on all machines.

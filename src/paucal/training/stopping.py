@@ -20,8 +20,8 @@ class StopSignal(Callback):
 
     Args:
         deadline: `time.monotonic()` after which to stop; None for no limit.
-        slow_start: the first step takes minutes, since code is compiled in it. On a single process it is given up at
-            once, even by the first signal: until it ends there is nothing new to save.
+        slow_start: Whether the first step takes minutes because code is compiled. A single process then stops at the
+            first signal without finishing that step, since there is nothing new to save.
     """
 
     def __init__(self, deadline: float | None = None, slow_start: bool = False) -> None:
@@ -49,7 +49,7 @@ class StopSignal(Callback):
         """Install the signal handlers in place of Lightning's, which would raise in the middle of a step.
 
         Raises:
-            KeyboardInterrupt: Lightning has caught a SIGTERM before the first step.
+            KeyboardInterrupt: Lightning caught a SIGTERM before the first step.
         """
         if trainer.received_sigterm:
             raise KeyboardInterrupt
@@ -64,11 +64,11 @@ class StopSignal(Callback):
         self.slow_start = False
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._restore()
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -7,9 +7,10 @@ from cli.calls import failure, make_photos
 from paucal.runner import loggers as filling
 from paucal.runner import loggers as kinds
 from paucal.runner.console import RecordingConsole
+from paucal.runner.life import begin, resume
 from paucal.runner.loggers import Kind, Loggers, check_loggers, checked_id
 from paucal.runs import RunFolder
-from paucal.tasks.classification.launch import resume_run, train_run
+from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 from tasks.pretraining.short_runs import StopAfter
 
@@ -100,9 +101,9 @@ def test_run__that_goes_on_fills_the_same_log_once(photos, tmp_path, opened):
     whole = paucal.train(photos, output=tmp_path / "whole", logger=["wandb"], **SHORT)
     steps = [row["step"] for row in whole.history]
     settings, given = settings_of(photos, tmp_path / "cut", logger=["wandb"])
-    train_run(settings, given, RecordingConsole(), [StopAfter(int(steps[1]) + 1)])
+    begin(TrainingJob(), settings, given, RecordingConsole(), [StopAfter(int(steps[1]) + 1)])
     assert opened[1].ending == "stopped"
-    result = resume_run(tmp_path / "cut", RecordingConsole())
+    result = resume(TrainingJob(), tmp_path / "cut", RecordingConsole())
     first, second = opened[1:]
     assert second.known
     assert (second.version, second.settings) == (first.version, [])
@@ -146,7 +147,7 @@ def test_a_logger_that_fails__is_left_out_and_the_run_ends_as_it_would(photos, t
     monkeypatch.setattr(Listener, "log_metrics", fail)
     console = RecordingConsole()
     settings, given = settings_of(photos, tmp_path / "run", logger=["mlflow"])
-    result = train_run(settings, given, console)
+    result = begin(TrainingJob(), settings, given, console)
     assert result.metrics == plain.metrics
     assert opened[0].scores == {}
     notes = [line for line in console.said if "failed" in line]

@@ -13,8 +13,9 @@ import pytest
 import paucal
 from cli.calls import QUICK, make_photos
 from paucal.runner.console import SilentConsole
+from paucal.runner.life import begin, resume
 from paucal.runs import RunFolder
-from paucal.tasks.classification.launch import resume_run, train_run
+from paucal.tasks.classification.job import TrainingJob
 from runner.loggers.test_filling import SHORT, settings_of
 from tasks.pretraining.short_runs import StopAfter
 
@@ -34,8 +35,8 @@ def _no_network(monkeypatch):
 def stopped_and_resumed(photos, output, logger):
     """Return the result of a run that was stopped in its second epoch, and went on."""
     settings, given = settings_of(photos, output, logger=[logger])
-    train_run(settings, given, SilentConsole(), [StopAfter(4)])
-    return resume_run(output, SilentConsole())
+    begin(TrainingJob(), settings, given, SilentConsole(), [StopAfter(4)])
+    return resume(TrainingJob(), output, SilentConsole())
 
 
 def rows_of(run, name):

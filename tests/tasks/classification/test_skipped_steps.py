@@ -9,8 +9,9 @@ from lightning.pytorch import Callback
 import paucal
 from paucal.methods.training_settings import TrainSettings
 from paucal.runner.console import SilentConsole
+from paucal.runner.life import begin
 from paucal.runs import RunFolder
-from paucal.tasks.classification.launch import train_run
+from paucal.tasks.classification.job import TrainingJob
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
@@ -39,7 +40,9 @@ class Spoil(Callback):
 
 def run(output, steps):
     settings = TrainSettings(data="digits", output=str(output), **SMALL)
-    return train_run(settings, dict.fromkeys([*SMALL, "data", "output"], "flag"), SilentConsole(), [Spoil(steps)])
+    return begin(
+        TrainingJob(), settings, dict.fromkeys([*SMALL, "data", "output"], "flag"), SilentConsole(), [Spoil(steps)]
+    )
 
 
 def test_run__whose_last_step_was_skipped_is_finished_like_any_other(tmp_path):

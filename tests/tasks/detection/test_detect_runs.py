@@ -14,14 +14,13 @@ from paucal.models.tasks import DETECTION, task_of
 from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import plain_init
+from paucal.runner.time_budget import Pace
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.settings.chosen import CHOSEN
 from paucal.tasks.detection.assembly import assemble
-from paucal.tasks.detection.job import DetectionJob
-from paucal.tasks.detection.launch import detect
+from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
 from paucal.tasks.detection.rules import RULES
 from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.timing import Pace, measure, planned
 from paucal.types import UserError
 from paucal.verbs.predict.detection import detect_objects
 from paucal.verbs.runs.rows import list_runs
@@ -191,19 +190,19 @@ def test_measuring__leaves_the_detector_as_it_was(images: Path):
     made = assemble(plain_init(DetectSettings(data=str(images), time="1m", **TINY)), GIVEN, SilentConsole().progress)
     before = {name: value.clone() for name, value in made.objective.state_dict().items()}
     torch.manual_seed(5)
-    pace = measure(made)
+    pace = DetectionJob().measure(made)
     drawn = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(1))
     assert pace.step > 0
-    assert pace.image > 0
+    assert pace.val_image == pace.test_image > 0
     assert all(torch.equal(value, before[name]) for name, value in made.objective.state_dict().items())
 
 
 @pytest.mark.parametrize("left", [120.0, 600.0, 7200.0])
 def test_planned_length__fills_the_time_and_no_more(left: float):
     counts = {"train": 200, "val": 80, "test": 70}
-    found = planned(Pace(step=0.5, image=0.1), left, counts, passes=4 / 200, most_passes=10_000)
+    found = fit_steps(Pace(0.5, 0.1, 0.1, 12.0), left, counts, passes=4 / 200, most_passes=10_000)
     assert 0.9 * left < found.seconds <= left
     looks = -(-found.steps // found.judge_every)
     assert looks * 80 * 0.1 <= 0.16 * left + 8
@@ -212,12 +211,12 @@ def test_planned_length__fills_the_time_and_no_more(left: float):
 
 def test_planned_length__ends_where_more_passes_would_not_help_and_where_nothing_fits():
     counts = {"train": 200, "val": 80, "test": 70}
-    assert planned(Pace(0.01, 0.001), 36000, counts, 4 / 200, most_passes=60).steps == 3000
-    assert planned(Pace(30.0, 0.1), 120, counts, 4 / 200, 60).steps == 0
+    assert fit_steps(Pace(0.01, 0.001, 0.001, 12.0), 36000, counts, 4 / 200, most_passes=60).steps == 3000
+    assert fit_steps(Pace(30.0, 0.1, 0.1, 12.0), 120, counts, 4 / 200, 60).steps == 0
 
 
 def test_time__is_planned_stored_and_kept_when_resumed(images: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("paucal.tasks.detection.timing.measure", lambda made, threads: Pace(step=1.0, image=0.1))
+    monkeypatch.setattr(DetectionJob, "measure", lambda job, setup, threads: Pace(1.0, 0.1, 0.1, 12.0))
     settings = DetectSettings(data=str(images), output=str(tmp_path / "run"), time="50s", **TINY)
     stopped = begin(DetectionJob(), settings, {**GIVEN, "time": "flag"}, SilentConsole(), [StopAfter(2)])
     assert isinstance(stopped, Stopped)
@@ -240,6 +239,6 @@ def counts(stopped: Stopped) -> dict[str, int]:
 
 
 def test_time__that_does_not_suffice_is_refused_with_one_that_does(images: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("paucal.tasks.detection.timing.measure", lambda made, threads: Pace(step=20.0, image=1.0))
+    monkeypatch.setattr(DetectionJob, "measure", lambda job, setup, threads: Pace(20.0, 1.0, 1.0, 12.0))
     with pytest.raises(UserError, match=r"a step takes 20\.0 s here.*give --time \d+m or more"):
         detect(images, output=str(tmp_path / "run"), time="30s", **TINY)

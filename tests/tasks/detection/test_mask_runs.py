@@ -16,8 +16,7 @@ from paucal.runner.starts import plain_init
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.instance_masks.run_lengths import RunLengths, unpacked
-from paucal.tasks.detection.job import DetectionJob
-from paucal.tasks.detection.launch import detect
+from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.types import UserError
 from paucal.verbs.predict.detection import detect_objects

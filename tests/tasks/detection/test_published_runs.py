@@ -11,8 +11,7 @@ from paucal.runner.console import SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runs import RunFolder, load_checkpoint, read_weights
 from paucal.tasks.detection.card import load_detector
-from paucal.tasks.detection.job import DetectionJob
-from paucal.tasks.detection.launch import detect
+from paucal.tasks.detection.job import DetectionJob, detect
 from paucal.tasks.detection.settings import DetectSettings
 from paucal.tasks.detection.structure import detector_options
 from paucal.verbs.predict.detection import detect_objects

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paucal.tasks.pretraining.launch import Stopped
+from paucal.runner.life import Stopped
 from tasks.pretraining.short_runs import start
 
 

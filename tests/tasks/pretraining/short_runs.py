@@ -7,8 +7,9 @@ from lightning.pytorch import Callback
 
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner.console import SilentConsole
+from paucal.runner.life import begin
 from paucal.runs import RunFolder
-from paucal.tasks.pretraining.launch import pretrain_run
+from paucal.tasks.pretraining.job import PretrainingJob
 
 SMALL = {
     "model": "swin_tiny_patch4_window7_224",
@@ -40,8 +41,12 @@ class StopAfter(Callback):
 
 def start(pictures, output, callbacks=(), **changes):
     settings = PretrainSettings(data=str(pictures), output=str(output), **{**SMALL, **changes})
-    return pretrain_run(
-        settings, dict.fromkeys([*SMALL, *changes, "data", "output"], "flag"), SilentConsole(), callbacks
+    return begin(
+        PretrainingJob(),
+        settings,
+        dict.fromkeys([*SMALL, *changes, "data", "output"], "flag"),
+        SilentConsole(),
+        callbacks,
     )
 
 

@@ -14,9 +14,10 @@ from cli.calls import table
 from paucal.cli.main import main
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder, read_weights
 from paucal.tasks.pretraining import assembly, crops
-from paucal.tasks.pretraining.launch import Stopped, resume_pretraining
+from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.types import UserError
 from tasks.pretraining.short_runs import StopAfter, same, start, state, summary_of
 
@@ -137,10 +138,10 @@ def test_resuming__equals_not_stopping_bit_for_bit(step, finished, pictures, tmp
     stopped = start(pictures, tmp_path / "run", [StopAfter(step)])
     assert isinstance(stopped, Stopped)
     assert "paucal pretrain --resume" in str(stopped)
-    resumed = resume_pretraining(stopped.run, SilentConsole(), {"workers": 1})
+    resumed = resume(PretrainingJob(), stopped.run, SilentConsole(), {"workers": 1})
     assert same(state(finished.run)["state_dict"], state(resumed.run)["state_dict"])
     with pytest.raises(UserError, match="is finished"):
-        resume_pretraining(stopped.run, SilentConsole())
+        resume(PretrainingJob(), stopped.run, SilentConsole())
 
 
 def moments(run):
@@ -187,10 +188,11 @@ def test_region_task__joins_with_the_moments_kept(pictures, tmp_path):
 
 def test_verbs__do_not_resume_each_others_runs(finished, pictures, tmp_path):
     stopped = start(pictures, tmp_path / "run", [StopAfter(2)])
-    from paucal.tasks.classification.launch import resume_run
+    from paucal.runner.life import resume
+    from paucal.tasks.classification.job import TrainingJob
 
     with pytest.raises(UserError, match="was made by 'paucal pretrain'"):
-        resume_run(stopped.run, SilentConsole())
+        resume(TrainingJob(), stopped.run, SilentConsole())
 
 
 def test_settings__of_a_run_can_be_used_again(finished):

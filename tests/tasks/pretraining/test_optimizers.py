@@ -7,7 +7,8 @@ import yaml
 from paucal.methods.pretraining import check_used, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner.console import SilentConsole
-from paucal.tasks.pretraining.launch import Stopped, resume_pretraining
+from paucal.runner.life import Stopped, resume
+from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.types import UserError
 from tasks.pretraining.short_runs import StopAfter, same, start, state
 
@@ -21,7 +22,7 @@ def test_resumed_run__is_the_uninterrupted_one(kind, pictures, tmp_path):
     stopped = start(pictures, tmp_path / "parts", [StopAfter(5)], **changes)
     assert isinstance(stopped, Stopped)
     assert yaml.safe_load((stopped.run / "config.yaml").read_text())["settings"]["optimizer"] == kind
-    again = resume_pretraining(stopped.run, SilentConsole())
+    again = resume(PretrainingJob(), stopped.run, SilentConsole())
     one, two = state(whole.run), state(again.run)
     assert one["global_step"] == two["global_step"] == 9
     assert same(one["state_dict"], two["state_dict"])

@@ -11,9 +11,10 @@ from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.methods.self_distillation.entry import calmer as gentler
 from paucal.runner import life
 from paucal.runner.console import SilentConsole
+from paucal.runner.life import Stopped, resume
 from paucal.runs import RunFolder
 from paucal.tasks.pretraining import assembly
-from paucal.tasks.pretraining.launch import Stopped, resume_pretraining
+from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.training import Plan, checkpoint_position
 from tasks.pretraining.short_runs import StopAfter, start, summary_of
 
@@ -62,7 +63,7 @@ def test_replayed_epoch__is_judged_once(pictures, tmp_path, monkeypatch):
     run = RunFolder(tmp_path / "run")
     assert checkpoint_position(run.last) == (4, 4)
     assert [row["step"] for row in run.read_rows()] == [3, 6]  # the second epoch ends after the newest saved state
-    result = resume_pretraining(run.path, SilentConsole())
+    result = resume(PretrainingJob(), run.path, SilentConsole())
     assert not isinstance(result, Stopped)
     assert result.verdict is None
     assert [row["epoch"] for row in run.read_rows()] == [1, 2, 3, 4]

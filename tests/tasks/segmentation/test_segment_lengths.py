@@ -6,9 +6,9 @@ from paucal.recipes.segmentation import RECIPES
 from paucal.rules.facts import UNDERTRAINED, DataAndMachine, StartFacts
 from paucal.rules.resolve import resolve
 from paucal.settings.options import check_ranges
+from paucal.tasks.segmentation.job import fill_time
 from paucal.tasks.segmentation.rules import RULES
 from paucal.tasks.segmentation.settings import SegmentSettings
-from paucal.tasks.segmentation.timing import fill_time
 from paucal.training.schedules import LinearWarmup
 
 

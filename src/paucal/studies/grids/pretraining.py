@@ -9,12 +9,12 @@ import torch
 from paucal.methods.pretraining_settings import PretrainSettings
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data
+from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.studies.call import Call
 from paucal.studies.grids.storing import new_grid, settle_own
 from paucal.studies.images import Places, unlabelled_images
 from paucal.studies.plan import Planned
 from paucal.studies.scale import Scale
-from paucal.tasks.classification.auto_tune.timing import OVERHEAD, TIMED_STEPS, seconds_per_batch
 from paucal.tasks.pretraining.job import PretrainingJob
 from paucal.verbs.compare.arms import Arm
 from paucal.verbs.compare.cells.cell import JUDGING
@@ -23,6 +23,7 @@ from paucal.verbs.compare.fingerprint import fingerprint
 
 MOST_JUDGED = 2000  # images of each part for the evaluation of features at a smaller scale
 CURVE = "knn_curve"  # the metric of columns that read the monitor
+TIMED_PASSES = 2  # after one that is not timed
 RUN_OVERHEAD = 20.0  # seconds of a run beside training: opening images, evaluation, pictures
 
 
@@ -76,8 +77,9 @@ def seconds_of_pretraining(values: Mapping[str, Any], console: Console) -> float
     settings, origin = job.check(PretrainSettings(**values), dict.fromkeys(values, "given"))
     made = job.assemble(job.pin(settings), origin, console.progress)
     settings, images = made.settings, len(made.data.part("train"))
-    alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=TIMED_STEPS + 1))
+    alone = replace(made, settings=replace(settings, workers=0), plan=replace(made.plan, total_steps=TIMED_PASSES + 1))
     device = torch.device(settings.device or "cpu")
-    each = seconds_per_batch(made.objective, job.loader(alone, 0), device, settings.precision)
+    with trial_steps(made.objective.train(), device):
+        each = seconds_per_step(made.objective, job.loader(alone, 0), device, settings.precision)
     batches = made.plan.steps_per_epoch * settings.accumulate * (settings.epochs or 0)
-    return RUN_OVERHEAD + OVERHEAD * each * max(1, batches) if images else RUN_OVERHEAD
+    return RUN_OVERHEAD + each * max(1, batches) if images else RUN_OVERHEAD

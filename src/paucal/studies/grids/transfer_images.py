@@ -7,7 +7,8 @@ from typing import Any
 
 from paucal.data.images import spread
 from paucal.runner.console import Console
-from paucal.runner.job import Job
+from paucal.runner.job import AnyJob
+from paucal.runner.time_budget import TimedJob
 from paucal.studies.images import count_training
 from paucal.tasks.detection.annotations import BoxedImages
 from paucal.tasks.segmentation.images import Segmented
@@ -45,18 +46,16 @@ def open_marked(kind: str, data: str, console: Console) -> Marked:
     return Marked(count_training(segmented.images), _digest(fingerprint(segmented.images), _masks(segmented)))
 
 
-def seconds_of(job: Job[Any, Any], values: Mapping[str, Any], console: Console) -> float:
+def seconds_of(job: AnyJob, values: Mapping[str, Any], console: Console) -> float:
     """Put a run together, and return how long it takes by timing a few of its steps and answers.
 
     Raises:
         UserError: a setting does not do.
     """
-    from paucal.tasks.detection.timing import seconds_of_run as seconds_of_detection
-    from paucal.tasks.segmentation.timing import seconds_of_run as seconds_of_segmentation
-
     settings, origin = job.check(job.kind(**values), dict.fromkeys(values, "given"))
     made = job.assemble(job.pin(settings), origin, console.progress)
-    return seconds_of_detection(made) if job.verb == "detect" else seconds_of_segmentation(made)  # type: ignore[arg-type]
+    assert isinstance(job, TimedJob)
+    return job.seconds_of_run(made)
 
 
 def _digest(images: str, parts: Iterable[bytes]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paucal.recipes.segmentation import SCALES
-from paucal.runner.job import Job
+from paucal.runner.job import AnyJob
 from paucal.studies.call import Call
 from paucal.studies.grids.starts import settling, with_starts
 from paucal.studies.grids.storing import new_grid, settle_own
@@ -42,7 +42,7 @@ def settle_transferring(call: Call) -> list[Grid]:
     return grids
 
 
-def _settings(study: Study, run: Planned, small: Scale | None, marked: Marked, job: Job[Any, Any]) -> dict[str, Any]:
+def _settings(study: Study, run: Planned, small: Scale | None, marked: Marked, job: AnyJob) -> dict[str, Any]:
     settings = dict(run.settings)
     if any(column.metric == MULTI_SCALE for column in study.trained_columns):
         settings[JUDGING] = {"scales": list(SCALES), "mirror": True} if small is None else {"scales": list(FEW_SCALES)}
@@ -55,7 +55,7 @@ def _settings(study: Study, run: Planned, small: Scale | None, marked: Marked, j
     return {**settings, START: [start.verb, run.row.start]}
 
 
-def _pinned(job: Job[Any, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _pinned(job: AnyJob, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that find the same files from any folder."""
     made = job.pin(job.kind(**values))
     return {name: getattr(made, name) for name in values}

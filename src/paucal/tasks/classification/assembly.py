@@ -14,7 +14,7 @@ from paucal.evaluation.seen_images import seen_by_start
 from paucal.evaluation.thresholds import USUAL
 from paucal.methods.contract import RunImages
 from paucal.methods.fine_tuning import check_tuning
-from paucal.methods.training import build_objective, resolve_training, settle_terms, unused_by
+from paucal.methods.training import build_objective, method_of, resolve_training, settle_terms, unused_by
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.features import linear_classifier
@@ -34,7 +34,7 @@ from paucal.runner.images import (
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.run_folder import stored_split
-from paucal.runner.starts import Choice, Start, choose, find_start, load_start, may_choose_start, started_from
+from paucal.runner.starts import Choice, Start, choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import seconds_of
 from paucal.runner.trainer_inputs import check_rates
 from paucal.runs import RunFolder, read_weights
@@ -51,6 +51,8 @@ from paucal.types import DataRequest, UserError
 HEAD = "probe.safetensors"
 NO_PROBE = "no linear probe of the pretrained weights, since these images are streamed: tuned from the first step"
 TUNING = "supervised"
+# Settings of weights that the user names, or of a start from scratch.
+OWN_START = ("init_head", "init_network", "attention_init", "model_args")
 NO_CHOICE = Choice((), "")
 SEVERAL_PROCESSES = "no linear probe and no trials, which need a single process: tuned from the first step"
 SEVERAL_LABELS = (
@@ -90,7 +92,7 @@ def assemble(
     Raises:
         UserError: The data or a setting is invalid.
     """
-    chooses_start = run is None and may_choose_start(settings, given)
+    chooses_start = run is None and _may_choose_start(settings, given)
     asked = settings, given
     start = Start() if chooses_start else find_start(settings, run)
     data = opened or _open(settings, bars, run)
@@ -212,19 +214,23 @@ def load_head(run: RunFolder, objective: Objective, sides: Sequence[int] | None)
         raise UserError(f"{str(path)!r} does not fit the model of its run: train anew.") from problem
 
 
+def _may_choose_start(settings: TrainSettings, given: Mapping[str, str]) -> bool:
+    """Return whether the run looks for pretrained weights: neither a start nor a paper's recipe was given."""
+    paper = settings.recipe is not None or method_of(settings).label_maps
+    return may_choose_start(settings, given, OWN_START) and (settings.init == AUTO or not paper)
+
+
 def _look_for_start(
     settings: TrainSettings, given: Mapping[str, str], data: SplitImages
 ) -> tuple[TrainSettings, dict[str, str], Choice]:
     """Choose the pretrained weights, and the method that suits them if it is open."""
     facts = data.facts()
-    choice = choose(settings.model, settings.device or facts.device, facts.median_side)
-    if not choice.candidates:
-        return replace(settings, init=None), {**given, "init": f"auto: {choice.why}"}, choice
-    settings, given = started_from(settings, choice.candidates[0]), {"model": f"auto: {choice.why}", **given}
-    if "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given):
+    settings, given, choice = choose_start(settings, given, settings.device or facts.device, facts.median_side)
+    is_open = "method" not in given and not unused_by(replace(settings, method=TUNING)) & set(given)
+    if choice.candidates and is_open:
         settings = replace(settings, method=TUNING)
         given["method"] = "auto: tuned from trained weights, where the paper's gain over it is not shown"
-    return settings, {**given, "init": f"auto: {choice.why}"}, choice
+    return settings, given, choice
 
 
 def chosen_image_size(data: SplitImages) -> list[int]:

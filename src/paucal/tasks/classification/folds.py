@@ -13,10 +13,11 @@ from rich.table import Table
 from paucal.evaluation.results import read_report
 from paucal.methods.training_settings import TrainSettings
 from paucal.reading import named_path
-from paucal.runner.console import Console
+from paucal.runner.console import Console, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.outputs import DEFAULT, refuse_inside_images
 from paucal.runs import RunFolder
+from paucal.settings.values import from_python, given_names, shows_settings
 from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
@@ -50,7 +51,36 @@ class CrossValidated:
         return {name: statistics.stdev(scores[name] for scores in self.folds) for name in self.folds[0]}
 
 
-def cross_validate(settings: TrainSettings, given: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
+@shows_settings(TrainSettings)
+def cross_validate(data: str | os.PathLike[str] | None = None, *, folds: int = 5, **settings: Any) -> CrossValidated:
+    """Train once per fold, each time tested on another fold; the same as `paucal train --folds`.
+
+    Args:
+        data: Images, as in `paucal.train`; their own parts are ignored.
+        folds: Number of folds.
+        **settings: Settings as in `paucal.train`; `output` is the folder of all runs.
+
+    Returns:
+        The scores of every fold, their mean (`metrics`) and standard deviation (`spread`).
+
+    Raises:
+        UserError: The data or a setting is invalid, or a run was stopped.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> found = paucal.cross_validate("photos/", folds=5, group_by="patient[0-9]+")  # doctest: +SKIP
+        >>> found.metrics["top1"], found.spread["top1"]  # doctest: +SKIP
+        (0.91, 0.02)
+    """
+    values = {**settings, "folds": folds} if data is None else {**settings, "folds": folds, "data": data}
+    typed = from_python(TrainSettings, values, "paucal.cross_validate", "train")
+    result = train_folds(typed, dict.fromkeys(given_names(values), "given"), SilentConsole())
+    if isinstance(result, Stopped):
+        raise UserError(f"{result}.")
+    return result
+
+
+def train_folds(settings: TrainSettings, given: Mapping[str, str], console: Console) -> CrossValidated | Stopped:
     """Train once per fold and evaluate each model on the fold that it has not seen.
 
     Finished folds are not trained again and a stopped one is resumed, so the same call continues after an interrupt.

@@ -1,18 +1,24 @@
-"""What `paucal train` says about its runs."""
+"""`paucal train`: what is its own in the life of a run, and the function for Python."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+from PIL import Image
 
 from paucal.data.loader import TrainLoader
 from paucal.methods.training import check_used, paths_of_methods, terms_of, with_recipe
 from paucal.methods.training_settings import TrainSettings
+from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data
-from paucal.runner.job import Bars, Watcher
+from paucal.runner.job import Bars, Job, Watcher
 from paucal.runner.starts import pin_start, plain_init
 from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder, write_atomically
 from paucal.settings.options import check_ranges
+from paucal.settings.values import shows_settings
 from paucal.tasks.classification.assembly import TrainingSetup, assemble
 from paucal.tasks.classification.auto_tune.auto_tune import auto_tune
 from paucal.tasks.classification.conclusion import Result, conclude
@@ -27,12 +33,112 @@ from paucal.types import UserError
 CONFIG = "config"  # the origin of a setting from a file
 
 
-class TrainingWatcher(Watcher[TrainingSetup]):
-    """Scores each epoch on the validation images."""
+class TrainingJob(Job[TrainSettings, TrainingSetup, Result]):
+    """Supervised training, with any of its methods."""
 
-    def watch(self) -> Watch | None:
+    verb = "train"
+    kind = TrainSettings
+    reads = ("data", "data_root", "init", "classes", *sorted(paths_of_methods()))
+
+    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
+        """Fill in the recipe and refuse settings that contradict each other."""
+        settings = plain_init(settings)
+        if settings.folds is not None:
+            raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
+        terms_of(settings)  # checks the names before the recipe changes them
+        settings, origin = with_recipe(settings, given)
+        check_used(settings, origin)
+        check_ranges(settings)
+        return one_length(settings, origin), origin
+
+    def pin(self, settings: TrainSettings) -> TrainSettings:
+        """Return settings with absolute paths."""
+        return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
+
+    def assemble(
+        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
+    ) -> TrainingSetup:
+        """Open the data, choose the open settings and build the objective."""
+        return assemble(settings, given, bars, run)
+
+    def describe_model(self, setup: TrainingSetup) -> str:
+        """Return the model and its method, as one line."""
+        return f"{setup.describe()}; method: {setup.settings.method}"
+
+    def needs_planning(self, setup: TrainingSetup) -> bool:
+        """Return whether auto-tuning still has to decide the length of the run."""
+        return setup.tune_record is not None and not setup.tune_record.plan
+
+    def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
+        """Auto-tune the run; return False if a signal stopped it."""
+        with memory_advice(setup.plan):
+            return auto_tune(run, setup, console)
+
+    def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
+        """Write the first files, and draw images as the network will see them in training and evaluation."""
+        if setup.tune_record is not None:
+            setup.tune_record.write(run)
+        write_findings(run, setup.findings, setup.data.images)
+        super().write_beginning(run, setup)
+        plain = deployed_sheet(setup.data, setup.card, setup.settings)
+        write_atomically(run.plots / "eval_batch.png", lambda file: plain.save(file, "PNG"))
+
+    def draw_batch(self, setup: TrainingSetup) -> Image.Image:
+        """Draw training images as the network will see them."""
+        return training_sheet(setup.data, setup.card, setup.settings, setup.plan)
+
+    def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
+        """Return the training loader of this process, starting at a forward pass."""
+        request, preprocess = setup.objective.data_request, setup.card.preprocessing
+        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
+
+    def optimization(self, setup: TrainingSetup) -> Optimization:
+        """Return AdamW and its schedule."""
+        return optimization(setup.settings, setup.plan)
+
+    def validation(self, setup: TrainingSetup) -> Watch | None:
         """Return the scores on the validation images; without them the newest state is kept."""
-        return watch_of(self.setup) if len(self.setup.data.part("val")) else None
+        return watch_of(setup) if len(setup.data.part("val")) else None
+
+    def conclude(
+        self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, watcher: Watcher, console: Console
+    ) -> Result:
+        """Evaluate the best model on the test images and write the results."""
+        return conclude(run, setup, outcome, console)
+
+
+@shows_settings(TrainSettings)
+def train(
+    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+) -> Result:
+    """Train a model and evaluate it on the test images; the same as `paucal train`.
+
+    Args:
+        data: "digits" (the built-in images, the default), a folder of images, Parquet in the Hugging Face layout, a
+            list file, or the name of a published data set such as "cifar10".
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
+            data and settings; only settings that do not change the result may be given, and `data` if the images have
+            moved.
+        **settings: Fields of `paucal.methods.training_settings.TrainSettings`, such as `model`, `epochs` or `output`;
+            the others are chosen from the data.
+
+    Returns:
+        The run with its folder, its model and its test scores.
+
+    Raises:
+        UserError: The data or a setting is invalid, or a signal or the time limit stopped the run; the message says
+            what to do.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> run = paucal.train("photos/", model="resnet18", epochs=20)  # doctest: +SKIP
+        >>> run.metrics["top1"], run.report.scores["top1"]  # doctest: +SKIP
+        (0.93, Score(value=0.93, low=0.91, high=0.95))
+        >>> run.model.probabilities([image])  # doctest: +SKIP
+        tensor([[0.0312, 0.9688]])
+    """
+    given = settings if data is None else {**settings, "data": data}
+    return life.run_quietly(TrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.train")
 
 
 def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSettings:
@@ -56,82 +162,3 @@ def one_length(settings: TrainSettings, origin: Mapping[str, str]) -> TrainSetti
     raise UserError(
         f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
     )
-
-
-class TrainingJob:
-    """Supervised training, with any of its methods; a `Job`."""
-
-    verb = "train"
-    kind = TrainSettings
-    reads: tuple[str, ...] = ("data", "data_root", "init", "classes", *sorted(paths_of_methods()))
-
-    def check(self, settings: TrainSettings, given: Mapping[str, str]) -> tuple[TrainSettings, dict[str, str]]:
-        """Fill in the recipe and refuse settings that contradict each other."""
-        settings = plain_init(settings)
-        if settings.folds is not None:
-            raise UserError("--folds makes several runs: in Python call paucal.cross_validate, or give --fold 1/5.")
-        terms_of(settings)  # checks the names before the recipe changes them
-        settings, origin = with_recipe(settings, given)
-        check_used(settings, origin)
-        check_ranges(settings)
-        return one_length(settings, origin), origin
-
-    def pin(self, settings: TrainSettings) -> TrainSettings:
-        """Return settings with absolute paths."""
-        return pin_start(pin_data(settings, {*paths_of_methods(), "split"}))
-
-    def assemble(
-        self, settings: TrainSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
-    ) -> TrainingSetup:
-        """Open the data, choose the open settings and build the objective."""
-        return assemble(settings, given, bars, run)
-
-    def announce(self, setup: TrainingSetup, console: Console) -> None:
-        """Print the data, the model, and the settings with their reasons."""
-        data, classes = setup.data, setup.card.classes
-        counts = data.counts()
-        console.say(
-            f"data: {data.images.name}, {len(data.images)} images, {len(classes)} classes; "
-            f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
-        )
-        console.say(f"split: {data.split.description}")
-        console.say(f"model: {setup.describe()}; method: {setup.settings.method}")
-        console.show_settings(setup.settings, setup.origin, setup.remarks)
-
-    def needs_planning(self, setup: TrainingSetup) -> bool:
-        """Return whether auto-tuning still has to decide the length of the run."""
-        return setup.tune_record is not None and not setup.tune_record.plan
-
-    def plan(self, run: RunFolder, setup: TrainingSetup, console: Console) -> bool:
-        """Auto-tune the run; return False if a signal stopped it."""
-        with memory_advice(setup.plan):
-            return auto_tune(run, setup, console)
-
-    def write_beginning(self, run: RunFolder, setup: TrainingSetup) -> None:
-        """Write the first files, and draw images as the network will see them in training and evaluation."""
-        if setup.tune_record is not None:
-            setup.tune_record.write(run)
-        write_findings(run, setup.findings, setup.data.images)
-        sheet = training_sheet(setup.data, setup.card, setup.settings, setup.plan)
-        write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
-        plain = deployed_sheet(setup.data, setup.card, setup.settings)
-        write_atomically(run.plots / "eval_batch.png", lambda file: plain.save(file, "PNG"))
-
-    def loader(self, setup: TrainingSetup, start: int) -> TrainLoader:
-        """Return the training loader of this process, starting at a forward pass."""
-        request, preprocess = setup.objective.data_request, setup.card.preprocessing
-        return train_loader(setup.data, preprocess, setup.settings, setup.plan, request, start)
-
-    def optimization(self, setup: TrainingSetup) -> Optimization:
-        """Return AdamW and its schedule."""
-        return optimization(setup.settings, setup.plan)
-
-    def watcher(self, run: RunFolder, setup: TrainingSetup, console: Console) -> TrainingWatcher:
-        """Return the watcher that scores each epoch."""
-        return TrainingWatcher(setup, console)
-
-    def conclude(
-        self, run: RunFolder, setup: TrainingSetup, outcome: Outcome, watcher: TrainingWatcher, console: Console
-    ) -> Result:
-        """Evaluate the best model on the test images and write the results."""
-        return conclude(run, setup, outcome, console)

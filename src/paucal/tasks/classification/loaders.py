@@ -22,6 +22,7 @@ from paucal.evaluation.predictions import predict_all
 from paucal.methods.training_settings import TrainSettings
 from paucal.models.card import ModelCard
 from paucal.models.preprocessing import Preprocessing
+from paucal.recipes.table import RECIPES
 from paucal.rules.model import SMALL
 from paucal.runner.images import SplitImages, eval_loader, normalisation, step_loader, stored_preprocessing
 from paucal.runs import RunFolder
@@ -66,8 +67,9 @@ def preprocessing(
     The crop and its interpolation are those of the pretrained weights, or else of the recipe or the model.
     """
     size = height_and_width(settings.img_size or USUAL_SIDE)
-    recipe = (settings.recipe or "").startswith(("drloc", "dhvt"))  # their programs crop 224 pixels of 256
-    fed = ImageInput() if recipe else start or input_of_scratch(settings.model or "")
+    recipe = RECIPES.get(settings.recipe or "")
+    of_recipe = ImageInput() if recipe is not None and recipe.imagenet_crop else None
+    fed = of_recipe or start or input_of_scratch(settings.model or "")
     whole = settings.crop in ("padded", "none") or min(size) <= SMALL or settings.resize != "crop"
     ratio = 1.0 if whole else fed.crop_ratio
     return Preprocessing(size, ratio, fed.interpolation, statistics.mean, statistics.std, value_range, settings.resize)

@@ -19,11 +19,10 @@ from paucal.runner.images import SplitImages, decoded, normalisation, reading_fo
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
 from paucal.runner.run_folder import stored_split
-from paucal.runner.starts import choose, find_start, load_start
+from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
 from paucal.runner.time_budget import seconds_of
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
-from paucal.runs.folder import AUTO
 from paucal.settings.options import flag
 from paucal.tasks.detection.annotations import BoxedImages
 from paucal.tasks.detection.card import DetectorCard, build_detector
@@ -124,8 +123,10 @@ def assemble(
     require_metrics()
     boxed = open_boxed(settings.data, outlines=settings.masks != "off")
     remarks: list[str] = []
-    if run is None and settings.init in (None, AUTO):
-        settings, given, remarks = _look_for_start(settings, given, boxed)
+    if run is None and may_choose_start(settings, given, ("model_args", "init_network")):
+        shorter = int(np.median([min(boxed.of(index).size) for index in range(len(boxed.images))]))
+        settings, given, choice = choose_start(settings, given, settings.device or "cpu", shorter)
+        remarks = [choice.remark] if choice.remark else []
     start = find_start(settings, run)
     data = _split(settings, boxed, run)
     facts = _facts(boxed, data, start.facts)
@@ -142,23 +143,6 @@ def assemble(
         *(objective, card, tuple(remarks), loaded),
         boxed=boxed,
     )
-
-
-def _look_for_start(
-    settings: DetectSettings, given: Mapping[str, str], boxed: BoxedImages
-) -> tuple[DetectSettings, dict[str, str], list[str]]:
-    """Look for trained weights, as `paucal train` does."""
-    if given.get("init") and settings.init is None:  # "none" was typed
-        return settings, dict(given), []
-    if settings.init is None and {"model_args", "init_network"} & set(given):
-        return settings, dict(given), []
-    shorter = int(np.median([min(boxed.of(index).size) for index in range(len(boxed.images))]))
-    found = choose(settings.model, settings.device or "cpu", shorter)
-    origin = {**given, "init": f"auto: {found.why}"}
-    if not found.candidates:
-        return replace(settings, init=None), origin, [found.remark] if found.remark else []
-    origin = {"model": f"auto: {found.why}", **origin}
-    return replace(settings, init=AUTO, model=found.candidates[0]), origin, []
 
 
 def _split(settings: DetectSettings, boxed: BoxedImages, run: RunFolder | None) -> SplitImages:

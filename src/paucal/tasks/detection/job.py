@@ -1,37 +1,49 @@
-"""What `paucal detect` says about its runs."""
+"""`paucal detect`: what is its own in the life of a run, and the function for Python."""
 
+import os
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
+from PIL import Image
+
+from paucal.cores import slowdown
 from paucal.data.loader import TrainLoader
 from paucal.recipes.detection import LENGTH, RECIPES
 from paucal.recipes.recipe import fill_in, require_start
+from paucal.runner import life
 from paucal.runner.console import Console
-from paucal.runner.images import pin_data
 from paucal.runner.job import Bars, Watcher
-from paucal.runner.starts import pin_start, plain_init
-from paucal.runs import RunFolder, write_atomically
+from paucal.runner.starts import plain_init
+from paucal.runner.time_budget import Length, Pace, TimedJob, seconds_of, seconds_per_step, trial_steps
+from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges
+from paucal.settings.values import shows_settings
 from paucal.tasks.detection.assembly import DetectionSetup, assemble, check
 from paucal.tasks.detection.conclusion import DetectResult, conclude
-from paucal.tasks.detection.loaders import MISSED, SCORE, train_loader, validation
+from paucal.tasks.detection.judging import detect_all
+from paucal.tasks.detection.loaders import MISSED, SCORE, ordered_loader, scores_of, train_loader, validation
 from paucal.tasks.detection.pictures import batch_sheet
 from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.timing import find_length
 from paucal.training import CosineWarmup, Optimization, Outcome, Watch
-from paucal.training.failures import memory_advice
 from paucal.training.schedules import WarmupThenSteps
+from paucal.types import UserError
 
 START = 1e-3  # of the peak, at the first step of the published warm-up
+TIMED_STEPS = 4  # after one warm-up step
+TIMED_IMAGES = 4  # images whose evaluation is timed
+EVALUATION_SHARE = 0.15  # largest share of the time for validation
+MOST_EVALUATIONS = 12
+FEWEST_STEPS = 10
+MOST_PASSES, SCRATCH_PASSES = 60, 300
+CLOSING = 12.0  # seconds of scores, intervals and pictures at the end, on a core of their own
+RESERVE = 0.02  # share of the time kept for unforeseen work
 
 
 class DetectionWatcher(Watcher[DetectionSetup]):
-    """Scores the detector on the validation images at intervals."""
-
-    def watch(self) -> Watch | None:
-        """Return the scores on the validation images; without them the newest state is kept."""
-        if not len(self.setup.data.part("val")):
-            return None
-        return Watch(validation(self.setup), SCORE, MISSED)
+    """Prints epochs with the number of passes over the images."""
 
     def on_epoch(self, epoch: int, epochs: int, row: Mapping[str, float]) -> None:
         """Print losses and scores, with the number of passes over the images."""
@@ -44,15 +56,31 @@ class DetectionWatcher(Watcher[DetectionSetup]):
         self.console.say("  ".join([*parts, f"{row['seconds']:.0f} s"]))
 
 
-class DetectionJob:
-    """Training a detector; a `Job`."""
+@dataclass(frozen=True)
+class Steps:
+    """The planned steps of a run.
+
+    Attributes:
+        steps: Optimizer steps; 0 if the time is too short.
+        judge_every: Optimizer steps between two validations.
+        seconds: Seconds from the first step to the last file.
+    """
+
+    steps: int
+    judge_every: int
+    seconds: float
+
+
+class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
+    """Training of a detector."""
 
     verb = "detect"
     kind = DetectSettings
-    reads: tuple[str, ...] = ("data", "init")
+    reads = ("data", "init")
+    length_setting = "steps"
 
     def check(self, settings: DetectSettings, given: Mapping[str, str]) -> tuple[DetectSettings, dict[str, str]]:
-        """Fill in a recipe and refuse what makes no sense."""
+        """Fill in the recipe and refuse settings that contradict each other."""
         settings = plain_init(settings)
         timed = settings.time is not None or settings.steps is not None
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, LENGTH if timed else ())
@@ -61,48 +89,62 @@ class DetectionJob:
         check_ranges(settings)
         return settings, origin
 
-    def pin(self, settings: DetectSettings) -> DetectSettings:
-        """Return settings with full paths."""
-        return pin_start(pin_data(settings))
-
     def assemble(
         self, settings: DetectSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> DetectionSetup:
-        """Open the images, choose what was left open, build the detector."""
+        """Open the images, choose the open settings and build the detector."""
         return assemble(settings, given, bars, run)
 
-    def announce(self, setup: DetectionSetup, console: Console) -> None:
-        """Say what will be trained, on what, and why the settings are what they are."""
-        boxed, counts = setup.images, setup.data.counts()
+    def describe_images(self, setup: DetectionSetup) -> str:
+        """Return the name of the data with the numbers of images, boxes and classes."""
+        boxed = setup.images
         boxes = boxed.count(range(len(boxed.images)))
-        console.say(
-            f"data: {boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {len(boxed.classes)} classes; "
-            f"{counts['train']} images to train, {counts['val']} to validate, {counts['test']} to test"
-        )
-        console.say(f"split: {setup.data.split.description}")
-        console.say(f"model: {setup.describe()}")
-        console.show_settings(setup.settings, setup.origin, setup.remarks)
+        return f"{boxed.images.name}, {len(boxed.images)} images, {boxes} boxes of {len(boxed.classes)} classes"
 
-    def needs_planning(self, setup: DetectionSetup) -> bool:
-        """Return whether the run has a time and no length yet."""
-        return setup.settings.time is not None and setup.settings.steps is None
-
-    def plan(self, run: RunFolder, setup: DetectionSetup, console: Console) -> bool:
-        """Measure a few steps and plan the length."""
-        console.say("timing a few steps on this machine")
-        with memory_advice(setup.plan):
-            find_length(run, setup, console)
-        return True
-
-    def write_beginning(self, run: RunFolder, setup: DetectionSetup) -> None:
-        """Draw images and boxes as the network will see them."""
-        batch = next(iter(train_loader(setup, 0)))
+    def draw_batch(self, setup: DetectionSetup) -> Image.Image:
+        """Draw training images and boxes as the network will see them."""
         fed = setup.card.preprocessing
-        sheet = batch_sheet(batch, setup.images.classes, fed.mean, fed.std)
-        write_atomically(run.plots / "train_batch.png", lambda file: sheet.save(file, "PNG"))
+        return batch_sheet(next(iter(self.loader(setup, 0))), setup.images.classes, fed.mean, fed.std)
+
+    def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
+        """Time a few steps, and the evaluation of a few images."""
+        settings, objective = setup.settings, setup.objective
+        device = torch.device(settings.device or "cpu")
+        few = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
+        indices = setup.data.part("val" if len(setup.data.part("val")) else "test")[:TIMED_IMAGES]
+        with trial_steps(objective.train(), device):
+            batches: Any = self.loader(few, 0)
+            step = seconds_per_step(objective, batches, device, settings.precision, setup.plan.accumulate, threads)
+            begin = time.perf_counter()
+            found = detect_all(objective.deployable(), ordered_loader(setup, indices), device)
+            image = (time.perf_counter() - begin) / max(len(indices), 1)
+            scores_of(setup, found, indices)  # the first call imports for seconds
+            if settings.masks == "on":  # scoring boxes takes no time, scoring masks does
+                begin = time.perf_counter()
+                scores_of(setup, found, indices)
+                image += (time.perf_counter() - begin) / max(len(indices), 1)
+        return Pace(step, image, image, CLOSING * slowdown())
+
+    def fit_length(self, setup: DetectionSetup, pace: Pace, left: float) -> Length:
+        """Return the steps that end within the time, and how often to validate."""
+        settings, counts = setup.settings, setup.data.counts()
+        share = settings.effective_batch / max(counts["train"], 1)
+        most = MOST_PASSES if settings.init is not None else SCRATCH_PASSES
+        planned = fit_steps(pace, left, counts, share, most)
+        if not planned.steps:
+            spent = seconds_of(settings.time or "", "--time") - left
+            needed = spent + planned.seconds + FEWEST_STEPS * pace.step + pace.evaluation(counts)
+            raise UserError(
+                f"--time is {settings.time}, and a step takes {pace.step:.1f} s here, evaluating an image "
+                f"{pace.val_image:.1f} s: give --time {int(1.2 * needed // 60) + 1}m or more, or a smaller --img-size."
+            )
+        text = f"{planned.steps} steps of {pace.step:.2f} s ({planned.steps * share:.1f} passes) fit in {settings.time}"
+        reasons = {"steps": text, "judge_every": "validation takes a seventh of the time at most"}
+        values = {"steps": planned.steps, "judge_every": planned.judge_every}
+        return Length(values, reasons, text, planned.seconds, int(most / share))
 
     def loader(self, setup: DetectionSetup, start: int) -> TrainLoader:
-        """Return the loader of this process, from a forward pass on."""
+        """Return the training loader of this process, starting at a forward pass."""
         return train_loader(setup, start)
 
     def optimization(self, setup: DetectionSetup) -> Optimization:
@@ -117,20 +159,68 @@ class DetectionJob:
             average_decay=settings.average or None,
         )
 
+    def validation(self, setup: DetectionSetup) -> Watch | None:
+        """Return the scores on the validation images; without them the newest state is kept."""
+        return Watch(validation(setup), SCORE, MISSED) if len(setup.data.part("val")) else None
+
     def watcher(self, run: RunFolder, setup: DetectionSetup, console: Console) -> DetectionWatcher:
-        """Return who scores the detector."""
+        """Return the watcher that prints each epoch."""
         return DetectionWatcher(setup, console)
 
     def conclude(
-        self,
-        run: RunFolder,
-        setup: DetectionSetup,
-        outcome: Outcome,
-        watcher: DetectionWatcher,
-        console: Console,
+        self, run: RunFolder, setup: DetectionSetup, outcome: Outcome, watcher: Watcher, console: Console
     ) -> DetectResult:
-        """Judge the best detector on the test images and write everything down."""
+        """Evaluate the best detector on the test images and write the results."""
         return conclude(run, setup, outcome, console)
+
+
+@shows_settings(DetectSettings)
+def detect(
+    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+) -> DetectResult:
+    """Train a detector on images with boxes and evaluate it on the test images; the same as `paucal detect`.
+
+    Args:
+        data: Folder, archive or annotation file of COCO, Pascal VOC, YOLO, LabelMe or CVAT, or a CSV of boxes.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed; `data` then names
+            images that have moved.
+        **settings: Fields of `paucal.tasks.detection.settings.DetectSettings`, such as `time`, `model` or `output`; the
+            others are chosen from the data and the machine.
+
+    Returns:
+        The run with its folder and its test scores.
+
+    Raises:
+        UserError: The data or a setting is invalid, or the run was stopped; the message says what to do.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> run = paucal.detect("bccd/", time="20m")  # doctest: +SKIP
+        >>> run.scores["ap50"].value, run.per_class["RBC"]  # doctest: +SKIP
+        (0.871, 0.561)
+    """
+    given = settings if data is None else {**settings, "data": os.fspath(data)}
+    return life.run_quietly(DetectionJob(), given, None if resume is None else os.fspath(resume), "paucal.detect")
+
+
+def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float, most_passes: int) -> Steps:
+    """Return the longest run that fits in the time that is left.
+
+    Args:
+        pace: Measured seconds.
+        left: Seconds from now to the end.
+        counts: Number of images per part.
+        passes: Passes over the training images that a step makes.
+        most_passes: Passes over the training images after which more would not help.
+    """
+    ending, evaluation = pace.ending(counts), pace.evaluation(counts)
+    usable = left * (1 - RESERVE) - ending
+    most = int(EVALUATION_SHARE * usable / evaluation) if evaluation > 0 else MOST_EVALUATIONS
+    evaluations = max(1, min(MOST_EVALUATIONS, most))
+    steps = min(int((usable - evaluations * evaluation) / pace.step), int(most_passes / passes))
+    if steps < FEWEST_STEPS:
+        return Steps(0, 1, ending)
+    return Steps(steps, -(-steps // evaluations), steps * pace.step + evaluations * evaluation + ending)
 
 
 def _schedule(settings: DetectSettings, steps: int, warmup: int, per_pass: int) -> CosineWarmup | WarmupThenSteps:

@@ -1,4 +1,4 @@
-"""How a run of a detector reads its images: changed for training, as they are for judging."""
+"""Loaders of a detection run: augmented images for training, images as in deployment for evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,15 +17,14 @@ from paucal.tasks.detection.card import DetectorCard
 from paucal.tasks.detection.instance_masks.copy_paste import CopyPaste
 from paucal.tasks.detection.judging import MASKS, Found, coco_scores, detect_all
 from paucal.tasks.detection.views import evaluation_view, training_view
-from paucal.training import Plan
 
-JUDGED_TOGETHER = 4  # images
+EVAL_BATCH = 4  # images
 SCORE, MISSED = "val_ap", "val_missed"
 
 
-def train_loader(setup: DetectionSetup, start: int, plan: Plan | None = None) -> TrainLoader:
-    """Return the loader of this process over the training images, from a forward pass on."""
-    settings, plan = setup.settings, plan or setup.plan
+def train_loader(setup: DetectionSetup, start: int) -> TrainLoader:
+    """Return the training loader of this process, starting at a forward pass."""
+    settings, plan = setup.settings, setup.plan
     fed = setup.card.preprocessing
     hflip, jitter = settings.hflip or 0.0, settings.jitter or "light"
     view = training_view(setup.sides, fed.mean, fed.std, hflip, jitter)
@@ -50,7 +49,7 @@ def ordered_loader(setup: DetectionSetup, indices: NDArray[np.int64], card: Dete
     card, settings = card or setup.detector_card, setup.settings
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     dataset = BoxedDataset(setup.images, view, seed=0)
-    return make_ordered_loader(dataset, indices, JUDGED_TOGETHER, collate_boxes, settings.workers or 0)
+    return make_ordered_loader(dataset, indices, EVAL_BATCH, collate_boxes, settings.workers or 0)
 
 
 def validation(setup: DetectionSetup) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:
@@ -67,7 +66,7 @@ def validation(setup: DetectionSetup) -> Callable[[nn.Module, torch.device], Map
 
 
 def scores_of(setup: DetectionSetup, found: Mapping[int, Found], indices: Sequence[int] | NDArray[np.int64]):
-    """Return COCO's scores of what was found in some images."""
+    """Return COCO's scores of the objects found in some images."""
     order = [int(index) for index in indices]
     truth = [setup.images.of(index) for index in order]
     return coco_scores([found[index] for index in order], truth, len(setup.images.classes))

@@ -1,7 +1,11 @@
-"""What `paucal pretrain` says about its runs."""
+"""`paucal pretrain`: what is its own in the life of a run, and the function for Python."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+from PIL import Image
 
 from paucal.data.dataset import ViewDataset
 from paucal.data.loader import TrainLoader
@@ -9,28 +13,30 @@ from paucal.data.views.crop_sheet import crop_sheet
 from paucal.data.views.normalisation import Normalisation
 from paucal.methods.pretraining import check_used, method_of, with_recipe
 from paucal.methods.pretraining_settings import PretrainSettings
+from paucal.runner import life
 from paucal.runner.console import Console
 from paucal.runner.images import pin_data, step_loader
-from paucal.runner.job import Bars
+from paucal.runner.job import Bars, Job
 from paucal.runner.processes import is_first
-from paucal.runner.starts import pin_start, plain_init
-from paucal.runs import RunFolder, write_atomically
+from paucal.runner.starts import plain_init
+from paucal.runs import RunFolder
 from paucal.settings.groups import DataSettings
 from paucal.settings.options import check_ranges
+from paucal.settings.values import shows_settings
 from paucal.tasks.pretraining.assembly import PretrainingSetup, assemble, optimization
 from paucal.tasks.pretraining.conclusion import PretrainResult, conclude
 from paucal.tasks.pretraining.crops import views
 from paucal.tasks.pretraining.stage_watch import StageWatch
 from paucal.tasks.pretraining.stages import add_parameters, lacks_parameters
-from paucal.training import Optimization, Outcome
+from paucal.training import Optimization, Outcome, Watch
 
 
-class PretrainingJob:
-    """Pre-training, with any of its methods; a `Job`."""
+class PretrainingJob(Job[PretrainSettings, PretrainingSetup, PretrainResult]):
+    """Pre-training, with any of its methods."""
 
     verb = "pretrain"
     kind = PretrainSettings
-    reads: tuple[str, ...] = ("data", "data_root", "monitor", "init")
+    reads = ("data", "data_root", "monitor", "init")
 
     def check(self, settings: PretrainSettings, given: Mapping[str, str]) -> tuple[PretrainSettings, dict[str, str]]:
         """Fill in the recipe and refuse settings that contradict each other."""
@@ -42,7 +48,7 @@ class PretrainingJob:
 
     def pin(self, settings: PretrainSettings) -> PretrainSettings:
         """Return settings with absolute paths."""
-        settings = pin_start(pin_data(settings))
+        settings = super().pin(settings)
         if settings.monitor is None:
             return settings
         return replace(settings, monitor=pin_data(DataSettings(settings.monitor, settings.data_root)).data)
@@ -57,27 +63,14 @@ class PretrainingJob:
             add_parameters(run, setup.objective)
         return setup
 
-    def announce(self, setup: PretrainingSetup, console: Console) -> None:
-        """Print the data, the model, and the settings with their reasons."""
+    def describe_data(self, setup: PretrainingSetup) -> list[str]:
+        """Return a line on the images and which of them are used."""
         images, split = setup.data.images, setup.data.split
-        console.say(f"images: {images.name}, {len(setup.data.part('train'))} to learn from ({split.description})")
-        console.say(f"model: {setup.describe()}")
-        console.show_settings(setup.settings, setup.origin, setup.remarks)
+        return [f"images: {images.name}, {len(setup.data.part('train'))} to learn from ({split.description})"]
 
-    def needs_planning(self, setup: PretrainingSetup) -> bool:
-        """Return False: the length of the run is given."""
-        return False
-
-    def plan(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> bool:
-        """Do nothing: the length of the run is given."""
-        return True
-
-    def write_beginning(self, run: RunFolder, setup: PretrainingSetup) -> None:
+    def draw_batch(self, setup: PretrainingSetup) -> Image.Image:
         """Draw the crops of a few images."""
-        alone = replace(setup, settings=replace(setup.settings, workers=0))
-        batch = next(iter(self.loader(alone, 0)))
-        picture = crop_sheet(batch, _statistics(setup))  # type: ignore[arg-type]
-        write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
+        return crop_sheet(next(iter(self.loader(setup, 0))), _statistics(setup))  # type: ignore[arg-type]
 
     def loader(self, setup: PretrainingSetup, start: int) -> TrainLoader:
         """Return the training loader of this process, starting at a forward pass."""
@@ -90,6 +83,10 @@ class PretrainingJob:
         """Return the optimizer and its schedule."""
         return optimization(setup.settings, setup.plan)
 
+    def validation(self, setup: PretrainingSetup) -> Watch | None:
+        """Return the monitor of labelled images; None without one."""
+        return None if setup.monitor is None else Watch(setup.monitor)
+
     def watcher(self, run: RunFolder, setup: PretrainingSetup, console: Console) -> StageWatch:
         """Return the watcher for collapse and for the next stage."""
         return StageWatch(run, setup, console)
@@ -99,6 +96,37 @@ class PretrainingJob:
     ) -> PretrainResult:
         """Draw the curves and write the results."""
         return conclude(run, setup, outcome, watcher, console)
+
+
+@shows_settings(PretrainSettings)
+def pretrain(
+    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+) -> PretrainResult:
+    """Pre-train a backbone without labels; the same as `paucal pretrain`.
+
+    Args:
+        data: "digits" (the built-in images, the default), a folder of images of any depth, Parquet, or the name of a
+            published data set.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
+            data and settings; only settings that do not change the result may be given, and `data` if the images have
+            moved.
+        **settings: Fields of `paucal.methods.pretraining_settings.PretrainSettings`; the others are chosen from the
+            images.
+
+    Returns:
+        The run with its folder, its model (the trained backbone), its metrics and its health.
+
+    Raises:
+        UserError: The images or a setting are invalid, the networks collapsed with `on_collapse="stop"`, or the run was
+            stopped; the message says what to do.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> run = paucal.pretrain("unlabelled/", model="vit_mini", epochs=50)  # doctest: +SKIP
+        >>> paucal.train("photos/", init=run.folder)  # doctest: +SKIP
+    """
+    given = settings if data is None else {**settings, "data": data}
+    return life.run_quietly(PretrainingJob(), given, None if resume is None else os.fspath(resume), "paucal.pretrain")
 
 
 def _statistics(setup: PretrainingSetup) -> Normalisation:

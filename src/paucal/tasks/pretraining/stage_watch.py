@@ -14,7 +14,7 @@ from paucal.runs import RunFolder, keep_as
 from paucal.tasks.pretraining.assembly import PretrainingSetup
 from paucal.tasks.pretraining.collapse_watcher import CollapseWatcher
 from paucal.tasks.pretraining.monitor import NAME
-from paucal.training import Watch, checkpoint_rows
+from paucal.training import checkpoint_rows
 
 MOST_ROLLBACKS = 2
 HEALTHY = "healthy.ckpt"
@@ -47,10 +47,6 @@ class StageWatch(Watcher[PretrainingSetup]):
             self.watcher.look(row, silent=True)
         self._verdict: Verdict | None = None
         self._changes = False
-
-    def watch(self) -> Watch | None:
-        """Return the monitor of labelled images; None without one."""
-        return None if self.setup.monitor is None else Watch(self.setup.monitor)
 
     def on_start(self, scores: Mapping[str, float]) -> None:
         """Store the monitor's score of the weights at the start of the run."""

@@ -16,9 +16,10 @@ from paucal.rules.resolve import origins, resolve
 from paucal.runner.images import normalisation
 from paucal.runner.job import Bars, RunSetup
 from paucal.runner.memory_check import check_memory, explain_memory_errors
-from paucal.runner.starts import choose, find_start, load_start
+from paucal.runner.starts import choose_start, find_start, load_start, may_choose_start
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
+from paucal.runs.folder import AUTO
 from paucal.settings.options import USUAL_SIDE
 from paucal.tasks.segmentation.card import Head, SegmentationCard
 from paucal.tasks.segmentation.crops import CropOptions
@@ -78,7 +79,11 @@ def assemble(
     data = open_segmented(settings, bars, run)
     remarks: list[str] = []
     if run is None:
-        settings, given, remarks = _with_start(settings, given, data)
+        if may_choose_start(settings, given) and (settings.init == AUTO or settings.recipe is None):
+            facts = data.facts()
+            device = settings.device or facts.device
+            settings, given, choice = choose_start(settings, given, device, facts.median_side)
+            remarks = [choice.remark] if choice.remark else []
         check_rates(settings)
     start = find_start(settings, run)
     facts = replace(data.facts(), start=start.facts)
@@ -91,24 +96,6 @@ def assemble(
     plan = trainer_plan(settings, facts.n_train * (settings.crops or 1))
     origin = origins(settings, given, reasons)
     return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
-
-
-def _with_start(
-    settings: SegmentSettings, given: Mapping[str, str], data: Segmented
-) -> tuple[SegmentSettings, dict[str, str], list[str]]:
-    """Look for trained weights where nobody has said how the run begins, or has said "auto"."""
-    asked = settings.init == "auto" or ("init" not in given and settings.recipe is None)
-    if not asked:
-        return settings, dict(given), []
-    facts = data.facts()
-    found = choose(settings.model, settings.device or facts.device, facts.median_side)
-    remarks = [found.remark] if found.remark else []
-    given = {**given, "init": f"auto: {found.why}"}
-    if not found.candidates:
-        return replace(settings, init=None), given, remarks
-    model = settings.model or found.candidates[0]
-    given = {"model": f"auto: {found.why}", **given}
-    return replace(settings, init="auto", model=model), given, remarks
 
 
 def _lengths(

@@ -1,54 +1,68 @@
-"""What `paucal segment` says about its runs."""
+"""`paucal segment`: what is its own in the life of a run, and the function for Python."""
 
+import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
+from PIL import Image
+
+from paucal.cores import slowdown
 from paucal.data.loader import TrainLoader
+from paucal.data.sampler import steps_per_epoch
+from paucal.data.views.normalisation import Normalisation
 from paucal.recipes.recipe import fill_in, require_start
 from paucal.recipes.segmentation import RECIPES
+from paucal.runner import life
+from paucal.runner.clock import duration
 from paucal.runner.console import Console
+from paucal.runner.images import step_loader
 from paucal.runner.job import Bars, Watcher
 from paucal.runner.starts import pin_start, plain_init
-from paucal.runner.time_budget import store_time_plan
-from paucal.runs import RunFolder, write_atomically
+from paucal.runner.time_budget import Length, Pace, TimedJob, seconds_of, seconds_per_step, trial_steps
+from paucal.runs import RunFolder
 from paucal.settings.options import check_ranges, flag, setting_fields
-from paucal.tasks.segmentation.assembly import SegmentationSetup, assemble, fast_inference, optimization
+from paucal.settings.values import shows_settings
+from paucal.tasks.segmentation.assembly import (
+    WARMUP,
+    SegmentationSetup,
+    assemble,
+    crop_options,
+    fast_inference,
+    full_inference,
+    optimization,
+)
 from paucal.tasks.segmentation.conclusion import SegmentResult, conclude
+from paucal.tasks.segmentation.crops import CropTransform, MaskedCrops
 from paucal.tasks.segmentation.images import PATHS, pin_paths
-from paucal.tasks.segmentation.loaders import train_loader
 from paucal.tasks.segmentation.settings import SegmentSettings
 from paucal.tasks.segmentation.sheet import crop_sheet
-from paucal.tasks.segmentation.timing import plan_for_time
-from paucal.tasks.segmentation.validation import LOSS, SCORE, scores
+from paucal.tasks.segmentation.validation import LOSS, SCORE, count_pixels, scores
 from paucal.training import Optimization, Outcome, Watch
 from paucal.types import UserError
+from paucal.wording import counted
 
-# What all runs can be told, and a folder of masks cannot mean.
+# Settings of all runs that have no meaning for a folder of masks.
 MEANINGLESS = ("data_root", "download", "image_column", "channels")
-FACTORS = (0.05, 20.0)  # that images are scaled by
+FACTORS = (0.05, 20.0)  # range of the factors by which images are scaled
+TIMED_STEPS = 6  # after one warm-up step
+EPOCHS = 10  # epochs that a run should have, however short it is
+LONGER = 10  # most steps of a run that becomes faster, as a multiple of the planned ones
+CLOSING = 8.0  # seconds of pictures and the page, and of the start of the training, on a core of their own
 
 
-class SegmentationWatcher(Watcher[SegmentationSetup]):
-    """Scores each epoch on the validation images."""
-
-    def watch(self) -> Watch | None:
-        """Return the scores on the validation images; without them the newest state is kept."""
-        setup = self.setup
-        if not len(setup.data.part("val")):
-            return None
-        validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, fast_inference(setup.settings))
-        return Watch(validate, SCORE, LOSS)
-
-
-class SegmentationJob:
-    """Training of a segmentation model; a `Job`."""
+class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult]):
+    """Training of a segmentation model."""
 
     verb = "segment"
     kind = SegmentSettings
-    reads: tuple[str, ...] = (*PATHS, "init")
+    reads = (*PATHS, "init")
+    length_setting = "epochs"
 
     def check(self, settings: SegmentSettings, given: Mapping[str, str]) -> tuple[SegmentSettings, dict[str, str]]:
-        """Fill in a recipe and refuse what makes no sense."""
+        """Fill in the recipe and refuse settings that contradict each other."""
         settings = plain_init(settings)
         settings, origin = fill_in(settings, given, RECIPES, settings.recipe, ())
         require_start(RECIPES, settings.recipe, settings.init)
@@ -60,74 +74,157 @@ class SegmentationJob:
         return _one_length(settings, origin), origin
 
     def pin(self, settings: SegmentSettings) -> SegmentSettings:
-        """Return settings with full paths."""
-        return pin_paths(settings if settings.init in (None, "auto") else pin_start(settings))
+        """Return settings with absolute paths."""
+        return pin_paths(pin_start(settings))
 
     def assemble(
         self, settings: SegmentSettings, given: Mapping[str, str], bars: Bars, run: RunFolder | None = None
     ) -> SegmentationSetup:
-        """Open images and masks, choose what was left open, build the network, and plan its length."""
-        setup = assemble(settings, given, bars, run)
-        with bars("trying how long a step takes"):
-            return plan_for_time(setup)
+        """Open images and masks, choose the open settings and build the network."""
+        return assemble(settings, given, bars, run)
 
-    def announce(self, setup: SegmentationSetup, console: Console) -> None:
-        """Say what will be trained, on what, and why the settings are what they are."""
-        data, classes = setup.data, setup.card.classes
-        counts = data.counts()
-        console.say(
-            f"data: {data.images.name}, {len(data.images)} images with masks, {len(classes)} classes; "
-            f"{counts['train']} to train, {counts['val']} to validate, {counts['test']} to test"
+    def describe_images(self, setup: SegmentationSetup) -> str:
+        """Return the name of the data with the numbers of images and classes."""
+        images = setup.data.images
+        return f"{images.name}, {len(images)} images with masks, {len(setup.card.classes)} classes"
+
+    def draw_batch(self, setup: SegmentationSetup) -> Image.Image:
+        """Draw training crops as the network will see them, with their masks."""
+        return crop_sheet(next(iter(self.loader(setup, 0))), setup.seg_card)  # type: ignore[arg-type]
+
+    def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
+        """Time a few steps, and one image in validation and in the test."""
+        settings, objective, fed = setup.settings, setup.objective, setup.card.preprocessing
+        device = torch.device(settings.device or "cpu")
+        few = replace(
+            setup, settings=replace(settings, workers=0), plan=replace(setup.plan, total_steps=TIMED_STEPS + 1)
         )
-        console.say(f"split: {data.split.description}")
-        console.say(f"model: {setup.describe()}")
-        console.show_settings(setup.settings, setup.origin, setup.remarks)
+        image = setup.segmented.part("train")[:1].tolist()
+        evaluations = []
+        with trial_steps(objective.train(), device):
+            batches: Any = self.loader(few, 0)
+            step = seconds_per_step(objective, batches, device, settings.precision, settings.accumulate, threads)
+            for options in (fast_inference(settings), full_inference(settings)):
+                begin = time.perf_counter()
+                count_pixels(objective.deployable(), setup.segmented, image, fed, options, device)
+                evaluations.append(time.perf_counter() - begin)
+        fast, full = evaluations
+        return Pace(step, fast, full, CLOSING * slowdown())
 
-    def needs_planning(self, setup: SegmentationSetup) -> bool:
-        """Return False: a run has its length from the beginning."""
-        return False
-
-    def plan(self, run: RunFolder, setup: SegmentationSetup, console: Console) -> bool:
-        """Have nothing to find out."""
-        return True
-
-    def write_beginning(self, run: RunFolder, setup: SegmentationSetup) -> None:
-        """Draw crops as the network will see them, with their masks; keep what the length was planned from."""
-        if setup.plan.time is not None:
-            store_time_plan(run, setup.plan.time)
-        alone = replace(setup, settings=replace(setup.settings, workers=0))
-        picture = crop_sheet(next(iter(self.loader(alone, 0))), alone.seg_card)  # type: ignore[arg-type]
-        write_atomically(run.plots / "train_batch.png", lambda file: picture.save(file, "PNG"))
+    def fit_length(self, setup: SegmentationSetup, pace: Pace, left: float) -> Length:
+        """Return as many epochs, and crops of an image in each, as end within the time."""
+        settings, counts = setup.settings, setup.data.counts()
+        room = left - pace.ending(counts)
+        once = pace.step * counts["train"] / settings.effective_batch  # one crop of each image
+        evaluation = pace.evaluation(counts)
+        free = setup.origin["crops"].startswith(("auto:", "default"))
+        crops, epochs = fill_time(room, once, evaluation, settings.crops or 1, free)
+        epoch = crops * once + evaluation
+        if epochs < 1:
+            whole = seconds_of(settings.time or "", "--time") - room + epoch
+            raise UserError(
+                f"--time {settings.time} is too short: reading, one epoch and the test take about {duration(whole)} on "
+                "this machine; give more, fewer --crops or a smaller --img-size."
+            )
+        planned: dict[str, Any] = {"epochs": epochs}
+        reasons = {"epochs": f"{settings.time}: an epoch takes about {duration(epoch)} here (a step {pace.step:.2f} s)"}
+        if settings.warmup_epochs is None:
+            planned["warmup_epochs"], reasons["warmup_epochs"] = WARMUP * epochs, "a twentieth of the epochs"
+        if crops != settings.crops:
+            fills = "fills" if epochs == 1 else "fill"
+            planned["crops"], reasons["crops"] = crops, f"so that {counted(epochs, 'epoch')} {fills} the time"
+        steps = epochs * steps_per_epoch(counts["train"] * crops, settings.effective_batch)
+        text = f"{counted(epochs, 'epoch')} of {duration(epoch)} each fit in {settings.time}"
+        return Length(planned, reasons, text, epochs * epoch + pace.ending(counts), LONGER * steps)
 
     def loader(self, setup: SegmentationSetup, start: int) -> TrainLoader:
-        """Return the loader of this process, from a forward pass on."""
-        return train_loader(setup, start)
+        """Return the loader of training crops, starting at a forward pass."""
+        settings, fed = setup.settings, setup.card.preprocessing
+        transform = CropTransform(crop_options(settings), Normalisation(fed.mean, fed.std))
+        crops = MaskedCrops(setup.data.images, setup.segmented.masks, transform, settings.seed)
+        return step_loader(crops, setup.data, settings, setup.plan, start)
 
     def optimization(self, setup: SegmentationSetup) -> Optimization:
         """Return AdamW and its schedule."""
         return optimization(setup)
 
-    def watcher(self, run: RunFolder, setup: SegmentationSetup, console: Console) -> SegmentationWatcher:
-        """Return who scores the epochs."""
-        return SegmentationWatcher(setup, console)
+    def validation(self, setup: SegmentationSetup) -> Watch | None:
+        """Return the scores on the validation images; without them the newest state is kept."""
+        if not len(setup.data.part("val")):
+            return None
+        validate = scores(setup.segmented, setup.card.preprocessing, setup.card.classes, fast_inference(setup.settings))
+        return Watch(validate, SCORE, LOSS)
 
     def conclude(
-        self,
-        run: RunFolder,
-        setup: SegmentationSetup,
-        outcome: Outcome,
-        watcher: SegmentationWatcher,
-        console: Console,
+        self, run: RunFolder, setup: SegmentationSetup, outcome: Outcome, watcher: Watcher, console: Console
     ) -> SegmentResult:
-        """Judge the best model on the test images and write everything down."""
+        """Evaluate the best model on the test images and write the results."""
         return conclude(run, setup, outcome, console)
+
+
+@shows_settings(SegmentSettings)
+def segment(
+    data: str | os.PathLike[str] | None = None, *, resume: str | os.PathLike[str] | None = None, **settings: Any
+) -> SegmentResult:
+    """Train a network that classifies every pixel, and evaluate it on the test images; the same as `paucal segment`.
+
+    Args:
+        data: Folder with a folder of images and one of masks in it; `images` and `masks` may name them instead.
+        resume: Folder of a stopped run to resume, or a folder of runs, whose newest run is resumed. It uses its stored
+            data and settings; only settings that do not change the result may be given, and `data` if the images have
+            moved.
+        **settings: Fields of `paucal.tasks.segmentation.settings.SegmentSettings`, such as `model`, `time` or
+            `output`; the others are chosen from the data.
+
+    Returns:
+        The run with its folder, its model and its test scores.
+
+    Raises:
+        UserError: The data or a setting is invalid, or a signal or the time limit stopped the run; the message says
+            what to do.
+        TypeError: A setting does not exist.
+
+    Example:
+        >>> run = paucal.segment("cells/", time="15m")  # doctest: +SKIP
+        >>> run.metrics["mean_iou"], run.report.mean_iou  # doctest: +SKIP
+        (0.83, Score(value=0.83, low=0.81, high=0.85))
+        >>> run.model.mask(image)  # doctest: +SKIP
+        array([[0, 0, 1, ...]], dtype=uint8)
+    """
+    given = settings if data is None else {**settings, "data": data}
+    return life.run_quietly(SegmentationJob(), given, None if resume is None else os.fspath(resume), "paucal.segment")
+
+
+def fill_time(room: float, once: float, evaluation: float, crops: int, free: bool) -> tuple[int, int]:
+    """Return the crops of each image in an epoch and the epochs that fill a time.
+
+    Args:
+        room: Seconds for all epochs.
+        once: Seconds for one crop of each image.
+        evaluation: Seconds for the validation after an epoch.
+        crops: Crops chosen from the images.
+        free: Whether there may be fewer or more of them, so that the last epoch ends with the time.
+
+    Example:
+        >>> fill_time(100.0, once=1.0, evaluation=1.0, crops=24, free=False)
+        (24, 4)
+        >>> fill_time(100.0, once=1.0, evaluation=1.0, crops=24, free=True)
+        (9, 10)
+        >>> fill_time(45.0, once=20.0, evaluation=3.0, crops=8, free=True)
+        (2, 1)
+    """
+    if free:
+        most = max(1, int(room / (once + evaluation)))
+        wanted = min(most, max(EPOCHS, round(room / (crops * once + evaluation))))
+        crops = max(1, int((room / wanted - evaluation) / once))
+    return crops, int(room / (crops * once + evaluation))
 
 
 def _refuse_meaningless(settings: SegmentSettings) -> None:
     declared = setting_fields(settings)
     for name in MEANINGLESS:
         if getattr(settings, name) != declared[name].default:
-            raise UserError(f"{flag(name)} says nothing about a folder of RGB images and masks: leave it out.")
+            raise UserError(f"{flag(name)} has no meaning for a folder of RGB images and masks: leave it out.")
     if settings.epochs is not None and settings.freeze_epochs >= settings.epochs:
         raise UserError(
             f"--freeze-epochs {settings.freeze_epochs} leaves no epoch of {settings.epochs} to the backbone: give "
@@ -157,10 +254,10 @@ def check_factors(name: str, values: list[float] | None, exact: int | None = Non
 
 
 def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> SegmentSettings:
-    """Return settings of which one alone says how long a run is.
+    """Return settings in which either the time or the epochs decide the length of the run.
 
     Raises:
-        UserError: both were given.
+        UserError: Both were given.
     """
     if settings.time is None or settings.epochs is None:
         return settings
@@ -169,5 +266,5 @@ def _one_length(settings: SegmentSettings, origin: Mapping[str, str]) -> Segment
     if origin.get("epochs", "").startswith(("config", "recipe")):
         return replace(settings, epochs=None, warmup_epochs=None)
     raise UserError(
-        f"--time {settings.time} and --epochs {settings.epochs} both say how long the run is: give one of them."
+        f"--time {settings.time} and --epochs {settings.epochs} both set the length of the run: give one of them."
     )

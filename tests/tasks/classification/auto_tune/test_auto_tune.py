@@ -210,7 +210,7 @@ def test_memory__leaves_the_ways_that_fit(data, tmp_path, monkeypatch):
     assert first["score"] > 0
     assert len(others) > 0
     assert {other["score"] for other in others} == {0.0}
-    assert sum("the memory of the device (cpu) does not suffice" in line for line in console.lines) == len(others)
+    assert sum("the memory of the device (cpu) is too small" in line for line in console.lines) == len(others)
     assert RunFolder(result.folder).settings["freeze"]
     assert len(RunFolder(result.folder).read_rows()) == 1
 

@@ -11,15 +11,14 @@ import torch
 
 from paucal.cores import cores_are_shared, slowdown
 from paucal.models.features import linear_classifier
-from paucal.runner.clock import duration, finish, start_time
+from paucal.runner.clock import duration, start_time
 from paucal.runner.console import Console
-from paucal.runner.time_budget import store_time_plan
+from paucal.runner.time_budget import store_length
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
 from paucal.tasks.classification.auto_tune.first_model import compare_candidates, fit_probe, time_frozen_network
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
-from paucal.tasks.classification.auto_tune.timing import seconds_per_image
-from paucal.tasks.classification.auto_tune.tuning import choose_preset
+from paucal.tasks.classification.auto_tune.tuning import choose_preset, seconds_per_image
 from paucal.training import TimePlan
 from paucal.types import UserError
 
@@ -132,7 +131,7 @@ def _set_length(
         plan = f"{epochs} epochs of {duration(epoch)} each fit in the time"
         reasons["epochs"] = plan
     state.adopt(setup, reasons)
-    state.console.say(f"plan: {plan}; about {duration(seconds)} from now, until {finish(seconds)}")
+    time_plan = None
     if timed:
         evaluation, steps = state.eval_seconds(shrink), setup.plan.steps_per_epoch
         closing = state.final_eval_seconds(shrink) + REPORT_SECONDS * slowdown()
@@ -141,7 +140,7 @@ def _set_length(
             most_steps=most * steps,
             threads=torch.get_num_threads(),
         )
-        store_time_plan(state.run, time_plan)
+    store_length(state.run, time_plan, plan, seconds, state.console)
     state.save(plan=plan)
 
 

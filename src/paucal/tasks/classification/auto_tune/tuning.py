@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from paucal.runner.clock import duration
+from paucal.runner.time_budget import seconds_per_step, trial_steps
 from paucal.tasks.classification.assembly import TrainingSetup, head_file
 from paucal.tasks.classification.auto_tune.first_model import fit_probe_head, save_head
 from paucal.tasks.classification.auto_tune.record import TuneStep
 from paucal.tasks.classification.auto_tune.state import TuneState, is_free, is_timed
-from paucal.tasks.classification.auto_tune.timing import seconds_per_image, sides
 from paucal.tasks.classification.auto_tune.trials import (
     MIN_STEPS,
     TRAINED,
@@ -20,6 +21,7 @@ from paucal.tasks.classification.auto_tune.trials import (
     presets_for,
     run_trial,
 )
+from paucal.tasks.classification.loaders import train_loader
 from paucal.training import TimePlan
 from paucal.training.failures import is_out_of_memory
 from paucal.types import UserError
@@ -33,6 +35,25 @@ VALIDATION = "validation images"
 TRIAL_SHARE = 0.08  # share of the remaining time for the trial of each preset
 # A trial may take TRIAL_SLACK times its planned seconds, and TRIAL_START seconds to start.
 TRIAL_SLACK, TRIAL_START = 1.5, 5.0
+MAX_IMAGES = 32  # images of a timed batch
+TIMED_STEPS = 2  # after one warm-up step
+
+
+def seconds_per_image(setup: TrainingSetup, threads: bool = False) -> float:
+    """Return the training seconds per image: reading, augmentation, forward and backward pass.
+
+    Args:
+        setup: Setup of the run.
+        threads: Whether to choose the number of threads first, if other programs use the same cores.
+    """
+    settings, objective = setup.settings, setup.objective
+    size = min(settings.images_per_pass, MAX_IMAGES, max(2, len(setup.data.part("train"))))
+    device = torch.device(settings.device or "cpu")
+    alone = replace(settings, batch_size=size, accumulate=1, workers=0)
+    plan = replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1)
+    batches: Any = train_loader(setup.data, setup.card.preprocessing, alone, plan, objective.data_request, start=0)
+    with trial_steps(objective.train(), device):
+        return seconds_per_step(objective, batches, device, settings.precision, threads=threads) / size
 
 
 @dataclass(frozen=True)
@@ -215,6 +236,19 @@ def _choose_side(state: TuneState, preset: TuningPreset, share: float) -> tuple[
         if passes >= preset.passes:
             break
     return found
+
+
+def sides(native: Sequence[int], fixed: bool) -> list[list[int]]:
+    """Return the image sizes to try for tuning, largest first.
+
+    Args:
+        native: Side, or height and width, that the weights were trained at, in pixels.
+        fixed: Whether only the native size is allowed.
+    """
+    if fixed or len(native) > 1:
+        return [list(native)]
+    smaller = [round(share * native[0] / 32) * 32 for share in (0.72, 0.57)]
+    return [[native[0]], *([side] for side in smaller if 96 <= side < native[0])]
 
 
 def _image_seconds(state: TuneState, preset: TuningPreset, side: list[int]) -> float | None:

@@ -1,13 +1,11 @@
 """The job that makes the runs of a grid, by verb."""
 
-from typing import Any
-
-from paucal.runner.job import Job
+from paucal.runner.job import AnyJob
 from paucal.tasks.classification.job import TrainingJob
 from paucal.tasks.pretraining.job import PretrainingJob
 
 
-def job_of(verb: str) -> Job[Any, Any]:
+def job_of(verb: str) -> AnyJob:
     """Return the job of a verb.
 
     Args:

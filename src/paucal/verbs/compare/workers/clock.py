@@ -7,7 +7,7 @@ from paucal.runner.clock import duration, finish
 from paucal.runner.time_budget import seconds_of
 from paucal.runs import RunFolder
 from paucal.tasks.classification.assembly import TrainingSetup
-from paucal.tasks.classification.auto_tune.timing import seconds_per_image
+from paucal.tasks.classification.auto_tune.tuning import seconds_per_image
 from paucal.types import UserError
 from paucal.verbs.compare.cells.cell import Cell, State, state_of
 from paucal.verbs.compare.cells.grid import Grid

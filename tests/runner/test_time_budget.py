@@ -9,15 +9,24 @@ import torch
 from lightning.pytorch import Callback
 
 from paucal.methods.training_settings import TrainSettings
+from paucal.runner import time_budget
 from paucal.runner.console import RecordingConsole, SilentConsole
 from paucal.runner.life import Stopped, begin, resume
-from paucal.runner.time_budget import FILE, add_time_plan, describe_change, store_time_plan, trial_steps
+from paucal.runner.time_budget import (
+    FILE,
+    OVERHEAD,
+    add_time_plan,
+    describe_change,
+    seconds_per_step,
+    store_time_plan,
+    trial_steps,
+)
 from paucal.runs import RunFolder, read_weights
 from paucal.tasks.classification.auto_tune import auto_tune
 from paucal.tasks.classification.job import TrainingJob
 from paucal.training import Plan, PlanChange, TimePlan
 from paucal.training.clock import RunClock
-from paucal.types import UserError
+from paucal.types import Batch, LossTerms, UserError
 
 TIME = TimePlan(budget=300.0, spent=20.0, closing=9.5, step=0.25, evaluation=2.0, most_steps=4000, threads=2)
 
@@ -63,6 +72,23 @@ def test_tried_steps__leave_no_trace():
     assert torch.equal(after, torch.rand(1))
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_seconds_per_step__leave_out_the_first_pass_and_count_what_a_timed_step_lacks(monkeypatch):
+    clock = iter([0.0, 100.0, 102.0, 106.0])
+    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: next(clock))
+
+    class Passes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, batch, progress):
+            return LossTerms({"loss": self.weight * 2}, {"loss": 1.0})
+
+    batches = [Batch(torch.zeros(1, dtype=torch.int64), []) for _ in range(3)]
+    seconds = seconds_per_step(Passes(), batches, torch.device("cpu"), "32-true", accumulate=2)  # type: ignore[arg-type]
+    assert seconds == pytest.approx(OVERHEAD * 2 * (2.0 + 4.0) / 2)
 
 
 class StopAt(Callback):

@@ -25,9 +25,10 @@ from paucal.models.trained import load_trained
 from paucal.objectives import Supervised
 from paucal.rules.facts import DataAndMachine, StartFacts
 from paucal.runner.console import SilentConsole
-from paucal.runner.starts import find_start, load_start, pin_start
+from paucal.runner.life import Stopped, begin, resume
+from paucal.runner.starts import Choice, choose_start, find_start, load_start, may_choose_start, pin_start
 from paucal.tasks.classification.conclusion import Result
-from paucal.tasks.classification.launch import Stopped, resume_run, train_run
+from paucal.tasks.classification.job import TrainingJob
 from paucal.types import UserError
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
@@ -127,12 +128,12 @@ def test_init__is_not_needed_to_go_on_nor_to_judge(base, tmp_path):
     settings = TrainSettings(
         data=str(base / "photos"), init=str(tmp_path / "source"), epochs=4, batch_size=8, freeze_epochs=1, workers=0
     )
-    whole = train_run(replace(settings, output=str(tmp_path / "whole")), {}, SilentConsole())
-    assert train_run(replace(settings, output=str(tmp_path / "run")), {}, SilentConsole(), [StopAfter(4)]) == Stopped(
-        tmp_path / "run", 4, 12
-    )
+    whole = begin(TrainingJob(), replace(settings, output=str(tmp_path / "whole")), {}, SilentConsole())
+    assert begin(
+        TrainingJob(), replace(settings, output=str(tmp_path / "run")), {}, SilentConsole(), [StopAfter(4)]
+    ) == Stopped(tmp_path / "run", 4, 12)
     shutil.rmtree(tmp_path / "source")
-    resumed = resume_run(tmp_path / "run", SilentConsole())
+    resumed = resume(TrainingJob(), tmp_path / "run", SilentConsole())
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "whole")
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
     assert resumed.report.scores["top1"].value == whole.report.scores["top1"].value
@@ -146,13 +147,15 @@ def test_init__is_read_again_where_no_state_was_saved(base, tmp_path):
         data=str(base / "photos"), init=str(tmp_path / "source"), epochs=3, batch_size=8, workers=0, freeze="backbone"
     )
     output = tmp_path / "run"
-    assert isinstance(train_run(replace(settings, output=str(output)), {}, SilentConsole(), [StopAfter(2)]), Stopped)
+    assert isinstance(
+        begin(TrainingJob(), replace(settings, output=str(output)), {}, SilentConsole(), [StopAfter(2)]), Stopped
+    )
     (output / "checkpoints/last.ckpt").unlink()
     shutil.move(tmp_path / "source", tmp_path / "away")
     with pytest.raises(UserError, match="--init: there is no file or run folder"):
-        resume_run(output, SilentConsole())
+        resume(TrainingJob(), output, SilentConsole())
     shutil.move(tmp_path / "away", tmp_path / "source")
-    assert isinstance(resume_run(output, SilentConsole()), Result)
+    assert isinstance(resume(TrainingJob(), output, SilentConsole()), Result)
     source = weights(base / "run")
     assert all(torch.equal(value, source[n]) for n, value in weights(output).items() if not n.startswith("head"))
 
@@ -263,3 +266,28 @@ def test_pin__makes_the_start_absolute(base, monkeypatch):
     assert pin_start(TrainSettings(init="run/model.safetensors")).init == str(base / "run/model.safetensors")
     assert pin_start(TrainSettings(init="timm")).init == "timm"
     assert pin_start(TrainSettings()).init is None
+
+
+@pytest.mark.parametrize(
+    ("init", "given", "may"),
+    [
+        (None, {}, True),
+        (None, {"epochs"}, True),
+        (None, {"init"}, False),  # "none" was given
+        (None, {"model_args"}, False),
+        ("auto", {"init", "model_args"}, True),
+        ("timm", {"init"}, False),
+    ],
+)
+def test_start__may_be_chosen_unless_the_user_names_one(init, given, may):
+    assert may_choose_start(TrainSettings(init=init), given, ("model_args",)) is may
+
+
+def test_chosen_start__comes_with_its_model_and_the_reason(monkeypatch):
+    monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice(("resnet18", "resnet34"), "at hand"))
+    settings, origin, _ = choose_start(TrainSettings(), {"lr": "flag"}, "cpu", 224)
+    assert (settings.init, settings.model) == ("auto", "resnet18")
+    assert origin == {"lr": "flag", "init": "auto: at hand", "model": "auto: at hand"}
+    monkeypatch.setattr("paucal.runner.starts.choose", lambda *_: Choice((), "none at hand"))
+    settings, origin, _ = choose_start(TrainSettings(), {}, "cpu", 224)
+    assert (settings.init, settings.model, origin) == (None, None, {"init": "auto: none at hand"})
