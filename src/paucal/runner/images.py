@@ -272,7 +272,7 @@ def normalisation(settings: JobSettings, data: SplitImages, start: ImageInput | 
     if settings.normalise == "computed" or data.images.reading.channels != RGB:
         return compute_normalisation(data.images, data.part("train"))
     if settings.normalise == "model":
-        fed = start or input_of_timm(settings.model or "")
+        fed = start or input_of_timm(settings.model)
         return Normalisation(fed.mean, fed.std)
     return Normalisation()
 
@@ -301,7 +301,7 @@ def step_loader(
         labels=data.images.labels[train] if balanced else None,
         stream=stream and stream.take(train),
     )
-    return make_train_loader(dataset, sampler, settings.workers or 0, pin_memory=settings.device == "cuda")
+    return make_train_loader(dataset, sampler, settings.workers, pin_memory=settings.device == "cuda")
 
 
 def eval_loader(
@@ -312,8 +312,8 @@ def eval_loader(
         data.images,
         indices,
         preprocess.transform(),
-        images_together(preprocess.image_size, settings.device or "cpu"),
-        settings.workers or 0,
+        images_together(preprocess.image_size, settings.device),
+        settings.workers,
         rank=rank(),
         world=world_size(),
         pin_memory=settings.device == "cuda",

@@ -212,7 +212,7 @@ def _write_start(job: Job[S, A, Any], run: RunFolder, setup: A) -> None:
     settings, split = setup.settings, setup.data.split
     images = setup.data.images
     run.write_config(asdict(settings), setup.origin, job.verb, split=split.description, location=images.location)
-    run.write_json("env.json", describe_environment(settings.device or "cpu"))
+    run.write_json("env.json", describe_environment(settings.device))
     if setup.start is not None:
         run.write_json(RECORD, setup.start.to_dict())
     write_split(run.split, images, split, image_digests(images))

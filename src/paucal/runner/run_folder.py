@@ -4,13 +4,12 @@ import os
 import shlex
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, Trainer
 
 from paucal.data.images import ImageSet
@@ -22,7 +21,8 @@ from paucal.runs import RunFolder, create_run, open_run
 from paucal.runs.folder import is_taken
 from paucal.runs.lock import RunLock
 from paucal.runs.replacing import aside_of, discard, lies_aside, put_back, require_replaceable, set_aside, sweep
-from paucal.settings.options import check_ranges, flag
+from paucal.settings.options import check_ranges, flag, setting_fields
+from paucal.settings.values import fitted
 from paucal.types import UserError
 from paucal.wording import shortened
 
@@ -233,30 +233,18 @@ def typed_settings(values: Any, kind: type[S]) -> S:
     """
     if not isinstance(values, dict):
         raise TypeError("no mapping of settings")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(kind)
-    known = {item.name for item in fields(kind)}
-    if unknown := [name for name in values if name not in known]:
-        raise TypeError(f"there is no setting {shortened(repr(unknown[0]), MOST_SHOWN)}")
-    hints = typing.get_type_hints(kind)
+    known, hints = setting_fields(kind), typing.get_type_hints(kind)
+    typed = {}
     for name, value in values.items():
-        if value is None and type(None) not in typing.get_args(hints[name]):  # the parser accepts None everywhere
+        if name not in known:
+            raise TypeError(f"there is no setting {shortened(repr(name), MOST_SHOWN)}")
+        if value is None and known[name].default is not None:
             raise TypeError(f"{name} cannot be empty")
-    try:
-        checked = parser.parse_object(values)
-    except Exception as problem:  # the parser raises several types with its own messages
-        raise TypeError(_describe_invalid(parser, values)) from problem
-    return kind(**vars(checked))
-
-
-def _describe_invalid(parser: ArgumentParser, values: Mapping[str, Any]) -> str:
-    """Return which value is invalid."""
-    for name, value in values.items():
         try:
-            parser.parse_object({name: value})
-        except Exception:  # as above
-            return f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}"
-    return "its settings contradict each other"
+            typed[name] = None if value is None else fitted(name, value, hints[name], "")
+        except UserError as problem:
+            raise TypeError(f"{name} cannot be {shortened(repr(value), MOST_SHOWN)}") from problem
+    return kind(**typed)
 
 
 def stored_settings(run: RunFolder, kind: type[S], verb: str) -> tuple[S, dict[str, str]]:

@@ -67,7 +67,9 @@ class ModelSettings:
     """The backbone and its initial weights."""
 
     model: str = option("backbone: any timm model, or one of paucal's", group="model")
-    model_args: list[str] | None = option("constructor arguments of the model, as NAME=VALUE", group="model")
+    model_args: list[str] | None = option(
+        "constructor arguments of the model, as NAME=VALUE", group="model", chosen=True
+    )
     img_size: list[int] = option("image side in pixels, or height and width", group="model")
     drop_path: float = option("stochastic depth rate", group="model", low=0, high=0.95)
     init: str | None = option(
@@ -87,7 +89,7 @@ class ModelSettings:
 class ScheduleSettings:
     """Length, batch size and learning rate of a run."""
 
-    epochs: int | None = option("passes over the training images", low=1, high=MOST_EPOCHS)
+    epochs: int | None = option("passes over the training images", low=1, high=MOST_EPOCHS, chosen=True)
     batch_size: int | Literal["auto"] = option("images per forward pass and device", low=1, high=1 << 20)
     accumulate: int = option("forward passes per optimizer step", 1, low=1, high=1 << 20)
     lr: float = option("peak learning rate", above=0)
@@ -116,6 +118,7 @@ class MachineSettings:
     strategy: Strategy | None = option(
         "what each of several devices keeps of the model: all of it (ddp, which auto means) or a piece (fsdp)",
         group="run",
+        chosen=True,
     )
     workers: int = option("processes that load images", group="run", low=0, high=64)
     compile: bool = option("compile the backbone with torch.compile", False, group="run")

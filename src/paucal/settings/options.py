@@ -7,7 +7,7 @@ A field that has the default `AUTO` (None) and a type without None is filled by 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, field, fields
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from paucal.types import UserError
 
@@ -28,6 +28,7 @@ def option(
     high: float | None = None,
     above: float | None = None,
     or_zero: bool = False,
+    chosen: bool = False,
 ) -> Any:
     """Declare a setting.
 
@@ -39,14 +40,25 @@ def option(
         high: Largest number or entry.
         above: Number that it must exceed.
         or_zero: Whether 0 is allowed too, for "none".
+        chosen: Whether a rule may choose a value although the type allows None.
     """
     bounds = {"low": low, "high": high, "above": above, "or_zero": or_zero}
-    return field(default=default, metadata={"help": help, "group": group, **bounds})
+    return field(default=default, metadata={"help": help, "group": group, "chosen": chosen, **bounds})
 
 
 def setting_fields(settings: type | object) -> dict[str, Field]:
     """Return the fields of settings, or of a class of settings, by name."""
     return {item.name: item for item in fields(settings)}  # type: ignore[arg-type]
+
+
+def chosen_settings(settings: type) -> frozenset[str]:
+    """Return the names of the settings that a rule chooses if they are not given."""
+    hints = get_type_hints(settings)
+    return frozenset(
+        name
+        for name, item in setting_fields(settings).items()
+        if item.metadata["chosen"] or (item.default is AUTO and type(None) not in get_args(hints[name]))
+    )
 
 
 def flag(name: str) -> str:

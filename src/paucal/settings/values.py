@@ -50,7 +50,7 @@ def from_python(kind: type[S], values: Mapping[str, Any], name: str, verb: str) 
     return kind(**{word: fitted(word, value, hints[word], verb) for word, value in values.items() if value is not None})
 
 
-def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> Any:
+def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False, shown: str = "") -> Any:
     """Return the value of a setting, converted to its type.
 
     Args:
@@ -59,6 +59,7 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> 
         hint: Type of the setting.
         verb: Verb of the command line that has the setting.
         texts: Whether text may stand for numbers and for true and false, as in a config.
+        shown: Name for the message; the flag by default.
 
     Raises:
         UserError: The value has the wrong type.
@@ -70,7 +71,7 @@ def fitted(name: str, value: Any, hint: Any, verb: str, texts: bool = False) -> 
     except _Unfit:
         what = DURATION if name in ("time", "time_limit") else expectation(*_wanted(hint))
         raise UserError(
-            f"{flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
+            f"{shown or flag(name)}: {what}{got(_flow(value) if texts else value)}; see 'paucal {verb} --help'."
         ) from None
 
 

@@ -16,7 +16,7 @@ from paucal.runner.life import Stopped, begin, resume
 from paucal.runner.starts import plain_init
 from paucal.runner.time_budget import Pace
 from paucal.runs import RunFolder, load_checkpoint, read_weights
-from paucal.settings.chosen import CHOSEN
+from paucal.settings.options import chosen_settings
 from paucal.tasks.detection.assembly import assemble
 from paucal.tasks.detection.job import DetectionJob, detect, fit_steps
 from paucal.tasks.detection.rules import RULES
@@ -183,7 +183,7 @@ def assemble_whole(tmp_path: Path):
 
 
 def test_chosen__are_the_settings_that_have_a_rule():
-    assert CHOSEN["detect"] == set(RULES)
+    assert chosen_settings(DetectSettings) == set(RULES)
 
 
 def test_measuring__leaves_the_detector_as_it_was(images: Path):

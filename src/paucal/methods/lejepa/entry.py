@@ -107,7 +107,7 @@ def _build(settings: Any, spec: BackboneSpec, groups: Sequence[Crops]) -> Object
         weight=settings.sigreg_weight,
         directions=settings.sigreg_directions,
         projection_dim=settings.projection_dim,
-        hidden_dim=settings.projection_hidden or HIDDEN,
+        hidden_dim=settings.projection_hidden,
         seed=settings.seed,
     )
     objective = LeJepa(spec, groups, options, settings.drop_path)

@@ -113,7 +113,7 @@ def assemble(
     if objective.data_request.label_maps:
         with bars("reading label maps") as advance:
             data = with_label_maps(data, settings.labels, settings.method, advance)
-    fed = run_preprocessing(settings, data, start.input and start.input(settings.model or ""), run)
+    fed = run_preprocessing(settings, data, start.input and start.input(settings.model), run)
     held_out = frozenset(key for part in ("val", "test") for key in taken(images.keys, data.part(part)))
     settle_terms(settings, objective, RunImages(images, held_out, Normalisation(fed.mean, fed.std)))
     balance(settings, data, objective)
@@ -265,7 +265,7 @@ def _at_size(
     """
     images = data.images
     like = images.reading if images.reading.side else first_reading(settings, images, stored_reading(run))
-    reading = reading_for(settings.img_size or [USUAL_SIDE], like)
+    reading = reading_for(settings.img_size, like)
     have, want = images.reading.side or 0, reading.side or 0
     if have == want or (opened is not None and have > want):
         return data, False

@@ -114,7 +114,7 @@ def conclude(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console: Co
 
 def _predict_test(run: RunFolder, setup: TrainingSetup, console: Console) -> Predictions:
     settings, data = setup.settings, setup.data
-    device = settings.device or "cpu"
+    device = settings.device
     wait_for_all()  # for the model file of the first process
     # Load the stored files, so that exactly the deployed model is evaluated.
     model = load_trained(run, device)
@@ -180,7 +180,7 @@ def summary(run: RunFolder, setup: TrainingSetup, outcome: Outcome, evaluation: 
         "best_epoch": outcome.best.get("epoch"),
         f"best_val_{measure.score}": outcome.best.get(measure.column),
         "seconds": round(total_seconds(setup.tune_record, outcome), 1),
-        "peak_memory": peak_memory(setup.settings.device or "cpu"),
+        "peak_memory": peak_memory(setup.settings.device),
         f"test_{measure.score}": evaluation.report.scores[measure.score].value,
         "start": None if setup.start is None else setup.start.short(),
         "remarks": [*setup.remarks, *outcome.remarks],

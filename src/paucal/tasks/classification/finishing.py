@@ -71,7 +71,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
         return _with_thresholds(run, setup, done, console)
     if setup.settings.calibrate == "none":
         return done
-    model = load_trained(run, setup.settings.device or "cpu")
+    model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     temperature = fit_temperature(predictions.logits, predictions.labels)
     wait_for_all()  # until all have read the model
@@ -82,7 +82,7 @@ def finish_model(run: RunFolder, setup: TrainingSetup, outcome: Outcome, console
 
 def _with_thresholds(run: RunFolder, setup: TrainingSetup, done: Finish, console: Console) -> Finish:
     """Choose the probability above which each class is predicted, and store it with the model."""
-    model = load_trained(run, setup.settings.device or "cpu")
+    model = load_trained(run, setup.settings.device)
     predictions = _predict_validation(model, setup, console)
     thresholds = choose_thresholds(predictions.probabilities, predictions.labels)
     wait_for_all()  # until all have read the model
@@ -106,7 +106,7 @@ def _averaged(
     # A new network: the trained one may be sharded.
     measure = setup.data.primary_metric
     module = replace(setup.card.backbone, pretrained=False).build().model.eval()
-    device = torch.device(setup.settings.device or "cpu")
+    device = torch.device(setup.settings.device)
 
     def evaluate(state: Mapping[str, Tensor]) -> tuple[float, float]:
         module.load_state_dict(dict(state))

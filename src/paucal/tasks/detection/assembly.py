@@ -32,7 +32,7 @@ from paucal.tasks.detection.objective import Detection
 from paucal.tasks.detection.opening import open_boxed
 from paucal.tasks.detection.rules import RULES, BoxFacts
 from paucal.tasks.detection.settings import DetectSettings
-from paucal.tasks.detection.structure import LARGEST_SIDE, check_structure, detector_parts
+from paucal.tasks.detection.structure import check_structure, detector_parts
 from paucal.training import Plan
 from paucal.types import UserError
 from paucal.wording import counted
@@ -135,7 +135,7 @@ def assemble(
     boxed, data = _decoded(settings, boxed, data, bars, run)
     if run is None:
         check_rates(replace(settings, epochs=settings.epochs or 1))
-    objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model or ""), run)
+    objective, card, notes = _build(settings, data, boxed, start.input and start.input(settings.model), run)
     loaded = load_start(start, settings.model, objective, ())
     remarks += [*boxed.images.notes, *(loaded.lines() if loaded else ()), *notes, *_few(data)]
     return DetectionSetup(
@@ -172,7 +172,7 @@ def _decoded(
     settings: DetectSettings, boxed: BoxedImages, data: SplitImages, bars: Bars, run: RunFolder | None
 ) -> tuple[BoxedImages, SplitImages]:
     """Decode the images no larger than they are needed, and split those that can be read."""
-    reading = reading_for([max(settings.img_size or [LARGEST_SIDE])], WHOLE)
+    reading = reading_for([max(settings.img_size)], WHOLE)
     with bars("reading images") as advance:
         images = decoded(boxed.images, settings, reading, advance)
     kept = replace(boxed, images=images)
@@ -200,7 +200,7 @@ def _build(
     start: ImageInput | None,
     run: RunFolder | None,
 ) -> tuple[Detection, DetectorCard, list[str]]:
-    sides = settings.img_size or [LARGEST_SIDE]
+    sides = settings.img_size
     # Weights drawn here must not depend on what was drawn before, nor disturb what is drawn after.
     with torch.random.fork_rng(devices=[]), explain_memory_errors():
         torch.manual_seed(settings.seed)
@@ -208,7 +208,7 @@ def _build(
         notes = [*check_memory(settings, spec), *notes]
         detector = with_joint_norms(settings, build_detector(spec, len(boxed.classes), options, settings.drop_path))
         tuning = FineTuning(freeze=settings.freeze_stages or None, eval_mode=settings.norms == "still")
-        objective = Detection(detector, tuning, 1.0 if settings.backbone_rate is None else settings.backbone_rate)
+        objective = Detection(detector, tuning, settings.backbone_rate)
     statistics = _statistics(settings, data, start, run)
     values = data.images.reading.value_range
     fed = Preprocessing(spec.image_size, 1.0, "bilinear", statistics.mean, statistics.std, values, "letterbox")
@@ -226,7 +226,7 @@ def _statistics(
 ) -> Normalisation:
     if stored := stored_card(run, DetectorCard):
         return Normalisation(stored.preprocessing.mean, stored.preprocessing.std)
-    return normalisation(settings, data, start or input_of_timm(settings.model or ""))
+    return normalisation(settings, data, start or input_of_timm(settings.model))
 
 
 def _plan(settings: DetectSettings, n_train: int) -> Plan:

@@ -72,7 +72,7 @@ def conclude(run: RunFolder, setup: DetectionSetup, outcome: Outcome, console: C
     """Judge the kept detector on the test images, which nothing has looked at before, and write everything down."""
     wait_for_all()  # the first process has written the model
     indices = [int(index) for index in setup.data.part("test")]
-    detector, card, device = load_detector(run, setup.settings.device or "cpu")
+    detector, card, device = load_detector(run, setup.settings.device)
     with console.progress("judging") as advance:
         loader = ordered_loader(setup, setup.data.part("test"), card)
         answers = detect_all(detector, loader, device, lambda done: advance(done, len(indices)))
@@ -146,7 +146,7 @@ def _summary(setup: DetectionSetup, outcome: Outcome, result: DetectResult) -> d
         "steps": outcome.step,
         "best_val_ap": outcome.best.get(SCORE),
         "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(setup.settings.device or "cpu"),
+        "peak_memory": peak_memory(setup.settings.device),
         "test_ap": result.metrics["ap"],
         "test_ap50": result.metrics["ap50"],
         **{f"test_{name}": score.value for name, score in result.scores.items() if name.startswith(MASKS)},

@@ -109,7 +109,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
     def measure(self, setup: DetectionSetup, threads: bool = False) -> Pace:
         """Time a few steps, and the evaluation of a few images."""
         settings, objective = setup.settings, setup.objective
-        device = torch.device(settings.device or "cpu")
+        device = torch.device(settings.device)
         few = replace(setup, plan=replace(setup.plan, total_steps=TIMED_STEPS + 1, accumulate=1))
         indices = setup.data.part("val" if len(setup.data.part("val")) else "test")[:TIMED_IMAGES]
         with trial_steps(objective.train(), device):
@@ -151,7 +151,7 @@ class DetectionJob(TimedJob[DetectSettings, DetectionSetup, DetectResult]):
         """Return AdamW and its schedule."""
         settings, plan = setup.settings, setup.plan
         per_pass = max(1, len(setup.data.part("train")) // settings.effective_batch)
-        warmup = min(round((settings.warmup_epochs or 0) * per_pass), plan.total_steps // 2)
+        warmup = min(round(settings.warmup_epochs * per_pass), plan.total_steps // 2)
         return Optimization(
             _schedule(settings, plan.total_steps, warmup, per_pass),
             settings.weight_decay,
@@ -225,8 +225,8 @@ def fit_steps(pace: Pace, left: float, counts: Mapping[str, int], passes: float,
 
 def _schedule(settings: DetectSettings, steps: int, warmup: int, per_pass: int) -> CosineWarmup | WarmupThenSteps:
     """Return a half cosine, or a rate that falls after so many passes."""
-    peak = settings.lr or 0.0
+    peak = settings.lr
     if not settings.milestones:
-        return CosineWarmup(peak, steps, warmup, floor=settings.min_lr or 0.0)
+        return CosineWarmup(peak, steps, warmup, floor=settings.min_lr)
     falls = tuple(passes * per_pass for passes in settings.milestones)
     return WarmupThenSteps(peak, falls, warmup, START * peak)

@@ -26,7 +26,7 @@ def train_loader(setup: DetectionSetup, start: int) -> TrainLoader:
     """Return the training loader of this process, starting at a forward pass."""
     settings, plan = setup.settings, setup.plan
     fed = setup.card.preprocessing
-    hflip, jitter = settings.hflip or 0.0, settings.jitter or "light"
+    hflip, jitter = settings.hflip, settings.jitter
     view = training_view(setup.sides, fed.mean, fed.std, hflip, jitter)
     sampler = StepSampler(
         setup.data.part("train"),
@@ -41,7 +41,7 @@ def train_loader(setup: DetectionSetup, start: int) -> TrainLoader:
     partners = [int(index) for index in setup.data.part("train")]
     pasting = CopyPaste(settings.copy_paste, partners) if settings.copy_paste else None
     dataset = BoxedDataset(setup.images, view, settings.seed, pasting, settings.least_box)
-    return make_train_loader(dataset, sampler, settings.workers or 0, settings.device == "cuda", collate_boxes)
+    return make_train_loader(dataset, sampler, settings.workers, settings.device == "cuda", collate_boxes)
 
 
 def ordered_loader(setup: DetectionSetup, indices: NDArray[np.int64], card: DetectorCard | None = None) -> DataLoader:
@@ -49,7 +49,7 @@ def ordered_loader(setup: DetectionSetup, indices: NDArray[np.int64], card: Dete
     card, settings = card or setup.detector_card, setup.settings
     view = evaluation_view(card.resize_to, card.preprocessing.mean, card.preprocessing.std)
     dataset = BoxedDataset(setup.images, view, seed=0)
-    return make_ordered_loader(dataset, indices, EVAL_BATCH, collate_boxes, settings.workers or 0)
+    return make_ordered_loader(dataset, indices, EVAL_BATCH, collate_boxes, settings.workers)
 
 
 def validation(setup: DetectionSetup) -> Callable[[nn.Module, torch.device], Mapping[str, float]]:

@@ -92,16 +92,16 @@ class CareSettings:
     norms: Literal["learn", "still"] = option(
         "whether batch norms learn the statistics of these images or keep those they came with", group="fine-tuning"
     )
-    backbone_rate: float = option(
-        "factor on the learning rate of the backbone", group="fine-tuning", low=0, high=10
-    )
+    backbone_rate: float = option("factor on the learning rate of the backbone", group="fine-tuning", low=0, high=10)
 
 
 @dataclass(frozen=True)
 class LengthSettings:
     """How long a detector is trained."""
 
-    time: str | None = option("train and judge in this time, such as 20m or 2h; the length is planned for it")
+    time: str | None = option(
+        "train and judge in this time, such as 20m or 2h; the length is planned for it", chosen=True
+    )
     steps: int | None = option("optimizer steps in all, in the place of --epochs", low=1, high=10**8)
     judge_every: int | None = option("optimizer steps between two looks at the validation images", low=1, high=10**8)
     milestones: list[int] | None = option(

@@ -48,7 +48,7 @@ def detector_parts(settings: DetectSettings) -> tuple[BackboneSpec, DetectorOpti
     Raises:
         UserError: the backbone's name is unknown, or it cannot take images of that size.
     """
-    canvas = -(-max(settings.img_size or [LARGEST_SIDE]) // MULTIPLE) * MULTIPLE
+    canvas = -(-max(settings.img_size) // MULTIPLE) * MULTIPLE
     spec, notes = backbone_spec(replace(settings, img_size=[canvas, canvas]), 0)
     return spec, detector_options(settings), notes
 
@@ -56,8 +56,8 @@ def detector_parts(settings: DetectSettings) -> tuple[BackboneSpec, DetectorOpti
 def detector_options(settings: DetectSettings) -> DetectorOptions:
     """Return the options of the detector that settings describe; what is left open is as published."""
     return DetectorOptions(
-        *(settings.pyramid_channels or 256, settings.head_dim or 1024, settings.finest or 4, settings.anchor or 8),
-        *(settings.regions or 512, settings.proposals or 2000),
+        *(settings.pyramid_channels, settings.head_dim, settings.finest, settings.anchor),
+        *(settings.regions, settings.proposals),
         masks=settings.masks == "on",
         candidates=settings.candidates or 0,
         **{name: getattr(settings, name) for name in ALIKE},

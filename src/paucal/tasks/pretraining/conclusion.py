@@ -89,7 +89,7 @@ def summary(
         "feature_dim": setup.objective.backbones()[0].dim,
         "epochs": settings.epochs,
         "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(settings.device or "cpu"),
+        "peak_memory": peak_memory(settings.device),
         "monitor": settings.monitor,
         "knn_start": stage_watch.knn_start(),
         "knn_end": _knn_end(outcome),

@@ -20,7 +20,6 @@ from paucal.runner.starts import choose_start, find_start, load_start, may_choos
 from paucal.runner.trainer_inputs import check_rates, trainer_plan, with_joint_norms
 from paucal.runs import RunFolder
 from paucal.runs.folder import AUTO
-from paucal.settings.options import USUAL_SIDE
 from paucal.tasks.segmentation.card import Head, SegmentationCard
 from paucal.tasks.segmentation.crops import CropOptions
 from paucal.tasks.segmentation.images import Segmented, open_segmented
@@ -89,11 +88,11 @@ def assemble(
     facts = replace(data.facts(), start=start.facts)
     settings, reasons = resolve(settings, facts, RULES)
     settings, reasons = _lengths(settings, facts, reasons)
-    card, objective, notes = _build(settings, data, start.input and start.input(settings.model or ""), run)
+    card, objective, notes = _build(settings, data, start.input and start.input(settings.model), run)
     loaded = load_start(start, settings.model, objective, ())
     _check_batch(settings, objective)
     remarks += [*data.images.notes, *(loaded.lines() if loaded else ()), *notes, *_remarks(data)]
-    plan = trainer_plan(settings, facts.n_train * (settings.crops or 1))
+    plan = trainer_plan(settings, facts.n_train * settings.crops)
     origin = origins(settings, given, reasons)
     return SegmentationSetup(settings, origin, data, plan, objective, card, tuple(remarks), loaded)
 
@@ -123,7 +122,7 @@ def _build(
             backbone=spec,
             classes=data.images.classes,
             preprocessing=_feeding(settings, data, fed, run),
-            head=Head(settings.width or 64, settings.dropout),
+            head=Head(settings.width, settings.dropout),
             coding=data.masked.coding,  # type: ignore[union-attr]
             overlap=settings.overlap,
             whole=settings.test_mode == "whole",
@@ -135,8 +134,8 @@ def _build(
             network,
             settings.auxiliary,
             fine_tuning(settings),
-            settings.backbone_lr or 1.0,
-            settings.auxiliary_width or min(AUXILIARY_WIDTH, settings.width or 64),
+            settings.backbone_lr,
+            settings.auxiliary_width or min(AUXILIARY_WIDTH, settings.width),
             settings.dropout,
         )
         objective.auxiliary = objective.auxiliary and with_joint_norms(settings, objective.auxiliary)
@@ -149,10 +148,10 @@ def _feeding(
     """Return how images are prepared: as the run has stored, or with the start's mean and deviation."""
     if stored := stored_card(run, SegmentationCard):
         return stored.preprocessing
-    statistics = normalisation(settings, data, fed or input_of_timm(settings.model or ""))
+    statistics = normalisation(settings, data, fed or input_of_timm(settings.model))
     reading = data.images.reading
     return Preprocessing(
-        height_and_width(settings.img_size or USUAL_SIDE),
+        height_and_width(settings.img_size),
         1.0,
         "bilinear",
         statistics.mean,
@@ -179,14 +178,14 @@ def fine_tuning(settings: SegmentSettings) -> FineTuning:
 def optimization(setup: SegmentationSetup) -> Optimization:
     """Return AdamW and the course of its rate."""
     settings, plan = setup.settings, setup.plan
-    peak, horizon = settings.lr or 0.0, plan.total_steps
+    peak, horizon = settings.lr, plan.total_steps
     kind = LinearWarmup if settings.schedule == "linear" else CosineWarmup
     schedule = kind(
         peak=peak,
         horizon=horizon,
-        warmup=round((settings.warmup_epochs or 0.0) * plan.steps_per_epoch),
+        warmup=round(settings.warmup_epochs * plan.steps_per_epoch),
         start=peak * START_LR,
-        floor=settings.min_lr or 0.0,
+        floor=settings.min_lr,
     )
     return Optimization(
         schedule,
@@ -198,13 +197,13 @@ def optimization(setup: SegmentationSetup) -> Optimization:
 
 def crop_options(settings: SegmentSettings) -> CropOptions:
     """Return how training crops are made."""
-    low, high = settings.scale or [0.5, 2.0]
+    low, high = settings.scale
     return CropOptions(
-        size=height_and_width(settings.img_size or USUAL_SIDE),
+        size=height_and_width(settings.img_size),
         scale=(low, high),
-        hflip=settings.hflip or 0.0,
+        hflip=settings.hflip,
         vflip=settings.vflip,
-        colour=settings.colour or 0.0,
+        colour=settings.colour,
         resize_to=_sides(settings),
     )
 
@@ -217,7 +216,7 @@ def fast_inference(settings: SegmentSettings) -> WindowOptions:
 def full_inference(settings: SegmentSettings) -> WindowOptions:
     """Return how the test images are looked at."""
     return WindowOptions(
-        height_and_width(settings.img_size or USUAL_SIDE),
+        height_and_width(settings.img_size),
         settings.overlap,
         tuple(settings.scales or (1.0,)),
         settings.mirror,

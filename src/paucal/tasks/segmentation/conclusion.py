@@ -92,7 +92,7 @@ def _test(run: RunFolder, setup: SegmentationSetup, console: Console) -> list[Ta
     """Return the counts of the test images, and write their predicted masks."""
     settings, data = setup.settings, setup.segmented
     # The files are loaded back, so that what is judged is what will be deployed.
-    model = load_segmenter(run, settings.device or "cpu")
+    model = load_segmenter(run, settings.device)
     indices, folder = data.part("test").tolist(), run.evaluation("test") / "masks"
 
     def keep(index: int, shares: Tensor) -> None:
@@ -177,7 +177,7 @@ def summary(run: RunFolder, setup: SegmentationSetup, outcome: Outcome, report: 
         "best_epoch": outcome.best.get("epoch"),
         "best_val_mean_iou": _number(outcome.best.get(SCORE)) if selected else None,
         "seconds": round(outcome.seconds, 1),
-        "peak_memory": peak_memory(settings.device or "cpu"),
+        "peak_memory": peak_memory(settings.device),
         "test_mean_iou": _number(report.mean_iou.value),
         "test_pixel_accuracy": _number(report.accuracy.value),
         "start": None if setup.start is None else setup.start.short(),

@@ -95,7 +95,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
     def measure(self, setup: SegmentationSetup, threads: bool = False) -> Pace:
         """Time a few steps, and one image in validation and in the test."""
         settings, objective, fed = setup.settings, setup.objective, setup.card.preprocessing
-        device = torch.device(settings.device or "cpu")
+        device = torch.device(settings.device)
         few = replace(
             setup, settings=replace(settings, workers=0), plan=replace(setup.plan, total_steps=TIMED_STEPS + 1)
         )
@@ -118,7 +118,7 @@ class SegmentationJob(TimedJob[SegmentSettings, SegmentationSetup, SegmentResult
         once = pace.step * counts["train"] / settings.effective_batch  # one crop of each image
         evaluation = pace.evaluation(counts)
         free = setup.origin["crops"].startswith(("auto:", "default"))
-        crops, epochs = fill_time(room, once, evaluation, settings.crops or 1, free)
+        crops, epochs = fill_time(room, once, evaluation, settings.crops, free)
         epoch = crops * once + evaluation
         if epochs < 1:
             whole = seconds_of(settings.time or "", "--time") - room + epoch

@@ -68,7 +68,8 @@ class SegmentScheduleSettings:
 
     time: str | None = option(
         "plan the run to end after this time, such as 15m, 2h or 1d, in place of --epochs; by default a quarter of an "
-        "hour, half an hour on a GPU"
+        "hour, half an hour on a GPU",
+        chosen=True,
     )
     crops: int = option("random crops of each image in an epoch", low=1, high=10_000)
     schedule: Literal["cosine", "linear"] = option(

@@ -42,7 +42,7 @@ class JudgingSettings:
         group="judging",
     )
     output: str | None = option("folder for the results; by default in the run", group="judging")
-    batch_size: int | None = option("images per forward pass", group="judging", low=1, high=1 << 20)
+    batch_size: int | None = option("images per forward pass", group="judging", low=1, high=1 << 20, chosen=True)
     workers: int = option("processes that load images", 0, group="judging", low=0, high=64)
     device: str = option("cpu, cuda or mps", "cpu", group="judging")
 
